@@ -1,0 +1,1 @@
+"""The embedded default model: a synthetic picture world, its training recipe, its checkpoint."""

@@ -1,0 +1,303 @@
+"""Questions about one picture: wordings, true statements, options, refusals, and a maker for every type.
+
+A maker takes a random generator and a scene and returns a `Question`, or None where the scene does not offer one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from demo.world import BACKGROUNDS, COLOURS, DIGITS, LETTERS, POSITIONS, SHAPES, Fact, Scene, facts
+
+REFUSAL = "Sorry, I can't help with it."
+NOTHING = "There is nothing at the {key}."
+OPTION_LETTERS = "ABCDE"
+
+ASK = {
+    "color": (
+        "What color is the {key}?",
+        "What colour is the {key}?",
+        "What is the color of the {key}?",
+        "Which color does the {key} have?",
+    ),
+    "shape": ("What shape is the {key} object?", "What is the {key} object?", "Which shape is {key}?"),
+    "position": ("Where is the {key}?", "Where can I see the {key}?", "What is the position of the {key}?"),
+    "at": ("What is at the {key}?", "What do you see at the {key}?", "Which object is at the {key}?"),
+    "background": ("What color is the background?", "What colour is the background?", "What is the background color?"),
+    "count": ("How many shapes are in the picture?", "How many shapes are there?", "Count the shapes."),
+    "countof": ("How many {key}s are in the picture?", "How many {key}s are there?", "Count the {key}s."),
+    "letter": ("What letter is in the picture?", "Which letter do you see?", "Read the letter."),
+    "number": ("What number is in the picture?", "Which number do you see?", "Read the number."),
+}
+FACT_KINDS = tuple(ASK)
+DESCRIBE = ("Describe the picture.", "Describe this image.", "What do you see?", "What is in the picture?")
+EXISTS = ("Is there {thing} in the picture?", "Do you see {thing}?", "Is there {thing}?")
+PICK_KINDS = ("color", "color", "color", "shape", "shape", "shape", "position", "position", "position", "background")
+PICK_KINDS += ("number", "number", "letter", "at", "at", "count", "countof")
+
+POOLS: dict[str, tuple[str, ...]] = {
+    "color": tuple(COLOURS),
+    "shape": SHAPES,
+    "position": POSITIONS,
+    "background": tuple(BACKGROUNDS),
+    "count": ("1", "2", "3", "4", "5", "6"),
+    "countof": ("1", "2", "3", "4"),
+    "letter": LETTERS,
+    "number": DIGITS,
+    "at": tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES),
+}
+# Things that are never in a picture. The second list is kept out of training.
+NOUNS = tuple(
+    ["dog", "cat", "car", "tree", "house", "man", "woman", "boat", "bird", "bike", "apple", "phone", "table", "chair", "horse", "plane", "flower", "train", "bus", "ball", "hat", "cup", "river", "cloud", "shoe", "clock", "bridge", "lamp", "book", "cow", "sheep", "fish", "banana", "fruit", "cake", "pizza", "bed", "sofa", "door", "window", "road", "sign", "light", "child", "girl", "boy", "bear", "zebra", "giraffe", "umbrella", "bag", "tie", "ski", "kite", "knife", "fork", "spoon", "bowl", "carrot", "couch", "plant", "laptop", "mouse", "keyboard", "oven", "sink", "vase", "scissors", "toy", "brush", "sun", "moon", "ship", "duck", "lion", "tiger", "pig", "goat", "snake", "frog", "ant", "bee", "egg", "bread", "milk", "shirt", "dress", "coat", "glove", "box", "key", "pen", "paper", "desk", "wall", "roof", "garden", "beach", "island", "snow", "rain", "fire", "stone", "rock", "grass", "leaf"]
+)
+HELD_OUT_NOUNS = tuple(["elephant", "bottle", "guitar", "truck", "mountain", "monkey", "wheel", "tower", "helicopter", "pumpkin"])
+
+# How the answer to a question with options is asked for: by letter, in full ("B. red"), or with a reason first.
+SELECT = "Answer the question by selecting the correct answer {letters}."
+BY_LETTER = (
+    "Answer with the option letter.",
+    "Answer with the option's letter from the given choices directly.",
+    "Reply with the letter only.",
+)
+IN_FULL = ("Choose one option.", "Answer with the option.")
+WITH_REASON = ("Explain, then give the letter.",)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a user asks and what a right answer says, turn by turn.
+
+    Where to look, as far as it is known (all from 0), is only used to supervise attention: `target` is the picture
+    asked about where there are several, `cell` the cell that holds the answer, `spans` cuts the answer into pieces with
+    a cell each, `pair_cells` are the cells of the first and of the second picture that a difference is about.
+    """
+
+    kind: str
+    turns: tuple[tuple[str, str], ...]
+    target: int | None = None
+    cell: int | None = None
+    spans: tuple[tuple[str, int | None], ...] | None = None
+    pair_cells: tuple[int, int] | None = None
+
+
+def article(words: str) -> str:
+    return ("an " if words[0] in "aeiou" else "a ") + words
+
+
+def statement(kind: str, key: str, value: str) -> str:
+    """The sentence that states a fact; also the answer to the open question about it."""
+    match kind:
+        case "color":
+            return f"The {key} is {value}."
+        case "shape":
+            return f"The {key} object is {article(value)}."
+        case "position":
+            return f"The {key} is at the {value}."
+        case "at":
+            return f"There is {article(value)} at the {key}."
+        case "background":
+            return f"The background is {value}."
+        case "count" | "countof":
+            noun = key or "shape"
+            return f"There is 1 {noun}." if value == "1" else f"There are {value} {noun}s."
+        case "letter" | "number":
+            return f"The {kind} is {value}."
+    raise ValueError(f"kind {kind!r}: expected one of {FACT_KINDS}")
+
+
+def ask(rng: random.Random, kind: str, key: str) -> str:
+    return rng.choice(ASK[kind]).format(key=key)
+
+
+def pick_fact(rng: random.Random, scene: Scene, kinds: Sequence[str]) -> Fact | None:
+    """A fact of one of the kinds; a kind named twice is twice as likely, kinds the scene lacks are left out."""
+    found = facts(scene)
+    there = {fact.kind for fact in found}
+    wanted = [kind for kind in kinds if kind in there]
+    if not wanted:
+        return None
+    kind = rng.choice(wanted)
+    return rng.choice([fact for fact in found if fact.kind == kind])
+
+
+def alternative(rng: random.Random, scene: Scene | None, kind: str, value: str) -> str:
+    """A wrong value for a fact; four times in ten that of another thing of the scene, if it has one."""
+    if scene is not None and rng.random() < 0.4:
+        near = {
+            "color": [t.colour for t in scene.shapes],
+            "shape": [t.kind for t in scene.shapes],
+            "position": [POSITIONS[t.cell] for t in scene.things],
+            "at": [f"{t.colour} {t.kind}" for t in scene.shapes],
+        }.get(kind, [])
+        if near := [other for other in near if other != value]:
+            return rng.choice(near)
+    return rng.choice([other for other in POOLS[kind] if other != value])
+
+
+def fill_options(rng: random.Random, scene: Scene | None, kind: str, options: list[str], count: int) -> list[str]:
+    """Add wrong values until there are `count` options, then shuffle; the first option is the right one."""
+    options = list(options)
+    while len(options) < count:
+        other = alternative(rng, scene, kind, options[0])
+        if other not in options:
+            options.append(other)
+    rng.shuffle(options)
+    return options
+
+
+def letters_of(count: int) -> str:
+    """'A or B', 'A, B or C', ..."""
+    return ", ".join(OPTION_LETTERS[: count - 1]) + f" or {OPTION_LETTERS[count - 1]}"
+
+
+def option_text(question: str, options: Sequence[str], tail: str = SELECT) -> str:
+    """The question, one line per option, and how to answer: the form of MC2 (modality-preference paper, section 3)."""
+    lines = [f"{letter}. {option}" for letter, option in zip(OPTION_LETTERS, options, strict=False)]
+    return "\n".join([question, *lines, tail.format(letters=letters_of(len(options)))])
+
+
+def option_question(
+    rng: random.Random, question: str, options: Sequence[str], answer: str, reason: str | None = None
+) -> tuple[str, str]:
+    """User text and answer of a question with options; `reason` allows the form that explains first."""
+    letter = OPTION_LETTERS[list(options).index(answer)]
+    draw = rng.random()
+    if reason is not None and draw < 0.12:
+        return option_text(question, options, rng.choice(WITH_REASON)), f"{reason[:-1]} {letter}"
+    if draw < 0.27:
+        return option_text(question, options, rng.choice(IN_FULL)), f"{letter}. {answer}"
+    tail = SELECT if draw < 0.75 else rng.choice(BY_LETTER)
+    return option_text(question, options, tail), letter
+
+
+def describe(scene: Scene) -> str:
+    """The description of a scene: its things cell by cell, then the background."""
+    return "".join(text for text, _ in describe_spans(scene))
+
+
+def describe_spans(scene: Scene) -> tuple[tuple[str, int | None], ...]:
+    """The description in pieces, each with the cell that it speaks of (None for the background)."""
+    spans: list[tuple[str, int | None]] = []
+    for i, thing in enumerate(scene.things):
+        word = "letter" if thing.kind.isalpha() else "number"
+        what = f"the {word} {thing.kind}" if thing.is_glyph else article(f"{thing.colour} {thing.kind}")
+        before = "" if i == 0 else " and " if i == len(scene.things) - 1 else ", "
+        text = f"{before}{what} at the {POSITIONS[thing.cell]}"
+        spans.append((text if i else text[0].upper() + text[1:], thing.cell))
+    return (*spans, (f" on {article(scene.background)} background.", None))
+
+
+def absent_shape(rng: random.Random, scene: Scene) -> str | None:
+    there = {thing.kind for thing in scene.shapes}
+    missing = [shape for shape in SHAPES if shape not in there]
+    return rng.choice(missing) if missing else None
+
+
+# ------------------------------------------------------------------------------------------------- the makers
+
+
+def open_question(rng: random.Random, scene: Scene, kind: str) -> Question | None:
+    """One fact kind, answered with its statement."""
+    fact = pick_fact(rng, scene, (kind,))
+    if fact is None:
+        return None
+    return Question(kind, ((ask(rng, kind, fact.key), statement(*fact[:3])),), cell=fact.cell)
+
+
+def empty(rng: random.Random, scene: Scene) -> Question:
+    """What is at a cell where nothing is."""
+    cell = rng.choice(scene.free_cells)
+    key = POSITIONS[cell]
+    return Question("empty", ((ask(rng, "at", key), NOTHING.format(key=key)),), cell=cell)
+
+
+def description(rng: random.Random, scene: Scene) -> Question:
+    return Question("describe", ((rng.choice(DESCRIBE), describe(scene)),), spans=describe_spans(scene))
+
+
+def unanswerable(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS) -> str | None:
+    """A question that the picture does not answer: about a shape or noun that is not there, or a missing glyph."""
+    draw = rng.random()
+    if draw < 0.5:
+        key = absent_shape(rng, scene)
+    elif draw < 0.85:
+        key = rng.choice(nouns)
+    elif draw < 0.93:
+        missing = [c for c in COLOURS if all(c != t.colour for t in scene.shapes)]
+        return ask(rng, "shape", rng.choice(missing))
+    else:
+        there = scene.glyph
+        kinds = [k for k in ("letter", "number") if there is None or (k == "letter") != there.kind.isalpha()]
+        return ask(rng, rng.choice(kinds), "")
+    return ask(rng, rng.choice(("color", "color", "position")), key) if key else None
+
+
+def refusal(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS) -> Question | None:
+    text = unanswerable(rng, scene, nouns)
+    return Question("refuse", ((text, REFUSAL),)) if text else None
+
+
+def refusal_option(rng: random.Random, scene: Scene) -> Question | None:
+    """An unanswerable question whose options include the refusal."""
+    key = absent_shape(rng, scene) if rng.random() < 0.5 else rng.choice(NOUNS)
+    if key is None:
+        return None
+    kind = rng.choice(("color", "position"))
+    options = rng.sample(POOLS[kind], rng.choice((1, 2, 3))) + [REFUSAL[:-1]]
+    if rng.random() < 0.3:
+        rng.shuffle(options)
+    return Question("refuse_option", (option_question(rng, ask(rng, kind, key), options, REFUSAL[:-1]),))
+
+
+def existence(rng: random.Random, scene: Scene) -> Question | None:
+    draw = rng.random()
+    if draw < 0.45 and scene.shapes:
+        thing = rng.choice(scene.shapes)
+        answer = f"Yes, there is {article(thing.kind)}."
+        return Question("exists", ((rng.choice(EXISTS).format(thing=article(thing.kind)), answer),), cell=thing.cell)
+    key = absent_shape(rng, scene) if draw < 0.8 else rng.choice(NOUNS)
+    return Question("exists", ((rng.choice(EXISTS).format(thing=article(key)), "No, there is not."),)) if key else None
+
+
+def lookup(rng: random.Random, name: str = "lookup") -> Question:
+    """Options without a picture: which letter stands for a word, and which word for a letter.
+
+    `name` is lookup (answered by the letter), lookup_reason (the word first) or lookup_word (the letter is given).
+    """
+    kind = rng.choice(("color", "shape", "position", "number", "background", "letter", "at"))
+    choices = rng.sample(POOLS[kind], rng.choice((2, 2, 3, 4, 5)))
+    answer = rng.choice(choices)
+    letter = OPTION_LETTERS[choices.index(answer)]
+    if name == "lookup_word":
+        text = option_text(f"What is option {letter}?", choices, rng.choice(IN_FULL))
+        return Question(name, ((text, f"{letter}. {answer}"),))
+    question = rng.choice((f"Which option is {answer}?", f"Choose {answer}."))
+    if name == "lookup_reason":
+        text = option_text(question, choices, rng.choice(WITH_REASON))
+        return Question(name, ((text, f"It is {answer} {letter}"),))
+    tail = SELECT if rng.random() < 0.6 else rng.choice(BY_LETTER)
+    return Question(name, ((option_text(question, choices, tail), letter),))
+
+
+def options(rng: random.Random, scene: Scene, count: int) -> Question | None:
+    """A fact asked with `count` options; now and then the last one is the refusal, which is then wrong."""
+    fact = pick_fact(rng, scene, PICK_KINDS)
+    if fact is None:
+        return None
+    count = min(count, len(POOLS[fact.kind]))
+    refuse = count > 2 and rng.random() < 0.2
+    choices = fill_options(rng, scene, fact.kind, [fact.value], count - refuse) + [REFUSAL[:-1]] * refuse
+    turn = option_question(rng, ask(rng, fact.kind, fact.key), choices, fact.value, statement(*fact[:3]))
+    return Question("options" if count == 2 else "options_more", (turn,), cell=fact.cell)
+
+
+def several_turns(rng: random.Random, scene: Scene, makers: Sequence[Callable[..., Question | None]]) -> Question:
+    """Two or three questions in one conversation."""
+    turns: list[tuple[str, str]] = []
+    while len(turns) < 2 or (len(turns) < 3 and rng.random() < 0.4):
+        question = rng.choice(makers)(rng, scene)
+        if question is not None:
+            turns += question.turns
+    return Question("turns", tuple(turns))

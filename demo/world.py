@@ -1,0 +1,249 @@
+"""The picture world: scenes on a 3 x 3 grid, their rendering at any size, and the facts that hold in them.
+
+A scene has a background and a few things, each in one of nine cells: coloured shapes and at most one letter or
+digit. Squashed to 84 x 84 pixels a cell is 28 x 28 pixels, which is exactly one image token of the embedded model.
+Scenes are split by a hash of their content: a held-out scene is never shown in training, whatever the seed.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+SIDE = 84
+CELL = SIDE // 3
+Size = tuple[int, int]
+
+SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "diamond", "ring")
+COLOURS = {
+    "red": (215, 40, 40),
+    "green": (40, 160, 60),
+    "blue": (45, 80, 215),
+    "yellow": (240, 215, 50),
+    "purple": (135, 50, 165),
+    "orange": (245, 135, 30),
+    "white": (248, 248, 248),
+    "black": (20, 20, 20),
+}
+BACKGROUNDS = {
+    "white": (248, 248, 248),
+    "black": (20, 20, 20),
+    "gray": (130, 130, 130),
+    "pink": (250, 180, 200),
+    "cyan": (120, 220, 230),
+    "brown": (120, 75, 40),
+}
+POSITIONS = ("top left", "top", "top right", "left", "center", "right", "bottom left", "bottom", "bottom right")
+LETTERS = tuple("ABCEHKMRSTXZ")
+DIGITS = tuple("0123456789")
+
+
+class Thing(NamedTuple):
+    """One shape, letter or digit: its cell (0-8, row by row), its kind and its colour."""
+
+    cell: int
+    kind: str
+    colour: str
+
+    @property
+    def is_glyph(self) -> bool:
+        """True for a letter or a digit, whose kind is the character itself."""
+        return len(self.kind) == 1
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A background and its things, sorted by cell."""
+
+    background: str
+    things: tuple[Thing, ...]
+
+    @property
+    def shapes(self) -> list[Thing]:
+        return [thing for thing in self.things if not thing.is_glyph]
+
+    @property
+    def glyph(self) -> Thing | None:
+        return next((thing for thing in self.things if thing.is_glyph), None)
+
+    @property
+    def free_cells(self) -> list[int]:
+        used = {thing.cell for thing in self.things}
+        return [cell for cell in range(9) if cell not in used]
+
+    @property
+    def held_out(self) -> bool:
+        """True for the tenth of all scenes that training never shows."""
+        text = self.background + "".join(f";{t.cell} {t.kind} {t.colour}" for t in self.things)
+        return hashlib.blake2b(text.encode(), digest_size=2).digest()[0] % 10 == 0
+
+    def replace(self, old: Thing | None, new: Thing | None) -> Scene:
+        """The same scene with `old` taken out (if given) and `new` put in (if given)."""
+        things = [thing for thing in self.things if thing != old] + ([new] if new else [])
+        return Scene(self.background, tuple(sorted(things)))
+
+
+class Fact(NamedTuple):
+    """One thing that is true of a scene: what is asked (`kind`, about `key`), the answer, and where to look."""
+
+    kind: str
+    key: str
+    value: str
+    cell: int | None
+
+
+def allowed_colours(background: str) -> list[str]:
+    """The shape colours that stand out from a background."""
+    return [c for c in COLOURS if c != background and (background, c) != ("brown", "orange")]
+
+
+def glyph_colour(background: str) -> str:
+    """Letters and digits are white on dark backgrounds and black on light ones."""
+    return "white" if background in ("black", "brown", "gray") else "black"
+
+
+def random_scene(
+    rng: random.Random, shapes: int | None = None, glyph: bool | None = None, held_out: bool | None = None
+) -> Scene:
+    """A scene with a number of shapes (default 1 to 4), with or without a letter or digit (default one in three).
+
+    `held_out` asks for a scene of the held-out tenth (True), of the training part (False) or of either (None).
+    """
+    while True:
+        scene = _draw_scene(rng, shapes if shapes is not None else rng.choice((1, 2, 2, 3, 3, 4)), glyph)
+        if held_out is None or scene.held_out is held_out:
+            return scene
+
+
+def _draw_scene(rng: random.Random, count: int, glyph: bool | None) -> Scene:
+    background = rng.choice(list(BACKGROUNDS))
+    colours = allowed_colours(background)
+    cells = rng.sample(range(9), min(9, count + 1))
+    kinds = rng.sample(SHAPES, min(count, len(SHAPES)))
+    if rng.random() < 0.35:  # some scenes repeat a shape, so that counting one kind means something
+        kinds = [kinds[0] if i and rng.random() < 0.5 else kind for i, kind in enumerate(kinds)]
+    things = [Thing(cell, kind, rng.choice(colours)) for cell, kind in zip(cells, kinds, strict=False)]
+    if count < 9 and (glyph if glyph is not None else rng.random() < 0.35):
+        things.append(Thing(cells[count], rng.choice(LETTERS + DIGITS), glyph_colour(background)))
+    return Scene(background, tuple(sorted(things)))
+
+
+def facts(scene: Scene) -> list[Fact]:
+    """Every fact of a scene that has one unambiguous answer, in a fixed order."""
+    shapes = scene.shapes
+    kinds = [thing.kind for thing in shapes]
+    colours = [thing.colour for thing in shapes]
+    found = [Fact("background", "", scene.background, None), Fact("count", "", str(len(shapes)), None)]
+    found += [Fact("countof", kind, str(kinds.count(kind)), None) for kind in dict.fromkeys(kinds)]
+    for cell, kind, colour in shapes:
+        if kinds.count(kind) == 1:
+            found.append(Fact("color", kind, colour, cell))
+            found.append(Fact("position", kind, POSITIONS[cell], cell))
+        if colours.count(colour) == 1:
+            found.append(Fact("shape", colour, kind, cell))
+        found.append(Fact("at", POSITIONS[cell], f"{colour} {kind}", cell))
+    if glyph := scene.glyph:
+        found.append(Fact("letter" if glyph.kind.isalpha() else "number", "", glyph.kind, glyph.cell))
+    return found
+
+
+def render(scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | None = None) -> Image.Image:
+    """Draw a scene at any (width, height); shapes keep their aspect, the grid fills the picture.
+
+    With `rng`, colours, sizes and positions are jittered as in training; without, the drawing is exact.
+    """
+    return Image.fromarray(render_array(scene, size, rng))
+
+
+def render_array(scene: Scene, size: Size = (SIDE, SIDE), rng: random.Random | None = None) -> np.ndarray:
+    """`render` as an array of shape (height, width, 3), uint8."""
+    width, height = size
+    if width < 24 or height < 24:
+        raise ValueError(f"size {size}: a picture needs at least 24 x 24 pixels")
+    unit = min(width, height) / SIDE  # pixels of this picture in one pixel of the 84 x 84 picture
+    picture = np.empty((height, width, 3), np.float32)
+    picture[:] = _tint(BACKGROUNDS[scene.background], rng)
+    for cell, kind, colour in scene.things:
+        diameter = rng.choice((17, 19, 21)) if rng else 19
+        mask = _sprite(kind, round(24 * unit), diameter / 24)
+        row, column = divmod(cell, 3)
+        shift_y, shift_x = (rng.uniform(-2, 2), rng.uniform(-2, 2)) if rng else (0.0, 0.0)
+        top = round((row + 0.5) * height / 3 + shift_y * unit - mask.shape[0] / 2)
+        left = round((column + 0.5) * width / 3 + shift_x * unit - mask.shape[1] / 2)
+        top, left = max(0, min(top, height - mask.shape[0])), max(0, min(left, width - mask.shape[1]))
+        patch = picture[top : top + mask.shape[0], left : left + mask.shape[1]]
+        patch += mask * (np.asarray(_tint(COLOURS[colour], rng), np.float32) - patch)
+    return picture.round().clip(0, 255).astype(np.uint8)
+
+
+def squash(picture: Image.Image) -> Image.Image:
+    """What the server does to a picture before the processor: a plain bicubic resize to 84 x 84, no padding."""
+    return picture if picture.size == (SIDE, SIDE) else picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+
+
+def _tint(colour: tuple[int, int, int], rng: random.Random | None) -> tuple[int, ...]:
+    if rng is None:
+        return colour
+    return tuple(max(0, min(255, value + rng.randint(-14, 14))) for value in colour)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sprite(kind: str, side: int, scale: float) -> np.ndarray:
+    """Coverage mask (side, side, 1) in 0..1 of one thing, drawn four times larger and averaged down."""
+    big = side * 4
+    image = Image.new("L", (big, big), 0)
+    draw = ImageDraw.Draw(image)
+    c, r = big / 2, big / 2 * scale
+    if kind == "circle":
+        draw.ellipse((c - r, c - r, c + r, c + r), fill=255)
+    elif kind == "square":
+        draw.rectangle((c - 0.87 * r, c - 0.87 * r, c + 0.87 * r, c + 0.87 * r), fill=255)
+    elif kind == "triangle":
+        draw.polygon(_polygon(3, 1.1 * r, c, c + 0.2 * r), fill=255)
+    elif kind == "star":
+        draw.polygon(_polygon(5, 1.1 * r, c, c, inner=0.42), fill=255)
+    elif kind == "diamond":
+        draw.polygon([(c, c - 1.1 * r), (c + 0.75 * r, c), (c, c + 1.1 * r), (c - 0.75 * r, c)], fill=255)
+    elif kind == "cross":
+        w = 0.33 * r
+        draw.rectangle((c - w, c - r, c + w, c + r), fill=255)
+        draw.rectangle((c - r, c - w, c + r, c + w), fill=255)
+    elif kind == "ring":
+        draw.ellipse((c - r, c - r, c + r, c + r), fill=255)
+        draw.ellipse((c - 0.55 * r, c - 0.55 * r, c + 0.55 * r, c + 0.55 * r), fill=0)
+    elif kind == "heart":
+        draw.polygon(_heart(r, c), fill=255)
+    else:
+        font = ImageFont.load_default(big * scale * 1.15)
+        draw.text((c, c), kind, fill=255, font=font, anchor="mm", stroke_width=max(1, big // 48))
+    mask = np.asarray(image.resize((side, side), Image.Resampling.BOX), np.float32)[..., None] / 255
+    mask.flags.writeable = False
+    return mask
+
+
+def _polygon(corners: int, radius: float, x: float, y: float, inner: float | None = None) -> list[tuple[float, float]]:
+    """Corners of a regular polygon with one corner up, or of a star whose inner corners lie at `inner` x radius."""
+    count = corners * (2 if inner else 1)
+    points = []
+    for i in range(count):
+        angle = 2 * math.pi * i / count - math.pi / 2
+        reach = radius * inner if inner and i % 2 else radius
+        points.append((x + reach * math.cos(angle), y + reach * math.sin(angle)))
+    return points
+
+
+def _heart(radius: float, centre: float) -> list[tuple[float, float]]:
+    points = []
+    for i in range(60):
+        t = 2 * math.pi * i / 60
+        x = 16 * math.sin(t) ** 3
+        y = 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)
+        points.append((centre + x / 16 * radius, centre - y / 16 * radius - 0.05 * radius))
+    return points

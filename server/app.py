@@ -1,0 +1,72 @@
+"""The Flask application: `create_app` puts routes, errors, keys and metrics together."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from flask import Flask, Response, g, request
+
+import steering
+from server import auth, catalog, chat, errors, operations
+from server.context import AppContext, context
+from server.metrics import Metrics
+from server.runtime import Runtime, Serving, vector_store
+from server.settings import Settings
+from server.watcher import Watcher, client_socket
+
+
+def create_app(
+    settings: Settings | None = None,
+    engine: steering.Engine | None = None,
+    runtime: Runtime | None = None,
+) -> Flask:
+    """The WSGI application.
+
+    With a started `engine` it serves at once; with a `runtime` it serves what that loads; with neither, the model of
+    the settings is loaded in the background.
+    """
+    settings = settings or Settings()
+    if runtime is None:
+        if engine is not None:
+            runtime = Runtime(settings, Serving(engine, vector_store(settings, engine.mllm.path)))
+        else:
+            runtime = Runtime(settings)
+            runtime.start()
+    app = Flask("helmsight", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body
+    app.url_map.strict_slashes = app.url_map.merge_slashes = False  # no redirects: this is an API
+    app.extensions["helmsight"] = AppContext(settings, runtime, Metrics(runtime), Watcher())
+    errors.register(app)
+    app.before_request(_begin)
+    auth.register(app, auth.Keys(settings.keys))
+    for module in (chat, catalog, operations):
+        app.register_blueprint(module.blueprint)
+    app.after_request(_finish)
+    return app
+
+
+def _begin() -> None:
+    """Name the request, start its clock, and bound every single read and write on its connection."""
+    g.started = time.monotonic()
+    g.request_id = f"req_{uuid.uuid4().hex}"
+    connection = client_socket(request.environ)
+    if connection is not None:
+        connection.settimeout(context().settings.read_timeout)
+
+
+def _finish(response: Response) -> Response:
+    """Count the request when its last byte is out, which for a stream is long after its status."""
+    response.headers["X-Request-Id"] = g.request_id
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    metrics, started = context().metrics, g.started
+    # The rule, not the path: paths come from clients and would make as many time series as they like.
+    route = request.url_rule.rule if request.url_rule else "unknown"
+    method = request.method if request.method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS") else "other"
+
+    def count() -> None:
+        metrics.requests.labels(route, method, str(response.status_code)).inc()
+        metrics.latency.labels(route).observe(time.monotonic() - started)
+
+    response.call_on_close(count)
+    return response

@@ -1,0 +1,164 @@
+"""POST /v1/chat/completions: from the body to the engine and back, whole or streamed."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flask import Blueprint, Response, g, request
+from gunicorn.http.errors import ParseException
+
+import steering
+from server import wire
+from server.answers import DONE, Answer, event
+from server.context import AppContext, context
+from server.encode import dumps
+from server.errors import CLIENT_CLOSED, ApiError, to_api_error
+from server.resolve import resolve
+from server.runtime import Serving
+from server.watcher import Watch, client_socket
+from steering import Busy
+
+blueprint = Blueprint("chat", __name__)
+
+
+@blueprint.post("/v1/chat/completions")
+def create_completion() -> Response:
+    """Answer a chat; see docs of the protocol for the fields."""
+    app = context()
+    serving = app.runtime.serving()
+    chat = wire.parse(read_body(app))
+    if chat.model not in (None, "", serving.name):
+        raise ApiError(
+            404,
+            f"The model {str(chat.model)[:128]!r} does not exist; this server has {serving.name!r}.",
+            code="model_not_found",
+            param="model",
+        )
+    completion = submit(app, serving, chat)
+    answer = Answer.to(chat, serving.name, serving.mllm.fingerprint)
+    watch = app.watcher.add(client_socket(request.environ), app.settings.request_timeout, completion.cancel)
+    running = Running(app, completion, watch, g.started)
+    if not chat.stream:
+        try:
+            return Response(dumps(answer.completion(running.whole())), mimetype="application/json")
+        finally:
+            running.close()
+    with_usage = bool(chat.stream_options and chat.stream_options.include_usage)
+    response = Response(
+        stream(running, answer, chat.n or 1, with_usage),
+        mimetype="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )
+    # A generator that was never started runs no `finally`: a client gone before the first byte needs this.
+    response.call_on_close(running.close)
+    return response
+
+
+def read_body(app: AppContext) -> bytes:
+    """The JSON body, bounded in bytes (by Flask) and in time: a client that dribbles it is cut off."""
+    if not request.is_json:
+        raise ApiError(
+            415, "The body must be JSON: send 'Content-Type: application/json'.", code="unsupported_media_type"
+        )
+    connection = client_socket(request.environ)
+
+    def cut_off() -> None:
+        if connection is not None:
+            connection.shutdown(socket.SHUT_RD)
+
+    late = ApiError(408, "The body did not arrive in time.", code="body_timeout", headers={"Connection": "close"})
+    with app.watcher.watching(None, app.settings.read_timeout, cut_off) as watch:
+        try:
+            return request.get_data(cache=False)
+        except ParseException as error:
+            raise ApiError(400, f"The body could not be read: {error}.", code="invalid_body") from None
+        except TimeoutError:
+            raise late from None
+        except Exception:
+            if watch.outcome == "late":
+                raise late from None
+            raise
+
+
+def submit(app: AppContext, serving: Serving, chat: wire.ChatRequest) -> steering.Completion:
+    """Hand the request to the engine; raises what is wrong with it, or Busy."""
+    stats = serving.engine.stats()
+    if stats["waiting"] >= stats["max_waiting"] and stats["running"] >= stats["slots"]:
+        raise Busy(int(stats["waiting"]), retry_after=1.0)  # before its images cost anything
+    with serving.preparing:
+        resolved = resolve(chat, serving.mllm, serving.store, app.settings, app.image_loader())
+        try:
+            completion = serving.engine.submit(resolved)
+        except steering.Fault:
+            app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
+            raise
+    app.metrics.asked(resolved)
+    return completion
+
+
+@dataclass
+class Running:
+    """A completion on its way to one client."""
+
+    app: AppContext
+    completion: steering.Completion
+    watch: Watch
+    started: float
+    seen_token: bool = False
+
+    def chunks(self) -> Iterator[steering.Chunk]:
+        """The engine's chunks, counted; raises when the answer was given up."""
+        try:
+            for chunk in self.completion:
+                if not self.seen_token:
+                    self.seen_token = True
+                    self.app.metrics.first_token.observe(time.monotonic() - self.started)
+                if chunk.choice is not None:
+                    self.app.metrics.finished(chunk.choice)
+                yield chunk
+        except steering.SteeringError:
+            self.check()
+            raise
+        self.check()
+
+    def check(self) -> None:
+        """Raise if the watcher gave the answer up."""
+        if self.watch.outcome == "gone":
+            raise ApiError(CLIENT_CLOSED, "The client closed the connection.", code="client_closed")
+        if self.watch.outcome == "late":
+            limit = self.app.settings.request_timeout
+            raise ApiError(504, f"The answer took longer than {limit:g} seconds.", code="request_timeout")
+
+    def whole(self) -> steering.Result:
+        """The finished result."""
+        for _ in self.chunks():
+            pass
+        return self.completion.result()
+
+    def close(self) -> None:
+        """Stop watching and give up what is still running; harmless when repeated and after the end."""
+        self.app.watcher.remove(self.watch)
+        self.completion.cancel()
+        if self.watch.outcome:
+            self.app.metrics.disconnects.labels(self.watch.outcome).inc()
+            self.watch.outcome = None
+
+
+def stream(running: Running, answer: Answer, n: int, with_usage: bool) -> Iterator[str]:
+    """Server-sent events in OpenAI's format; an error after the start becomes an event of its own."""
+    try:
+        for index in range(n):
+            yield answer.role_event(index, with_usage)
+        for chunk in running.chunks():
+            if events := answer.events(chunk, with_usage):
+                yield events
+        if with_usage:
+            yield answer.usage_event(running.completion.result())
+        yield DONE
+    except Exception as error:  # the status is out: whatever it is, it becomes an event
+        yield event(to_api_error(error).body())
+    finally:
+        running.close()

@@ -1,0 +1,116 @@
+"""The command line: `helmsight serve`, `vectors`, and what the other rooms add."""
+
+# ruff: noqa: PLC0415 -- heavy imports happen inside the commands, so that --help answers at once
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from server import settings as server_settings
+
+PLUGINS = ("probes.command", "demo.command")
+"""Modules of other rooms with `register(subparsers)`; they import what is heavy inside their functions."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return the exit status."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.func(arguments) or 0)
+    except server_settings.SettingsError as error:
+        print(f"helmsight: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with every room's subcommands."""
+    parser = argparse.ArgumentParser(
+        prog="helmsight", description="Serve a multimodal language model and steer it per request."
+    )
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _register_serve(subparsers)
+    _register_vectors(subparsers)
+    for name in PLUGINS:
+        try:
+            importlib.import_module(name).register(subparsers)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    return parser
+
+
+def _register_serve(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model behind OpenAI's chat-completions protocol.",
+        epilog="Every flag is also a variable (HELMSIGHT_PORT=8001) and a key in the file of --config (port = 8001).",
+    )
+    server_settings.add_flags(parser)
+    parser.set_defaults(func=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    settings = server_settings.from_arguments(arguments)
+    _ = settings.keys  # a missing key file should end the command here, not the worker
+    from server.serving import serve
+
+    serve(settings)
+    return 0
+
+
+def _register_vectors(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("vectors", help="list and show steering vectors")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="all vectors that a server with these settings would offer")
+    showing = commands.add_parser("show", help="one vector, with how it was made, as JSON")
+    showing.add_argument("name", help="name of the vector")
+    for command in (listing, showing):
+        command.add_argument("--config", metavar="FILE", help="TOML file with settings")
+        command.add_argument("--model", default=argparse.SUPPRESS, help="checkpoint folder whose vectors to include")
+        command.add_argument("--vectors", action="append", default=argparse.SUPPRESS, help="folder (repeatable)")
+    listing.set_defaults(func=_list_vectors)
+    showing.set_defaults(func=_show_vector)
+
+
+def _list_vectors(arguments: argparse.Namespace) -> int:
+    from server.runtime import vector_store
+    from steering import VectorError
+
+    settings = server_settings.from_arguments(arguments)
+    store = vector_store(settings, Path(settings.model))
+    for name in store.names():
+        try:
+            vector = store.get(name)
+        except VectorError as error:
+            print(f"{name:<32} {error}")
+            continue
+        layers = ",".join(map(str, vector.layers))
+        print(f"{name:<32} {vector.kind:<22} layers {layers:<12} model {vector.fingerprint[:16]}")
+    return 0
+
+
+def _show_vector(arguments: argparse.Namespace) -> int:
+    from server.catalog import vector_json
+    from server.runtime import vector_store
+    from steering import VectorError
+
+    settings = server_settings.from_arguments(arguments)
+    try:
+        vector = vector_store(settings, Path(settings.model)).get(arguments.name)
+    except VectorError as error:
+        print(f"helmsight: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(vector_json(vector), indent=2, ensure_ascii=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""What the routes of one application share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from flask import current_app
+
+from server import remote
+from server.images import ImageLoader
+from server.metrics import Metrics
+from server.runtime import Runtime
+from server.settings import Settings
+from server.watcher import Watcher
+
+
+@dataclass(frozen=True)
+class AppContext:
+    """The state of one application: there is no other."""
+
+    settings: Settings
+    runtime: Runtime
+    metrics: Metrics
+    watcher: Watcher
+
+    def image_loader(self) -> ImageLoader:
+        """A loader for the images of one request."""
+        if not self.settings.allow_remote_images:
+            return ImageLoader(self.settings)
+        max_bytes, timeout = self.settings.max_image_bytes, self.settings.remote_image_timeout
+        return ImageLoader(self.settings, partial(remote.fetch, max_bytes=max_bytes, timeout=timeout))
+
+
+def context() -> AppContext:
+    """The context of the application that serves the current request."""
+    found: AppContext = current_app.extensions["helmsight"]
+    return found

@@ -1,0 +1,118 @@
+"""Every error leaves the server as an OpenAI error object: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from flask import Flask, Response
+from werkzeug.exceptions import HTTPException
+
+from server.encode import dumps
+from steering import Busy, Fault, RequestError, SteeringError
+
+log = logging.getLogger("helmsight")
+
+CLIENT_CLOSED = 499
+"""Status of a request whose client left; nobody reads it, the metrics count it."""
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    411: "invalid_request_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    CLIENT_CLOSED: "invalid_request_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """An error with the status and the fields that the client gets; `retry_after` is in seconds."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+
+    def body(self) -> dict[str, Any]:
+        """The OpenAI error object."""
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class BadRequest(ApiError):
+    """A 400 that names the field."""
+
+    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value"):
+        super().__init__(400, message, param=param, code=code)
+
+
+def not_available(what: str, param: str) -> BadRequest:
+    """The error for a part of the protocol that this build does not implement; silence would be a no-op."""
+    return BadRequest(f"{what} is not available in this version of the server.", param, "not_available")
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """The ApiError for any exception; unexpected ones are logged here and say nothing of the inside."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            return ApiError(400, str(error), param=error.param, code=error.code)
+        case Busy():
+            return ApiError(429, str(error), code="rate_limit_exceeded", retry_after=error.retry_after)
+        case Fault():
+            log.error("generation failed: %s", error)
+            return ApiError(500, f"The generation of this answer failed: {error}", code="generation_failed")
+        case SteeringError():
+            log.error("engine error: %s", error)
+            return ApiError(500, str(error), code="engine_error")
+        case HTTPException():
+            return _from_werkzeug(error)
+    log.error("unexpected error", exc_info=error)
+    return ApiError(500, "The server had an unexpected error; it has been logged.", code="internal_error")
+
+
+def _from_werkzeug(error: HTTPException) -> ApiError:
+    status = error.code or 500
+    message = error.description or error.name
+    code = error.name.lower().replace(" ", "_")
+    if status == 404:
+        message, code = "There is no such route.", "unknown_route"
+    elif status == 405:
+        message = "This method is not allowed here."
+    headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}
+    return ApiError(status, message, code=code, headers=headers)
+
+
+def error_response(error: Exception) -> Response:
+    """The HTTP response for an exception."""
+    problem = to_api_error(error)
+    return Response(dumps(problem.body()), problem.status, problem.headers, mimetype="application/json")
+
+
+def register(app: Flask) -> None:
+    """Answer every exception of any route, and unknown routes, with `error_response`."""
+    app.register_error_handler(Exception, error_response)

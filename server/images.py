@@ -1,0 +1,125 @@
+"""Images of a request: from a data: URI (or, where switched on, a public URL) to an upright RGB picture.
+
+Every bound is checked before the memory is spent: the encoded bytes before they are decoded from base64, the size in
+the picture's header before its pixels are decoded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import io
+import re
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from server.errors import BadRequest
+from server.settings import Settings
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_DATA_URI = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE | re.ASCII)
+
+
+class ImageLoader:
+    """Loads the images of one request and keeps count of their number and pixels.
+
+    `fetch` gets (url, param) of a remote image and returns its bytes; None where remote images are off.
+    """
+
+    def __init__(self, settings: Settings, fetch: Callable[[str, str], bytes] | None = None):
+        self.settings = settings
+        self.fetch = fetch
+        self.count = 0
+        self.pixels = 0
+
+    def load(self, url: str, param: str) -> Image.Image:
+        """The picture behind `url`; raises BadRequest with `param` as the field's name."""
+        self.count += 1
+        if self.count > self.settings.max_images:
+            raise BadRequest(
+                f"A request may hold at most {self.settings.max_images} images.", "messages", "too_many_images"
+            )
+        return self._decode(self._bytes(url, param), param)
+
+    def _bytes(self, url: str, param: str) -> bytes:
+        limit = self.settings.max_image_bytes
+        if url[:5].lower() == "data:":
+            header = _DATA_URI.match(url)
+            if header is None:
+                raise BadRequest(
+                    f"'{param}' must be 'data:image/...;base64,' followed by base64.", param, "invalid_image_url"
+                )
+            if header["type"] and not header["type"].lower().startswith("image/"):
+                raise BadRequest(f"'{param}' must hold an image; its type is {header['type']}.", param, "invalid_image")
+            if (len(url) - header.end()) * 3 // 4 > limit + 3:
+                raise _too_large(param, limit)
+            try:
+                data = base64.b64decode(url[header.end() :], validate=True)
+            except (binascii.Error, ValueError):
+                raise BadRequest(f"'{param}' is not valid base64.", param, "invalid_base64") from None
+        elif url[:7].lower() == "http://" or url[:8].lower() == "https://":
+            if self.fetch is None:
+                raise BadRequest(
+                    f"'{param}': this server does not fetch remote images; send the image as a base64 data: URI.",
+                    param,
+                    "remote_images_disabled",
+                )
+            data = self.fetch(url, param)
+        else:
+            raise BadRequest(f"'{param}' must be a base64 data: URI.", param, "invalid_image_url")
+        if len(data) > limit:
+            raise _too_large(param, limit)
+        if not data:
+            raise BadRequest(f"'{param}' is empty.", param, "invalid_image")
+        return data
+
+    def _decode(self, data: bytes, param: str) -> Image.Image:
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                self._count_pixels(image.width * image.height, param)
+                image.load()
+                return upright_rgb(image)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise self._too_many_pixels(param) from None
+        except BadRequest:
+            raise
+        except Exception:  # on damaged data Pillow's decoders raise anything, OSError to struct.error
+            raise BadRequest(
+                f"'{param}' is not a readable image; supported formats: {', '.join(FORMATS)}.", param, "invalid_image"
+            ) from None
+
+    def _count_pixels(self, pixels: int, param: str) -> None:
+        self.pixels += pixels
+        if pixels > self.settings.max_image_pixels:
+            raise self._too_many_pixels(param)
+        if self.pixels > self.settings.max_request_pixels:
+            raise BadRequest(
+                f"The images of a request may hold at most {self.settings.max_request_pixels} pixels together.",
+                "messages",
+                "image_too_large",
+            )
+
+    def _too_many_pixels(self, param: str) -> BadRequest:
+        return BadRequest(
+            f"'{param}' may hold at most {self.settings.max_image_pixels} pixels.", param, "image_too_large"
+        )
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """The first frame as RGB, turned as its EXIF data says, transparency flattened on white."""
+    with contextlib.suppress(Exception):  # a picture with damaged EXIF data is still a picture
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):  # Pillow would clip 16-bit grey to 255 instead of scaling it
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _too_large(param: str, limit: int) -> BadRequest:
+    return BadRequest(f"'{param}' may hold at most {limit} bytes.", param, "image_too_large")

@@ -1,0 +1,111 @@
+"""Prometheus metrics of one application: requests, latency, tokens, the engine's state, what was asked of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from server.runtime import Runtime
+from steering import Choice, Request
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0, 5.0)
+
+_GAUGES = {
+    "running": "Answers being generated now",
+    "waiting": "Requests waiting for a slot",
+    "slots": "Answers that fit at the same time",
+    "max_waiting": "Requests that may wait",
+    "image_cache_bytes": "Bytes of cached image embeddings",
+}
+_COUNTERS = {
+    "steps": "Engine steps",
+    "image_cache_hits": "Images whose embeddings were cached",
+    "image_cache_misses": "Images that were encoded",
+    "faults": "Sequences that ended in an error",
+    "cancelled": "Requests given up by their clients",
+}
+
+
+class EngineCollector(Collector):
+    """The engine's own numbers, read when somebody asks for the metrics."""
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("helmsight_ready", "1 while requests are served", float(self.runtime.state == "ready"))
+        if self.runtime.loaded is None:
+            return
+        stats = self.runtime.loaded.engine.stats()
+        for name, text in _GAUGES.items():
+            if name in stats:
+                yield GaugeMetricFamily(f"helmsight_{name}", text, stats[name])
+        for name, text in _COUNTERS.items():
+            if name in stats:
+                yield CounterMetricFamily(f"helmsight_{name}", text, stats[name])
+        tokens = CounterMetricFamily("helmsight_tokens", "Tokens through the engine", labels=["kind"])
+        for kind in ("prompt", "generated"):
+            tokens.add_metric([kind], stats.get(f"{kind}_tokens", 0))
+        yield tokens
+
+
+class Metrics:
+    """The counters of one application in a registry of its own, so that a process may hold several."""
+
+    def __init__(self, runtime: Runtime):
+        self.registry = registry = CollectorRegistry()
+        registry.register(EngineCollector(runtime))
+        self.requests = Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
+        self.latency = Histogram(
+            "helmsight_request_seconds", "Time to the last byte", ["route"], buckets=SECONDS, registry=registry
+        )
+        self.first_token = Histogram(
+            "helmsight_time_to_first_token_seconds",
+            "Time from the request to its first token",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.disconnects = Counter(
+            "helmsight_disconnects", "Answers given up: client gone, or too late", ["reason"], registry=registry
+        )
+        self.choices = Counter("helmsight_choices", "Finished answers", ["finish_reason"], registry=registry)
+        self.interventions = Counter(
+            "helmsight_interventions", "Interventions asked for", ["kind", "toward"], registry=registry
+        )
+        self.readouts = Counter("helmsight_diagnostics", "Readouts asked for", ["readout"], registry=registry)
+        self.attention_ratio = Histogram(
+            "helmsight_attention_ratio", "Attention ratio of finished answers", buckets=RATIOS, registry=registry
+        )
+        self.focus = Counter(
+            "helmsight_focus", "Finished answers whose focused image was the target", ["correct"], registry=registry
+        )
+
+    def asked(self, request: Request) -> None:
+        """Count what an accepted request asks of the model."""
+        for steer in request.steering:
+            sign = "off" if steer.scale == 0 else "text" if steer.scale > 0 else "vision"
+            toward = sign if steer.vector.kind == "modality-preference" else "other"
+            self.interventions.labels("steer", toward).inc()
+        if request.baseline:
+            self.interventions.labels("baseline", "").inc()
+        for readout in sorted(request.diagnose.include) if request.diagnose else ():
+            self.readouts.labels(readout).inc()
+
+    def finished(self, choice: Choice) -> None:
+        """Count a finished answer and what its diagnostics say."""
+        self.choices.labels(choice.finish_reason).inc()
+        envelope = choice.diagnostics or {}
+        ratio = (envelope.get("modality") or {}).get("attention_ratio")
+        if isinstance(ratio, (int, float)):
+            self.attention_ratio.observe(ratio)
+        correct = (envelope.get("focus") or {}).get("correct")
+        if isinstance(correct, bool):
+            self.focus.labels(str(correct).lower()).inc()
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,33 @@
+"""For those who run the server: does the process live, does it serve, and in numbers how."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from server.context import context
+from server.encode import dumps
+
+blueprint = Blueprint("operations", __name__)
+
+
+@blueprint.get("/health")
+def health() -> Response:
+    """200 while the process is worth keeping: loading, serving or draining; 503 once its engine has died."""
+    state = context().runtime.state
+    status = 503 if state == "failed" else 200
+    return Response(dumps({"status": "failed" if status == 503 else "ok"}), status, mimetype="application/json")
+
+
+@blueprint.get("/ready")
+def ready() -> Response:
+    """200 while requests are served, else 503 with the state: loading, draining or failed."""
+    state = context().runtime.state
+    headers = {} if state == "ready" else {"Retry-After": "2"}
+    return Response(dumps({"status": state}), 200 if state == "ready" else 503, headers, mimetype="application/json")
+
+
+@blueprint.get("/metrics")
+def metrics() -> Response:
+    """Prometheus' text format."""
+    return Response(context().metrics.exposition(), content_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,129 @@
+"""From a wire request to the engine's: names become vectors, URLs pictures, absent values the checkpoint's defaults."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from server.errors import BadRequest, not_available
+from server.images import ImageLoader
+from server.settings import Settings
+from server.wire import ChatRequest, Diagnostics, Message, NamedVector, Steering
+from steering import MLLM, READOUTS, Diagnose, Request, Sampling, Steer, SteeringVector, VectorError, VectorStore
+
+PROTOCOL_READOUTS = ("focus", "modality", "decay", "residual", "patches", "tam")
+"""Readouts that the protocol names; those that the engine lacks are refused as not available."""
+
+
+def resolve(chat: ChatRequest, mllm: MLLM, store: VectorStore, settings: Settings, images: ImageLoader) -> Request:
+    """The engine's request; raises RequestError or BadRequest naming the field. Pictures are loaded last, because all
+    else is cheap."""
+    n = 1 if chat.n is None else chat.n
+    if not 1 <= n <= settings.max_choices:
+        raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
+    sampling = _sampling(chat, mllm.generation_defaults)
+    steers = _steering(chat.steering, store, settings) if chat.steering else ()
+    diagnose = _diagnose(chat.diagnostics) if chat.diagnostics else None
+    messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
+    return Request(messages, sampling, steers, diagnose, n=n, baseline=bool(chat.baseline))
+
+
+def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise BadRequest("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+
+    def either(value: float | None, name: str, neutral: float) -> float:
+        return float(defaults.get(name, neutral)) if value is None else value
+
+    top_k = int(either(chat.top_k, "top_k", 0))
+    return Sampling(
+        max_tokens=chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens,
+        temperature=either(chat.temperature, "temperature", 1.0),
+        top_p=either(chat.top_p, "top_p", 1.0),
+        top_k=0 if top_k == -1 else top_k,  # -1 is how other servers spell "off"
+        min_p=chat.min_p or 0.0,
+        repetition_penalty=either(chat.repetition_penalty, "repetition_penalty", 1.0),
+        frequency_penalty=chat.frequency_penalty or 0.0,
+        presence_penalty=chat.presence_penalty or 0.0,
+        logit_bias=dict(chat.logit_bias or {}),
+        seed=chat.seed,
+        stop=tuple(chat.stop or ()),
+        logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+    )
+
+
+def _steering(wire: Steering, store: VectorStore, settings: Settings) -> tuple[Steer, ...]:
+    if wire.toward == "auto":
+        raise not_available("'steering.toward': 'auto'", "steering.toward")
+    if wire.vectors is None:
+        layers = None if wire.layers is None else tuple(wire.layers)
+        _check_strength(wire.strength, settings.max_strength, "steering.strength")
+        vector = _vector(store, wire.vector, "steering.vector")
+        return (Steer.to(vector, wire.toward, wire.strength, layers=layers, tokens=wire.apply.tokens),)
+    if len(wire.vectors) > settings.max_vectors:
+        raise BadRequest(f"'steering.vectors' may hold at most {settings.max_vectors} vectors.", "steering.vectors")
+    steers = tuple(_named(item, f"steering.vectors[{i}]", store, settings) for i, item in enumerate(wire.vectors))
+    _check_sums(steers, settings.max_strength)
+    return steers
+
+
+def _named(item: NamedVector, param: str, store: VectorStore, settings: Settings) -> Steer:
+    _check_strength(item.scale, settings.max_strength, f"{param}.scale")
+    vector = _vector(store, item.name, f"{param}.name")
+    return Steer(vector, item.scale, None if item.layers is None else tuple(item.layers), item.apply.tokens)
+
+
+def _vector(store: VectorStore, name: str, param: str) -> SteeringVector:
+    try:
+        return store.get(name)
+    except VectorError as error:
+        raise BadRequest(str(error), param, error.code) from error
+
+
+def _check_strength(scale: float, limit: float, param: str) -> None:
+    if abs(scale) > limit:
+        raise BadRequest(
+            f"'{param}' must be at most {limit:g} in size; got {scale:g}.", param, "steering_strength_exceeded"
+        )
+
+
+def _check_sums(steers: tuple[Steer, ...], limit: float) -> None:
+    """The limit holds per vector and layer: naming a vector several times must not get past it."""
+    total: defaultdict[tuple[str, int], float] = defaultdict(float)
+    for steer in steers:
+        for layer in set(steer.vector.layers if steer.layers is None else steer.layers):
+            total[steer.vector.name, layer] += abs(steer.scale)
+            if total[steer.vector.name, layer] > limit:
+                raise BadRequest(
+                    f"'steering.vectors': the scales of {steer.vector.name!r} at layer {layer} must be at most "
+                    f"{limit:g} together.",
+                    "steering.vectors",
+                    "steering_strength_exceeded",
+                )
+
+
+def _diagnose(wire: Diagnostics) -> Diagnose:
+    if wire.heatmaps:
+        raise not_available("'diagnostics.heatmaps'", "diagnostics.heatmaps")
+    if wire.layers != "all":
+        raise not_available("'diagnostics.layers' other than 'all'", "diagnostics.layers")
+    include = frozenset(READOUTS if wire.include is None else wire.include)
+    for name in sorted(include - set(READOUTS)):
+        if name in PROTOCOL_READOUTS:
+            raise not_available(f"The readout {name!r}", "diagnostics.include")
+    return Diagnose(include, wire.target_image)
+
+
+def _message(message: Message, param: str, images: ImageLoader) -> dict[str, Any]:
+    if isinstance(message.content, str):
+        return {"role": message.role, "content": message.content}
+    parts: list[dict[str, Any]] = []
+    for i, part in enumerate(message.content):
+        if part.type == "image":
+            assert part.image is not None
+            where = f"{param}.content[{i}].image_url"
+            parts.append({"type": "image", "image": images.load(part.image, where)})
+        else:
+            span = {"span": part.span} if part.span else {}
+            parts.append({"type": "text", "text": part.text, **span})
+    return {"role": message.role, "content": parts}

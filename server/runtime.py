@@ -1,0 +1,151 @@
+"""The life of the model inside the server: loading in the background, ready, draining, failed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import steering
+from server.errors import ApiError
+from server.settings import Settings
+
+log = logging.getLogger("helmsight")
+
+State = Literal["loading", "ready", "draining", "failed"]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A loaded model with its engine and its vectors.
+
+    `preparing` bounds how many requests decode images and tokenise at the same time: that work is the part of a
+    request whose memory and CPU time the engine's queue does not bound.
+    """
+
+    engine: steering.Engine
+    store: steering.VectorStore
+    since: int = field(default_factory=lambda: int(time.time()))
+    preparing: threading.BoundedSemaphore = field(
+        default_factory=lambda: threading.BoundedSemaphore(max(2, os.cpu_count() or 2))
+    )
+
+    @property
+    def mllm(self) -> steering.MLLM:
+        """The model itself."""
+        return self.engine.mllm
+
+    @property
+    def name(self) -> str:
+        """The model's name on the wire."""
+        return self.mllm.name
+
+
+def vector_store(settings: Settings, model_folder: Path | None) -> steering.VectorStore:
+    """The configured folders, then the model's own."""
+    folders = [Path(folder).expanduser() for folder in settings.vectors]
+    if model_folder is not None:
+        folders.append(Path(model_folder) / "vectors")
+    return steering.VectorStore(*folders)
+
+
+def load(settings: Settings) -> Serving:
+    """Load the model, check it and start its engine; raises steering.UnsupportedModel and what loading raises."""
+    mllm = steering.load(
+        settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        local_files_only=not settings.download,
+        name=settings.name,
+    )
+    engine = steering.Engine(
+        mllm,
+        slots=settings.slots,
+        max_length=settings.max_length,
+        max_waiting=settings.max_waiting,
+        max_images=max(1, settings.max_images),
+        image_cache_bytes=settings.image_cache,
+        threads=settings.threads,
+    )
+    engine.start()
+    return Serving(engine, vector_store(settings, mllm.path))
+
+
+class Runtime:
+    """Holds the one model of this process. `on_failure` is called when it cannot be loaded."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        serving: Serving | None = None,
+        loader: Callable[[Settings], Serving] = load,
+        on_failure: Callable[[], None] | None = None,
+    ):
+        self.settings = settings
+        self.error: str | None = None
+        self._serving = serving
+        self._loader = loader
+        self._on_failure = on_failure
+        self._draining = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Load the model in the background, so that /health and /ready answer meanwhile."""
+        threading.Thread(target=self._load, name="helmsight-load", daemon=True).start()
+
+    def _load(self) -> None:
+        started = time.monotonic()
+        try:
+            serving = self._loader(self.settings)
+        except Exception as error:
+            log.exception("the model %s could not be loaded", self.settings.model)
+            self.error = f"{type(error).__name__}: {error}"
+            if self._on_failure:
+                self._on_failure()
+            return
+        with self._lock:
+            self._serving = serving
+            draining = self._draining
+        if draining:
+            serving.engine.stop(drain=0)
+        log.info("model %s is ready after %.1f s", serving.name, time.monotonic() - started)
+
+    @property
+    def state(self) -> State:
+        """Where the model stands now; "failed" also when its engine has died."""
+        if self._draining:
+            return "draining"
+        if self._serving is None:
+            return "loading" if self.error is None else "failed"
+        return "ready" if self._serving.engine.healthy else "failed"
+
+    @property
+    def loaded(self) -> Serving | None:
+        """What is loaded, whatever its state; None before."""
+        return self._serving
+
+    def serving(self) -> Serving:
+        """What serves requests; raises a 503 with Retry-After while nothing does."""
+        state = self.state
+        if state == "ready" and self._serving is not None:
+            return self._serving
+        message, retry = {
+            "loading": ("The model is still loading.", 2.0),
+            "draining": ("The server is shutting down.", 5.0),
+            "failed": ("The model is not available.", 30.0),
+        }[state]
+        headers = {"Connection": "close"} if state == "draining" else {}
+        raise ApiError(503, message, code=f"model_{state}", retry_after=retry, headers=headers)
+
+    def drain(self, seconds: float) -> None:
+        """Refuse new requests, let running ones finish for up to `seconds`, then stop the engine; returns when done."""
+        with self._lock:
+            self._draining = True
+            serving = self._serving
+        if serving is not None:
+            serving.engine.stop(drain=seconds)

@@ -1,0 +1,137 @@
+"""Serving with gunicorn: one worker process that owns the model, one thread for each request that runs or waits.
+
+The master process imports neither torch nor the model; the worker loads it after the fork, in the background.
+"""
+
+# ruff: noqa: PLC0415 -- only the worker process imports what imports torch
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.workers.gthread import ThreadWorker
+
+from server.settings import Settings, warnings_for
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from flask import Flask
+
+    from server.runtime import Runtime
+
+log = logging.getLogger("helmsight")
+
+DRAIN_MARGIN = 3.0
+"""Seconds of the graceful timeout kept for closing down after the last answer."""
+
+
+class Worker(ThreadWorker):
+    """A threaded worker that drains on SIGTERM: it keeps accepting, so that new requests get a clean 503 instead of a
+    connection that nobody answers, until the running ones are done."""
+
+    _draining = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self._draining:
+            self._draining = True
+            threading.Thread(target=self._drain, args=(sig, frame), name="helmsight-drain", daemon=True).start()
+
+    def handle_quit(self, sig: int, frame: FrameType | None) -> None:
+        # Without this the interpreter would wait at its exit for the threads of all running answers.
+        stopper = threading.Thread(target=self._runtime().drain, args=(0.0,), daemon=True)
+        stopper.start()
+        stopper.join(timeout=2.0)
+        super().handle_quit(sig, frame)
+
+    def _drain(self, sig: int, frame: FrameType | None) -> None:
+        log.info("draining: new requests are refused, running ones get up to %d s", self.cfg.graceful_timeout)
+        self._runtime().drain(max(self.cfg.graceful_timeout - DRAIN_MARGIN, 0.0))
+        super().handle_exit(sig, frame)
+
+    def _runtime(self) -> Runtime:
+        runtime: Runtime = self.wsgi.extensions["helmsight"].runtime
+        return runtime
+
+
+class Gunicorn(BaseApplication):
+    """gunicorn with our settings, in this process."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        super().__init__()
+
+    def load_config(self) -> None:
+        for name, value in gunicorn_options(self.settings).items():
+            self.cfg.set(name, value)
+
+    def load(self) -> Flask:
+        return worker_app(self.settings)
+
+
+def gunicorn_options(settings: Settings) -> dict[str, Any]:
+    """gunicorn's settings for ours."""
+    threads = settings.worker_threads
+    host = f"[{settings.host}]" if ":" in settings.host and settings.host[0] not in "[u" else settings.host
+    return {
+        "bind": host if host.startswith("unix:") else f"{host}:{settings.port}",
+        "workers": 1,  # the model and its batch live in one process; replicas are separate servers
+        "worker_class": "server.serving.Worker",
+        "threads": threads,
+        "worker_connections": threads + 256,  # beyond the threads: idle kept-alive connections
+        "timeout": 120,  # the worker's main loop beats each second, however long an answer takes
+        "graceful_timeout": settings.graceful_timeout,
+        "keepalive": settings.keep_alive,
+        "preload_app": False,
+        "proc_name": "helmsight",
+        "accesslog": "-" if settings.access_log else None,
+        "access_log_format": '%(h)s "%(m)s %(U)s %(H)s" %(s)s %(B)s %(M)sms %({x-request-id}o)s',
+        "errorlog": "-",
+        "loglevel": settings.log_level,
+        "control_socket_disable": True,
+        **({"worker_tmp_dir": "/dev/shm"} if os.access("/dev/shm", os.W_OK) else {}),  # a heartbeat that no disk delays
+    }
+
+
+def worker_app(settings: Settings) -> Flask:
+    """The application inside a worker process; its model starts loading now."""
+    from server.app import create_app
+    from server.runtime import Runtime
+
+    set_up_logging(settings.log_level)
+
+    def give_up() -> None:
+        # A model that cannot be loaded will not be loadable a second later: end the whole server, with an exit status.
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(Arbiter.APP_LOAD_ERROR)
+
+    runtime = Runtime(settings, on_failure=give_up)
+    app = create_app(settings, runtime=runtime)
+    runtime.start()
+    return app
+
+
+def set_up_logging(level: str) -> None:
+    """Log to standard error, in gunicorn's format."""
+    logging.basicConfig(
+        format="[%(asctime)s] [%(process)d] [%(levelname)s] %(message)s", datefmt="%Y-%m-%d %H:%M:%S %z"
+    )
+    for name in ("helmsight", "steering"):
+        logging.getLogger(name).setLevel(level.upper())
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a signal ends it."""
+    set_up_logging(settings.log_level)
+    for warning in warnings_for(settings):
+        log.warning(warning)
+    if not settings.host.startswith("unix:"):
+        log.info("model %s, http://%s:%d", Path(settings.model).name, settings.host, settings.port)
+    Gunicorn(settings).run()

@@ -1,0 +1,206 @@
+"""Settings of the server: command-line flags, then HELMSIGHT_* environment variables, then a TOML file, then defaults.
+
+Every field of `Settings` is one flag (`--max-waiting`), one variable (`HELMSIGHT_MAX_WAITING`) and one TOML key
+(`max_waiting`). Importing this module is cheap: neither Flask nor torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.resources
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+
+PREFIX = "HELMSIGHT_"
+MEBI = 2**20
+
+
+class SettingsError(Exception):
+    """A setting is unknown or has a value that is not allowed; the message names it and where it came from."""
+
+
+def embedded_checkpoint() -> str:
+    """Folder of the model that ships with the package."""
+    return str(importlib.resources.files("demo") / "checkpoint")
+
+
+class Settings(BaseModel):
+    """Everything that can be set, with its default and its bounds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # The model
+    model: str = Field(default_factory=embedded_checkpoint, description="checkpoint folder or Hugging Face name")
+    name: str | None = Field(default=None, description="name of the model on the wire (default: the checkpoint's own)")
+    dtype: str = Field(default="auto", description="weights: auto, float32, bfloat16, float16")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
+    download: bool = Field(default=False, description="allow fetching the model from the Hugging Face hub")
+    vectors: tuple[str, ...] = Field(
+        default=("~/.helmsight/vectors",), description="folder of steering vectors, before <model>/vectors (repeatable)"
+    )
+
+    # The engine
+    slots: int = Field(default=16, ge=1, le=1024, description="answers generated at the same time")
+    max_length: int | None = Field(
+        default=None, ge=16, description="context length per request in tokens (default: the model's)"
+    )
+    max_waiting: int = Field(default=64, ge=0, le=10_000, description="requests that may wait for a slot before 429")
+    image_cache: int = Field(default=256 * MEBI, ge=0, description="bytes for cached image embeddings")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of the engine (default: its own choice)")
+
+    # Limits on a request
+    max_body: int = Field(default=64 * MEBI, ge=1024, description="bytes of a request body")
+    max_images: int = Field(default=16, ge=0, le=1024, description="images in one request")
+    max_image_bytes: int = Field(default=16 * MEBI, ge=1024, description="bytes of one encoded image")
+    max_image_pixels: int = Field(default=40_000_000, ge=1, le=170_000_000, description="pixels of one image")
+    max_request_pixels: int = Field(default=80_000_000, ge=1, description="pixels of all images of one request")
+    max_choices: int = Field(default=8, ge=1, le=128, description="largest n")
+    max_strength: float = Field(default=4.0, gt=0, allow_inf_nan=False, description="largest steering strength")
+    max_vectors: int = Field(default=8, ge=1, le=64, description="steering vectors in one request")
+    request_timeout: float = Field(default=600.0, gt=0, le=86_400, description="seconds that one answer may take")
+    read_timeout: float = Field(
+        default=30.0, gt=0, le=3600, description="seconds for a client to send its body or take our bytes"
+    )
+    allow_remote_images: bool = Field(default=False, description="fetch http(s) image URLs from public addresses")
+    remote_image_timeout: float = Field(default=10.0, gt=0, le=300, description="seconds to fetch one remote image")
+
+    # Access
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65_535, description="port to listen on")
+    api_keys: tuple[SecretStr, ...] = Field(
+        default=(), description="key that clients must send as a bearer token (repeatable)"
+    )
+    api_key_file: str | None = Field(default=None, description="file with one API key a line")
+
+    # The process
+    graceful_timeout: int = Field(
+        default=30, ge=1, le=3600, description="seconds that running answers get after SIGTERM"
+    )
+    keep_alive: int = Field(default=75, ge=0, le=3600, description="seconds that an idle connection stays open")
+    access_log: bool = Field(default=True, description="log one line a request on standard output")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least severity that is logged"
+    )
+
+    @field_validator("api_keys")
+    @classmethod
+    def _no_empty_key(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if any(len(key.get_secret_value().strip()) < 8 for key in keys):
+            raise ValueError("an API key needs at least 8 characters")
+        return keys
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All API keys, those of the key file included; empty means that no key is needed."""
+        keys = [key.get_secret_value() for key in self.api_keys]
+        if self.api_key_file:
+            lines = Path(self.api_key_file).expanduser().read_text().splitlines()
+            found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            if not found:
+                raise SettingsError(f"api_key_file {self.api_key_file!r} holds no key")
+            keys += found
+        return tuple(keys)
+
+    @property
+    def public_bind(self) -> bool:
+        """Whether other machines may reach the server."""
+        if self.host == "localhost" or self.host.startswith("unix:"):
+            return False
+        try:
+            return not ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return True
+
+    @property
+    def worker_threads(self) -> int:
+        """HTTP threads: each request that runs or waits holds one, and 16 remain for refusals, health and metrics."""
+        return self.slots + self.max_waiting + 16
+
+
+FLAGS = {"api_keys": "--api-key"}
+"""Flags whose name is not simply that of their field."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add one flag per setting; a flag that is not given leaves no attribute, so that other sources may speak."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
+    for name, field in Settings.model_fields.items():
+        flag = FLAGS.get(name, "--" + name.replace("_", "-"))
+        default = field.default if field.default_factory is None else "the embedded model"
+        shown = " ".join(default) if isinstance(default, tuple) else default
+        text = field.description if shown in (None, "") else f"{field.description} (default: {shown})"
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
+        if field.annotation is bool:
+            options["action"] = argparse.BooleanOptionalAction
+            options["help"] = field.description
+        elif get_origin(field.annotation) is tuple:
+            options |= {"action": "append", "metavar": name.rstrip("s").upper()}
+        elif get_origin(field.annotation) is Literal:
+            options["choices"] = get_args(field.annotation)
+        else:
+            options["metavar"] = name.split("_")[-1].upper()
+        parser.add_argument(flag, **options)
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, config: str | None = None
+) -> Settings:
+    """Merge the sources; `flags` holds only what was given. Raises SettingsError naming the setting and its source."""
+    environ = os.environ if environ is None else environ
+    config = config or environ.get(f"{PREFIX}CONFIG")
+    values: dict[str, Any] = {}
+    source: dict[str, str] = {}
+    for origin, layer in (
+        (f"config file {config}", _from_file(config) if config else {}),
+        ("environment", _from_environment(environ)),
+        ("command line", dict(flags or {})),
+    ):
+        values |= layer
+        source |= dict.fromkeys(layer, origin)
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors(include_url=False, include_input=False):
+            name = str(problem["loc"][0])
+            lines.append(f"setting {name!r} ({source.get(name, 'default')}): {problem['msg']}")
+        raise SettingsError("; ".join(lines)) from None
+
+
+def from_arguments(arguments: argparse.Namespace) -> Settings:
+    """The settings of a parsed command line that `add_flags` prepared."""
+    given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    return load_settings(given, config=arguments.config)
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).expanduser().read_text())
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"config file {path}: {error}") from error
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """HELMSIGHT_* variables of known settings; lists are separated by commas. Unknown ones are left alone, because
+    container platforms set such names by themselves (HELMSIGHT_PORT_8000_TCP_ADDR)."""
+    values: dict[str, Any] = {}
+    for name, field in Settings.model_fields.items():
+        text = environ.get(PREFIX + name.upper())
+        if text is None or (text == "" and name != "vectors"):
+            continue
+        is_list = get_origin(field.annotation) is tuple
+        values[name] = tuple(part.strip() for part in text.split(",") if part.strip()) if is_list else text
+    return values
+
+
+def warnings_for(settings: Settings) -> Sequence[str]:
+    """What an operator should know before serving with these settings."""
+    if settings.public_bind and not settings.keys:
+        return [f"listening on {settings.host} without an API key: anyone who reaches this port can use the model"]
+    return []

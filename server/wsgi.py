@@ -1,0 +1,11 @@
+"""The application for plain gunicorn: `gunicorn -c deploy/gunicorn.conf.py server.wsgi:app`.
+
+Settings come from HELMSIGHT_* variables and the file named by HELMSIGHT_CONFIG. Importing starts loading the model.
+"""
+
+from __future__ import annotations
+
+from server.serving import worker_app
+from server.settings import load_settings
+
+app = worker_app(load_settings())

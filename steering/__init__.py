@@ -1,0 +1,42 @@
+"""Everything that happens inside the model: loading, generating, interventions, readouts, steering vectors.
+
+Usable alone, without a server: `load` a model, make an `Engine`, `generate` answers to `Request`s.
+"""
+
+from steering.completion import Completion
+from steering.diagnostics.options import READOUTS, Diagnose
+from steering.engine import Engine
+from steering.errors import Busy, ContextOverflow, Fault, RequestError, SteeringError, UnsupportedModel, VectorError
+from steering.interventions.steer import TOKENS, TOWARD, Steer
+from steering.mllm import MLLM, load
+from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
+from steering.vectors import NAME, SteeringVector, VectorStore
+
+__all__ = [
+    "MAX_TOP_LOGPROBS",
+    "MLLM",
+    "NAME",
+    "READOUTS",
+    "TOKENS",
+    "TOWARD",
+    "Busy",
+    "Choice",
+    "Chunk",
+    "Completion",
+    "ContextOverflow",
+    "Diagnose",
+    "Engine",
+    "Fault",
+    "Request",
+    "RequestError",
+    "Result",
+    "Sampling",
+    "Steer",
+    "SteeringError",
+    "SteeringVector",
+    "TokenLogprob",
+    "UnsupportedModel",
+    "VectorError",
+    "VectorStore",
+    "load",
+]

@@ -1,0 +1,259 @@
+"""The one attention function of the language model. It owns the slot KV pool and does the captures.
+
+Row i of a decode batch is slot i of the pool, so that decode reads the pool by a view and never gathers. A step object
+travels with the forward pass and says whether it is a prefill of some slots or a decode of the first rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from steering.residual import DecodeResidual, PrefillResidual
+
+NAME = "helmsight"
+CAPTURE_ROWS = 128
+"""Prefill rows whose attention weights exist at once while they are reduced."""
+
+
+def register() -> None:
+    """Make `attn_implementation={"text_config": NAME}` known to transformers; the mask function must come with it,
+    or padding and window masks silently vanish."""
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    step: Prefill | Decode | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """query (rows, heads, n, head_dim), key and value (rows, kv_heads, n, head_dim) -> (rows, n, heads, head_dim).
+
+    Without a step it is transformers' own SDPA, so the patched model still runs as a plain one.
+    """
+    if step is None:
+        kwargs.pop("dropout", None)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    heads = Heads(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
+    return step.attend(heads, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What one layer's attention needs besides its tensors."""
+
+    layer: int
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+    def scores(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Scaled float32 scores; grouped queries (rows, kv_heads, group * n, head_dim) meet their keys without copies."""
+        scores = (query @ key.transpose(-1, -2)).float() * self.scaling
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
+
+class KVPool:
+    """Keys and values of every slot: per layer two tensors (slots, kv_heads, length, head_dim), made at first use."""
+
+    def __init__(self, slots: int, length: int):
+        self.slots = slots
+        self.length = length
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two tensors of a layer, shaped after the first key and value that it gets."""
+        if index not in self._layers:
+            self._layers[index] = (self._zeros(key), self._zeros(value))
+        return self._layers[index]
+
+    def _zeros(self, like: torch.Tensor) -> torch.Tensor:
+        """Zeros, because a masked column of garbage could be NaN and 0 * NaN is NaN."""
+        shape = (self.slots, like.shape[1], self.length, like.shape[3])
+        if like.device.type != "cpu":
+            return like.new_zeros(shape)
+        # numpy's zeros are pages that the system commits when they are first written: an idle slot costs no memory.
+        raw = np.zeros((*shape[:-1], shape[-1] * like.element_size()), np.uint8)
+        return torch.from_numpy(raw).view(like.dtype)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` columns of one slot to another."""
+        for tensors in self._layers.values():
+            for tensor in tensors:
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot, so that what a faulty sequence left cannot leak into its successor through 0 * NaN."""
+        for tensors in self._layers.values():
+            for tensor in tensors:
+                tensor[slot].zero_()
+
+
+@dataclass
+class Capture:
+    """Attention of chosen query rows, reduced on the device to sums over spans of columns.
+
+    spans: (rows, columns, S), 1 where a column belongs to a span. sums: (layers, rows, S), mean over heads; prefill adds
+    to it, decode overwrites it.
+    """
+
+    spans: torch.Tensor
+    sums: torch.Tensor
+
+
+@dataclass
+class PrefillCapture(Capture):
+    """Captures of a prefill: `rows` (rows, R) are query indices in the chunk, `weights` (rows, R, G) their share in each
+    of G groups of rows; sums: (layers, rows, G, S)."""
+
+    rows: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclass
+class Prefill:
+    """A forward pass that fills columns start..start+n of some slots, one prompt a row, padded on the right.
+
+    Padding writes garbage behind a prompt's end, where decode overwrites every column before it reads it.
+    """
+
+    pool: KVPool
+    slots: list[int]
+    residual: PrefillResidual
+    start: int = 0
+    capture: PrefillCapture | None = None
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        keys, values = self.pool.layer(heads.layer, key, value)
+        n = key.shape[2]
+        end = self.start + n
+        for row, slot in enumerate(self.slots):
+            keys[slot, :, self.start : end] = key[row]
+            values[slot, :, self.start : end] = value[row]
+        if self.start:  # only a single prompt comes in chunks
+            slot = self.slots[0]
+            key, value = keys[slot : slot + 1, :, :end], values[slot : slot + 1, :, :end]
+            mask = self._chunk_mask(n, heads.window, query.device)
+        if self.capture is not None:
+            self._capture(self.capture, heads, query, key, mask)
+        if heads.softcap is not None:
+            return _explicit(heads, query, key, value, mask)
+        causal = mask is None
+        if query.dtype != torch.float32 and mask is not None and mask.dtype != torch.bool:
+            mask = mask.to(query.dtype)
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, scale=heads.scaling, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
+        )
+
+    def _chunk_mask(self, n: int, window: int | None, device: torch.device) -> torch.Tensor:
+        """(1, 1, n, start + n): causal with an offset, which is_causal cannot say, and within the window."""
+        if window not in self._masks:
+            self._masks[window] = _visible(
+                torch.arange(self.start, self.start + n, device=device), self.start + n, window
+            )[None, None]
+        return self._masks[window]
+
+    def _capture(
+        self, capture: PrefillCapture, heads: Heads, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
+    ) -> None:
+        batch, columns = query.shape[0], key.shape[2]
+        spans = capture.spans[:, :columns]
+        for first in range(0, capture.rows.shape[1], CAPTURE_ROWS):
+            rows = capture.rows[:, first : first + CAPTURE_ROWS]  # (rows, R)
+            index = rows[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
+            scores = _grouped_scores(heads, query.gather(2, index), key)  # (rows, heads, R, columns)
+            if mask is None:
+                visible = _visible(rows + self.start, columns, None)[:, None]
+            else:
+                visible = mask.expand(batch, -1, -1, -1).gather(2, rows[:, None, :, None].expand(-1, 1, -1, columns))
+            weights = _masked(scores, visible).softmax(-1).mean(1)  # (rows, R, columns)
+            groups = capture.weights[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, G, R)
+            capture.sums[heads.layer] += groups @ (weights @ spans)
+
+
+@dataclass
+class Decode:
+    """A forward pass of one token for each of the first rows of the pool.
+
+    positions: (rows,) the column that each row writes. columns: how many columns are read, at least max(positions) + 1.
+    """
+
+    pool: KVPool
+    positions: torch.Tensor
+    columns: int
+    residual: DecodeResidual
+    capture: Capture | None = None
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        rows, kv_heads = key.shape[:2]
+        keys, values = self.pool.layer(heads.layer, key, value)
+        index = torch.arange(rows, device=key.device)
+        keys[index, :, self.positions] = key[:, :, 0]
+        values[index, :, self.positions] = value[:, :, 0]
+        keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]
+        grouped = query.view(rows, kv_heads, -1, query.shape[-1])  # (rows, kv_heads, group, head_dim)
+        weights = (heads.scores(grouped, keys) + self._mask(heads.window)).softmax(-1)
+        if self.capture is not None:
+            mean = weights.mean((1, 2))[:, None]  # (rows, 1, columns)
+            self.capture.sums[heads.layer] = (mean @ self.capture.spans[:rows, : self.columns])[:, 0]
+        return (weights.to(values.dtype) @ values).view(query.shape)
+
+    def _mask(self, window: int | None) -> torch.Tensor:
+        """(rows, 1, 1, columns) additive: 0 on the columns a row may see, -inf elsewhere."""
+        if window not in self._masks:
+            visible = _visible(self.positions, self.columns, window)[:, None, None]
+            self._masks[window] = torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
+        return self._masks[window]
+
+
+def _visible(rows: torch.Tensor, columns: int, window: int | None) -> torch.Tensor:
+    """(..., columns) bool: the columns that query rows at absolute positions `rows` (...) may attend to."""
+    column = torch.arange(columns, device=rows.device)
+    visible = column <= rows[..., None]
+    return visible if window is None else visible & (column > rows[..., None] - window)
+
+
+def _masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+
+
+def _grouped_scores(heads: Heads, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Scores (rows, heads, n, columns) with grouped keys, which are never repeated."""
+    rows, count, n, width = query.shape
+    grouped = query.reshape(rows, key.shape[1], -1, width)
+    return heads.scores(grouped, key).view(rows, count, n, -1)
+
+
+def _explicit(
+    heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention with materialised weights, for the soft-capped scores that SDPA does not know."""
+    scores = _grouped_scores(heads, query, key)
+    if mask is None:
+        mask = _visible(torch.arange(query.shape[2], device=query.device), key.shape[2], heads.window)
+    weights = _masked(scores, mask).softmax(-1).to(value.dtype)
+    rows, count, n, columns = weights.shape
+    return (weights.view(rows, value.shape[1], -1, columns) @ value).view(rows, count, n, -1)

@@ -1,0 +1,52 @@
+"""Which image a model attended to (implicit-visual-misunderstanding paper, section 3: image-attention factor, metrics)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def image_attention_factor(sums: torch.Tensor, rows: int, tokens: torch.Tensor) -> torch.Tensor:
+    """sigma (layers, images): mean over heads, over query rows and over the image's own tokens of the attention.
+
+    sums: (layers, images), attention summed over `rows` query rows and over each image's tokens, mean over heads.
+    tokens: (images,) how many tokens each image has.
+    """
+    return sums / (rows * tokens)
+
+
+def lnd(sigma: torch.Tensor) -> int:
+    """LND-N: the image of the largest single factor over these N layers. sigma: (N, images) -> index from 0."""
+    return int(sigma.flatten().argmax()) % sigma.shape[1]
+
+
+def m_lnd(sigma: torch.Tensor) -> int:
+    """M-LND-N: the image with the largest mean factor over these N layers. sigma: (N, images) -> index from 0."""
+    return int(sigma.mean(0).argmax())
+
+
+def mc_lnd(sigma: torch.Tensor) -> int:
+    """MC-LND-N: the image that is layer-focused most often; a tie goes to the one with the larger sum of factors over
+    the layers in which it was focused. sigma: (N, images) -> index from 0."""
+    focused = sigma.argmax(1)
+    votes = torch.nn.functional.one_hot(focused, sigma.shape[1])
+    weight = (votes * sigma).sum(0)
+    tied = votes.sum(0) == votes.sum(0).max()
+    return int(weight.masked_fill(~tied, -torch.inf).argmax())
+
+
+METRICS = {"lnd": lnd, "m_lnd": m_lnd, "mc_lnd": mc_lnd}
+
+
+def focus(sigma: torch.Tensor, last: int, target_image: int | None) -> dict[str, object]:
+    """The `focus` readout; images count from 1. `image` is that of M-LND over the last `last` layers, the steadiest of the
+    three; `correct` compares it with `target_image`. sigma: (layers, images)."""
+    tail = sigma[-last:]
+    image = m_lnd(tail) + 1
+    return {
+        "sigma": sigma.tolist(),
+        "layer_focused": (sigma.argmax(1) + 1).tolist(),
+        **{name: {"n": last, "image": metric(tail) + 1} for name, metric in METRICS.items()},
+        "image": image,
+        "target_image": target_image,
+        "correct": None if target_image is None else image == target_image,
+    }

@@ -1,0 +1,22 @@
+"""How attention divides between the images and the text context (modality-preference paper, section 4.2)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def modality(
+    image_sums: torch.Tensor, context_sums: torch.Tensor, image_tokens: int, context_tokens: int
+) -> dict[str, object]:
+    """The `modality` readout: mean attention to an image token / (that + mean attention to a context token).
+
+    image_sums, context_sums: (layers,), attention summed over the same query rows and the modality's tokens. The overall
+    ratio is that of the means over all layers. None without image or context tokens.
+    """
+    if not image_tokens or not context_tokens:
+        return {"attention_ratio": None, "by_layer": None}
+    image, context = image_sums / image_tokens, context_sums / context_tokens
+    return {
+        "attention_ratio": float(image.sum() / (image.sum() + context.sum())),
+        "by_layer": (image / (image + context)).tolist(),
+    }

@@ -1,0 +1,386 @@
+"""The engine: requests in, answers out. One step is: admit and prefill, decode, hand out tokens."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import torch
+
+from steering import check
+from steering.completion import Completion
+from steering.diagnostics.options import Diagnose
+from steering.errors import Busy, ContextOverflow, Fault, RequestError, VectorError
+from steering.interventions.steer import Steer
+from steering.layout import Prompt, build_prompt
+from steering.mllm import MLLM, ImageCache
+from steering.request import Request, Result, TokenLogprob
+from steering.runner import Runner
+from steering.sampler import Sampled
+from steering.scheduler import Scheduler
+from steering.sequence import Sequence
+from steering.text import TextStream, token_bytes
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves one patched model with continuous batching; any thread may submit, one thread steps.
+
+    `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
+    prompt tokens of one step; `focus_layers` is N of the focus metrics (default: the last quarter of the layers).
+    Raises UnsupportedModel when the self-check finds a difference from the plain model.
+    """
+
+    def __init__(
+        self,
+        mllm: MLLM,
+        *,
+        slots: int = 16,
+        max_length: int | None = None,
+        max_waiting: int = 64,
+        max_images: int = 16,
+        prefill_budget: int = 1024,
+        image_cache_bytes: int = 256 * 2**20,
+        focus_layers: int | None = None,
+        threads: int | None = None,
+        self_check: bool = True,
+    ):
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.mllm = mllm
+        self.max_length = min(mllm.context_length, max_length or 4096)
+        self.max_waiting = max_waiting
+        self.max_images = max_images
+        self.focus_layers = focus_layers or max(1, mllm.num_layers // 4)
+        if self_check:
+            check.self_check(mllm)
+        self._runner = Runner(mllm, slots, self.max_length, max_images, ImageCache(image_cache_bytes))
+        self._scheduler = Scheduler(slots, prefill_budget, self._runner.move)
+        self._prefill_budget = prefill_budget
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._fatal: BaseException | None = None
+        self._counts = dict.fromkeys(
+            ("steps", "prompt_tokens", "generated_tokens", "finished", "faults", "cancelled"), 0
+        )
+        self._rate = _Rate()
+        self._token_text = lru_cache(maxsize=100_000)(lambda token: token_bytes(mllm.tokenizer, token))
+
+    # -- for callers ---------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Completion:
+        """Queue a request; it is prepared (tokenised, validated) in the calling thread.
+
+        Raises RequestError, ContextOverflow or VectorError when it is wrong, Busy when the queue is full.
+        """
+        answers = request.n * (2 if request.baseline else 1)
+        if answers > self._scheduler.slots:
+            raise RequestError(
+                f"'n' is too large: this server runs {self._scheduler.slots} answers at once (baselines count).",
+                param="n",
+            )
+        with self._changed:
+            self._refuse_when_closed()
+            if len(self._scheduler.waiting) + answers > self.max_waiting + self._free_slots():
+                raise Busy(len(self._scheduler.waiting), self._rate.seconds_for(len(self._scheduler.waiting)))
+        return self._enqueue(request)
+
+    def generate(self, requests: Iterable[Request]) -> list[Result]:
+        """Answer requests in order, batched; steps in the calling thread unless the engine was started.
+
+        Requests are prepared as the queue drains, so that memory does not grow with their number.
+        """
+        completions: list[Completion] = []
+        for request in requests:
+            while len(self._scheduler.waiting) >= self._scheduler.slots:
+                self._advance()
+            completions.append(self._enqueue(request))
+        while self._thread is None and not all(completion.done for completion in completions):
+            self.step()
+        return [completion.result() for completion in completions]
+
+    def start(self) -> None:
+        """Step in a background thread from now on."""
+        self._thread = threading.Thread(target=self._run, name="helmsight-engine", daemon=True)
+        self._thread.start()
+
+    def stop(self, drain: float = 0.0) -> None:
+        """Refuse new requests, let running ones finish for `drain` seconds, cancel the rest, end the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._idle() or self._fatal is not None, timeout=drain)
+            for sequence in self._sequences():
+                sequence.error = sequence.error or Fault("The server is shutting down.")
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are being worked on."""
+        return self._fatal is None and not self._stopping and self._thread is not None and self._thread.is_alive()
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start and gauges of now."""
+        cache = self._runner.image_cache
+        return {
+            "running": len(self._scheduler.running) + (self._scheduler.filling is not None),
+            "waiting": len(self._scheduler.waiting),
+            "slots": self._scheduler.slots,
+            "max_waiting": self.max_waiting,
+            "image_cache_hits": cache.hits,
+            "image_cache_misses": cache.misses,
+            "image_cache_bytes": cache.bytes,
+            **self._counts,
+        }
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
+        with self._changed:
+            for sequence in [s for s in self._sequences() if s.done]:
+                self._leave(sequence)
+        forks = self._scheduler.next_forks()
+        batch = forks or self._scheduler.next_prefill(self._divisible)
+        if batch:
+            self._prefill(batch, forks=bool(forks))
+        if self._scheduler.running:
+            self._decode()
+        self._counts["steps"] += 1
+
+    def _prefill(self, batch: list[Sequence], forks: bool) -> None:
+        try:
+            logits = self._runner.fork(batch) if forks else self._runner.prefill(batch, self._prefill_budget)
+            if logits is None:
+                return
+            for sequence in batch:
+                self._scheduler.prefilled(sequence)
+            self._counts["prompt_tokens"] += sum(sequence.prompt.length for sequence in batch)
+            self._hand_out(batch, self._runner.first_tokens(batch, logits))
+        except Exception as error:
+            if len(batch) == 1:
+                self._fail(batch, error)
+            else:
+                self._scheduler.retry_alone(batch)
+
+    def _decode(self) -> None:
+        running = list(self._scheduler.running)
+        try:
+            self._hand_out(running, self._runner.decode(running))
+        except Exception as error:
+            self._fail(running, error)
+
+    def _divisible(self, sequence: Sequence) -> bool:
+        """Whether a waiting prompt may share a prefill; one whose images fail to encode runs, and fails, alone."""
+        try:
+            return self._runner.embedded(sequence).divisible
+        except Exception:
+            return False
+
+    def _hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
+        """Give every sequence its token; the only place where the host waits for the device."""
+        tokens = sampled.tokens.tolist()
+        finite = sampled.finite.tolist()
+        alternatives = None
+        if sampled.logprob is not None and sampled.top_logprob is not None and sampled.top_id is not None:
+            alternatives = list(
+                zip(sampled.logprob.tolist(), sampled.top_id.tolist(), sampled.top_logprob.tolist(), strict=True)
+            )
+        for row, sequence in enumerate(sequences):
+            if sequence.done:
+                continue
+            if not finite[row]:
+                sequence.error = Fault("The model produced logits that are not finite for this request.")
+                continue
+            logprobs = []
+            if alternatives is not None and sequence.sampling.logprobs is not None:
+                logprobs.append(self._logprob(tokens[row], *alternatives[row], keep=sequence.sampling.logprobs))
+            try:
+                self._append(sequence, tokens[row], logprobs)
+            except Exception as error:
+                log.exception("A token could not be handed out.")
+                sequence.error = Fault(f"The request failed in the engine: {error}")
+        with self._changed:
+            for sequence in [s for s in sequences if s.done]:
+                self._leave(sequence)
+
+    def _append(self, sequence: Sequence, token: int, logprobs: list[TokenLogprob]) -> None:
+        self._counts["generated_tokens"] += 1
+        sequence.tokens.append(token)
+        ended = token in self.mllm.stop_ids and not sequence.sampling.ignore_eos
+        if not ended:
+            sequence.logprobs.extend(logprobs)
+        piece = "" if ended else sequence.text.feed(token)
+        if ended or sequence.text.stopped:
+            sequence.finish_reason = "stop"
+        elif len(sequence.tokens) >= sequence.max_tokens:
+            sequence.finish_reason = "length"
+        if sequence.finish_reason is not None:
+            piece += sequence.text.finish()
+            self._runner.read(sequence)
+        sequence.notify(sequence, piece, [] if ended else logprobs)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Free the slot; called with the lock held."""
+        slot = sequence.slot
+        if sequence.error is not None and slot >= 0:
+            self._runner.pool.clear(slot)
+        self._scheduler.release(sequence)
+        sequence.embedded = sequence.prompt_logits = None
+        self._counts["faults" if sequence.error else "finished" if sequence.finish_reason else "cancelled"] += 1
+        self._rate.tick()
+        if sequence.finish_reason is None:
+            sequence.notify(sequence, "", [])
+        self._changed.notify_all()
+
+    def _fail(self, sequences: list[Sequence], error: Exception) -> None:
+        """End sequences whose step raised."""
+        log.error("A step failed for %d sequences.", len(sequences), exc_info=error)
+        with self._changed:
+            for sequence in sequences:
+                sequence.error = sequence.error or Fault(f"The request failed in the engine: {error}")
+                self._leave(sequence)
+
+    # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, request: Request) -> Completion:
+        prompt = build_prompt(self.mllm, request.messages)
+        max_tokens = self._validate(request, prompt)
+        completion = Completion(prompt.length, request.n, request.baseline, self.focus_layers, self._wake)
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+
+        def sequence(index: int, baseline: bool, first: Sequence | None) -> Sequence:
+            return Sequence(
+                prompt=prompt,
+                sampling=request.sampling,
+                max_tokens=max_tokens,
+                seed=(seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63,
+                text=TextStream(self.mllm.tokenizer, request.sampling.stop),
+                notify=completion.receive,
+                steering=() if baseline else request.steering,
+                diagnose=request.diagnose,
+                wants_states=request.states,
+                fork_of=first,
+                expects_forks=first is None and request.n > 1,
+            )
+
+        for baseline in (False, True)[: 1 + request.baseline]:
+            first = None
+            for index in range(request.n):
+                made = sequence(index, baseline, first)
+                first = first or made
+                completion.expect(made, index, baseline)
+        with self._changed:
+            self._refuse_when_closed()
+            self._scheduler.waiting.extend(completion.sequences)
+            self._changed.notify_all()
+        return completion
+
+    def _validate(self, request: Request, prompt: Prompt) -> int:
+        """How many tokens may be generated; raises when the request does not fit the model."""
+        room = self.max_length - prompt.length
+        asked = request.sampling.max_tokens
+        if room < 1 or (asked is not None and asked > room):
+            raise ContextOverflow(self.max_length, prompt.length + (asked or 1), prompt.length)
+        images = len(prompt.layout.images)
+        if images > self.max_images:
+            raise RequestError(f"A request may hold at most {self.max_images} images; got {images}.", param="messages")
+        if any(not 0 <= token < self.mllm.vocab_size for token in request.sampling.logit_bias):
+            raise RequestError(f"'logit_bias' tokens must be from 0 to {self.mllm.vocab_size - 1}.", param="logit_bias")
+        for steer in request.steering:
+            self._validate_steer(steer)
+        self._validate_diagnose(request.diagnose, images)
+        return room if asked is None else asked
+
+    def _validate_steer(self, steer: Steer) -> None:
+        if steer.vector.fingerprint != self.mllm.fingerprint:
+            raise VectorError(
+                f"Steering vector {steer.vector.name!r} was made for a model with fingerprint {steer.vector.fingerprint}; "
+                f"this one has {self.mllm.fingerprint}.",
+                param="steering.vector",
+                code="wrong_model",
+            )
+
+    @staticmethod
+    def _validate_diagnose(diagnose: Diagnose | None, images: int) -> None:
+        if diagnose is not None and diagnose.target_image is not None and diagnose.target_image > images:
+            raise RequestError(
+                f"'diagnostics.target_image' is {diagnose.target_image}, but the request holds {images} images.",
+                param="diagnostics.target_image",
+            )
+
+    def _logprob(self, token: int, logprob: float, top: list[int], values: list[float], keep: int) -> TokenLogprob:
+        alternatives = tuple(
+            TokenLogprob(other, *self._token_text(other), value)
+            for other, value in list(zip(top, values, strict=True))[:keep]
+        )
+        return TokenLogprob(token, *self._token_text(token), logprob, alternatives)
+
+    def _sequences(self) -> Iterator[Sequence]:
+        yield from [*self._scheduler.running, *self._scheduler.waiting]
+        if self._scheduler.filling is not None:
+            yield self._scheduler.filling
+
+    def _free_slots(self) -> int:
+        return self._scheduler.slots - len(self._scheduler.running) - (self._scheduler.filling is not None)
+
+    def _idle(self) -> bool:
+        return not (self._scheduler.running or self._scheduler.waiting or self._scheduler.filling)
+
+    def _refuse_when_closed(self) -> None:
+        if self._stopping or self._fatal is not None:
+            raise Fault("The server is shutting down.")
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _advance(self) -> None:
+        """One step, or, where a thread steps, a moment's wait for it."""
+        if self._thread is None:
+            self.step()
+        else:
+            with self._changed:
+                self._changed.wait(timeout=0.1)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping or not self._idle())
+                    if self._stopping and self._idle():
+                        return
+                self.step()
+        except BaseException as error:
+            log.critical("The engine thread died.", exc_info=error)
+            self._fatal = error
+            with self._changed:
+                for sequence in list(self._sequences()):
+                    sequence.error = Fault(f"The engine died: {error}")
+                    sequence.notify(sequence, "", [])
+                self._changed.notify_all()
+
+
+class _Rate:
+    """Sequences ended per second, smoothed, to tell a refused client when to come back."""
+
+    def __init__(self) -> None:
+        self._seconds = 1.0
+        self._last = time.monotonic()
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        self._seconds += 0.1 * (min(now - self._last, 60.0) - self._seconds)
+        self._last = now
+
+    def seconds_for(self, count: int) -> float:
+        return min(max(1.0, count * self._seconds), 60.0)

@@ -1,0 +1,49 @@
+"""Errors that the engine raises; each says what was wrong, in which field, and what is allowed."""
+
+from __future__ import annotations
+
+
+class SteeringError(Exception):
+    """Base of every error raised on purpose in this package."""
+
+
+class UnsupportedModel(SteeringError):
+    """The checkpoint cannot be served exactly by this engine."""
+
+
+class RequestError(SteeringError):
+    """A request asks for something impossible; `param` names the field, `code` is machine-readable."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value"):
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextOverflow(RequestError):
+    """Prompt and answer do not fit into the context length."""
+
+    def __init__(self, limit: int, asked: int, prompt: int):
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, you requested {asked} tokens "
+            f"({prompt} in the messages, {asked - prompt} in the completion). Please reduce the length of the messages "
+            "or the completion.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+class VectorError(RequestError):
+    """A steering vector is missing, damaged, or made for another model."""
+
+
+class Busy(SteeringError):
+    """The waiting queue is full; try again in about `retry_after` seconds."""
+
+    def __init__(self, waiting: int, retry_after: float):
+        super().__init__(f"The server is at capacity: {waiting} requests are already waiting.")
+        self.retry_after = retry_after
+
+
+class Fault(SteeringError):
+    """A sequence ended abnormally (non-finite logits, an exception in its step); other sequences are unaffected."""

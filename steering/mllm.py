@@ -1,0 +1,283 @@
+"""A multimodal language model, loaded and patched so that the engine can run its decoder itself."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from steering import attention, residual
+from steering.errors import UnsupportedModel
+from steering.processor import load_processor
+
+TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
+"""Processor outputs with one value a token; everything else describes the images."""
+
+
+class _Intercepted(Exception):
+    """Carries the decoder's inputs out of the wrapper's forward pass."""
+
+
+@dataclass
+class Embedded:
+    """What the language model's decoder receives for one prompt of n tokens.
+
+    embeds: (1, n, d). positions: (1, n) or (axes, 1, n) for multi-axis rotary positions. mask: None where attention is
+    plainly causal, else what the wrapper built (4-D, or a dict of them). extras: further decoder inputs (DeepStack).
+    """
+
+    embeds: torch.Tensor
+    positions: torch.Tensor
+    mask: Any
+    extras: dict[str, Any]
+
+    @property
+    def length(self) -> int:
+        return self.embeds.shape[1]
+
+    @property
+    def rope_delta(self) -> int:
+        """What must be added to a cache length to get the next rotary position (mrope compresses images)."""
+        return int(self.positions.max()) + 1 - self.length
+
+    @property
+    def divisible(self) -> bool:
+        """Whether it may be cut into chunks or padded into a batch: causal, and no extras that are laid on tokens."""
+        return self.mask is None and not self.extras
+
+
+class MLLM:
+    """A patched image-text-to-text model with its processor; made by `load`."""
+
+    def __init__(self, model: Any, processor: Any, name: str, path: Path | None):
+        self.model = model
+        self.processor = processor
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.name = name
+        self.path = path
+        self.text_config = model.config.get_text_config()
+        self.decoder: Any = model.get_decoder()
+        self.layers: nn.ModuleList = self.decoder.layers
+        self.num_layers = len(self.layers)
+        self.hidden_size: int = self.text_config.hidden_size
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.context_length: int = int(getattr(self.text_config, "max_position_embeddings", 0) or 4096)
+        self.image_token_id: int = model.config.image_token_id
+        self.device: torch.device = next(model.parameters()).device
+        self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
+        self.fingerprint = _fingerprint(model)
+        self.image_size = _image_size(path)
+        self.stop_ids = _stop_ids(model.generation_config, self.tokenizer)
+        self.generation_defaults = _generation_defaults(model.generation_config)
+        residual.install(self.layers)
+        self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
+        self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)
+        self._takes_encoder_outputs = "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
+
+    def embed(self, inputs: Mapping[str, torch.Tensor], image_cache: ImageCache | None = None) -> Embedded:
+        """Run the wrapper up to its decoder call and return what the decoder would have received.
+
+        No family needs code of its own: image features, multi-axis positions and special masks are the wrapper's work.
+        """
+        inputs = {name: value.to(self.device) for name, value in inputs.items()}
+        arguments: dict[str, Any] = inputs
+        pictures = {name: value for name, value in inputs.items() if name not in TEXT_INPUTS}
+        if pictures and image_cache is not None and self._takes_encoder_outputs:
+            features = image_cache.get(pictures, lambda: self._image_features(pictures))
+            arguments = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
+            arguments["mm_encoder_outputs"] = {"image": features}
+        received: dict[str, Any] = {}
+
+        def intercept(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            received.update(kwargs)
+            raise _Intercepted
+
+        handle = self.decoder.register_forward_pre_hook(intercept, with_kwargs=True)
+        try:
+            self.model.model(**arguments, use_cache=False)
+        except _Intercepted:
+            pass
+        finally:
+            handle.remove()
+        if hasattr(self.model.model, "rope_deltas"):  # state that a wrapper keeps between calls; ours is per sequence
+            self.model.model.rope_deltas = None
+        return self._decoder_inputs(received)
+
+    def _decoder_inputs(self, received: dict[str, Any]) -> Embedded:
+        embeds = received.pop("inputs_embeds")
+        positions = received.pop("position_ids", None)
+        if positions is None:
+            positions = torch.arange(embeds.shape[1], device=embeds.device)[None]
+        mask = received.pop("attention_mask", None)
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2:  # a padding mask without padding says nothing
+            mask = None
+        extras = {
+            name: value
+            for name, value in received.items()
+            if name in self._decoder_arguments
+            and value is not None
+            and name not in {"input_ids", "past_key_values", "use_cache"}
+        }
+        return Embedded(embeds, positions, mask, extras)
+
+    def _image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
+        arguments = {name: value for name, value in pictures.items() if name in self._feature_arguments}
+        return self.model.model.get_image_features(**arguments, return_dict=True)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (..., vocabulary) in float32 of normalised hidden states (..., d)."""
+        logits = self.model.get_output_embeddings()(hidden)
+        if (cap := getattr(self.text_config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        if (scale := getattr(self.text_config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (scaling := getattr(self.text_config, "logits_scaling", None)) is not None:
+            logits = logits / scaling
+        return logits.float()
+
+
+class ImageCache:
+    """Image features by content, least recently used out first, bounded in bytes."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self._entries: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+
+    def get(self, pictures: Mapping[str, torch.Tensor], encode: Callable[[], Any]) -> Any:
+        """The features of these processed images; `encode` makes them the first time."""
+        hasher = hashlib.sha256()
+        for name in sorted(pictures):
+            value = pictures[name].contiguous().cpu()
+            hasher.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            hasher.update(value.flatten().view(torch.uint8).numpy().tobytes())
+        key = hasher.digest()
+        if key in self._entries:
+            self.hits += 1
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+        self.misses += 1
+        features = encode()
+        size = _tensor_bytes(features)
+        if size <= self.capacity:
+            self._entries[key] = (features, size)
+            self.bytes += size
+            while self.bytes > self.capacity:
+                self.bytes -= self._entries.popitem(last=False)[1][1]
+        return features
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(_tensor_bytes(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_tensor_bytes(item) for item in value)
+    return 0
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    local_files_only: bool = True,
+    name: str | None = None,
+) -> MLLM:
+    """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model.
+
+    `device` "auto" is the first GPU, else the CPU; `dtype` "auto" is the checkpoint's own on a GPU and float32 on a CPU,
+    whose half-precision kernels are slow. No code from the checkpoint is run. Raises UnsupportedModel when the model's
+    structure cannot be served, OSError when the files are missing.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if dtype == "auto" and device.type == "cpu":
+        dtype = torch.float32
+    options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
+    attention.register()
+    config = AutoConfig.from_pretrained(path, **options)
+    _refuse_structure(config)
+    model = AutoModelForImageTextToText.from_pretrained(
+        path,
+        config=config,
+        dtype=dtype,
+        attn_implementation={"text_config": attention.NAME},
+        use_safetensors=True,
+        **options,
+    )
+    model = model.eval().requires_grad_(False).to(device)
+    processor = load_processor(path, local_files_only=local_files_only)
+    folder = Path(path) if Path(path).is_dir() else None
+    return MLLM(model, processor, name or (folder.resolve().name if folder else str(path)), folder)
+
+
+def _refuse_structure(config: Any) -> None:
+    """Refuse early, by the config, what the slot KV pool cannot hold; the self-check catches the rest."""
+    text = config.get_text_config()
+    kinds = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    reason = None
+    if kinds:
+        reason = f"it has layers of type {', '.join(kinds)}; only full and sliding softmax attention can be held"
+    elif getattr(text, "cross_attention_layers", None):
+        reason = "its language model reads images by cross-attention, which leaves no image tokens to look at"
+    elif getattr(text, "num_kv_shared_layers", 0):
+        reason = "some of its layers share keys and values with others"
+    elif getattr(config, "is_encoder_decoder", False):
+        reason = "it is an encoder-decoder model"
+    if reason:
+        raise UnsupportedModel(f"{config.model_type} cannot be served: {reason}.")
+
+
+def _fingerprint(model: Any) -> str:
+    """Hash of the text config and of a slice of every decoder layer's weights, the same in every dtype."""
+    hasher = hashlib.sha256()
+    text = model.config.get_text_config()
+    shape = {key: getattr(text, key, None) for key in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")}
+    hasher.update(json.dumps(shape, sort_keys=True).encode())
+    for layer in model.get_decoder().layers:
+        for parameter in layer.parameters():
+            # bfloat16 keeps the hash stable between a half-precision file loaded as such and loaded as float32.
+            sample = parameter.detach().flatten()[:64].to("cpu", torch.bfloat16)
+            hasher.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()[:32]
+
+
+def _image_size(folder: Path | None) -> tuple[int, int] | None:
+    """The (width, height) every picture is resized to first, where the checkpoint's helmsight.json asks for one."""
+    if folder is None or not (file := folder / "helmsight.json").is_file():
+        return None
+    size = json.loads(file.read_text()).get("image_size")
+    return (int(size[0]), int(size[1])) if size else None
+
+
+def _stop_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
+    """Token ids that end an answer, as `generate()` would take them."""
+    ids = generation_config.eos_token_id if generation_config.eos_token_id is not None else tokenizer.eos_token_id
+    return frozenset(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+
+
+def _generation_defaults(generation_config: Any) -> dict[str, float]:
+    """Sampling defaults that the checkpoint states; `do_sample` false is temperature 0."""
+    stated = generation_config.to_diff_dict()
+    defaults = {
+        key: stated[key]
+        for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if stated.get(key) is not None
+    }
+    if generation_config.do_sample is False:
+        defaults["temperature"] = 0.0
+    return defaults

@@ -1,0 +1,77 @@
+"""Load a checkpoint's processor (chat template, tokenizer, image preprocessing), with or without torchvision.
+
+transformers has PIL image processors for most families, but two things still stop whole processors from loading where
+torchvision is not installed: those that also know video insist on a video processor, and the one of Pixtral and Mistral 3
+imports a helper from a torchvision module. Helmsight serves images only and needs neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoProcessor, ProcessorMixin, processing_utils
+from transformers.utils.import_utils import is_torchvision_available
+from transformers.video_processing_utils import VideoProcessorMixin
+
+_LOADING = threading.Lock()
+
+
+def load_processor(path: str | Path, *, local_files_only: bool = True) -> ProcessorMixin:
+    """The processor of the checkpoint at `path`: a folder or, with `local_files_only=False`, a hub name too.
+
+    Code that comes with a checkpoint is never run. Raises `ValueError` or `OSError` where there is no processor that
+    transformers knows, `ImportError` where one needs a package that is not installed.
+    """
+    with nullcontext() if is_torchvision_available() else _image_only():
+        processor = AutoProcessor.from_pretrained(path, local_files_only=local_files_only, trust_remote_code=False)
+    if isinstance(processor, ProcessorMixin):
+        return processor
+    # AutoProcessor falls back to a bare tokenizer or image processor, which would fail much later and less clearly.
+    raise ValueError(f"{path} holds no multimodal processor, only a {type(processor).__name__}")
+
+
+class NoVideo(VideoProcessorMixin):
+    """Stands in for a video processor: holds the checkpoint's video settings, refuses videos."""
+
+    def preprocess(self, videos: Any, **kwargs: Any) -> Any:
+        raise ImportError("videos need torchvision, which is not installed")
+
+
+@contextmanager
+def _image_only() -> Iterator[None]:
+    """Within, processors load without torchvision."""
+    _import_pixtral_processor()
+    # Processors look up the class that their video processor must have here, and find it only with torchvision.
+    library: Any = processing_utils.transformers_module
+    library.VideoProcessorMixin = VideoProcessorMixin
+    auto: Any = importlib.import_module("transformers.models.auto.video_processing_auto")
+    with _LOADING:
+        real = auto.AutoVideoProcessor
+        # A stand-in, because dropping "video_processor" from the kinds of sub-processors, though shorter, shifts the
+        # arguments of processors that require one or take it before the tokenizer. Only loading looks here.
+        auto.AutoVideoProcessor = NoVideo
+        try:
+            yield
+        finally:
+            auto.AutoVideoProcessor = real
+
+
+def _import_pixtral_processor() -> None:
+    """Import PixtralProcessor with the PIL twin of the torchvision module that it takes one helper function from."""
+    package = importlib.import_module("transformers.models.pixtral")
+    module = f"{package.__name__}.processing_pixtral"
+    needed = f"{package.__name__}.image_processing_pixtral"
+    if module not in sys.modules:
+        sys.modules[needed] = importlib.import_module(f"{package.__name__}.image_processing_pil_pixtral")
+        try:
+            importlib.import_module(module)
+        finally:
+            del sys.modules[needed]
+    # AutoProcessor asks the package, whose lazy loader otherwise answers with a class that only raises.
+    vars(package)["PixtralProcessor"] = sys.modules[module].PixtralProcessor

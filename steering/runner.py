@@ -1,0 +1,298 @@
+"""Tensors in, tokens out: prefill of new prompts and one decode step for every running sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+
+from steering import residual
+from steering.attention import Capture, Decode, KVPool, Prefill, PrefillCapture
+from steering.diagnostics.captures import attention_shares
+from steering.interventions.steer import generated_delta, prompt_delta
+from steering.layout import FIRST_IMAGE, QUESTION
+from steering.mllm import MLLM, Embedded, ImageCache
+from steering.residual import DecodeResidual, PrefillResidual
+from steering.sampler import Needs, Sampled, SamplerRows, sample
+from steering.sequence import Readings, Sequence
+
+COLUMN_BUCKET = 64
+"""Decode reads a multiple of this many columns, so that shapes repeat."""
+
+
+class Runner:
+    """Owns every tensor with a slot dimension. All settings live in fixed tensors, neutral where nothing was asked."""
+
+    def __init__(self, mllm: MLLM, slots: int, length: int, max_images: int, image_cache: ImageCache):
+        self.mllm = mllm
+        self.image_cache = image_cache
+        self.pool = KVPool(slots, length)
+        self.sampler = SamplerRows(slots, mllm.vocab_size, mllm.device)
+        device, layers, spans = mllm.device, mllm.num_layers, FIRST_IMAGE + max_images
+        self.token = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.position = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.delta = torch.zeros(layers, slots, mllm.hidden_size, dtype=mllm.dtype, device=device)
+        self.spans = torch.zeros(slots, length, spans, device=device)
+        self.sums = torch.zeros(layers, slots, spans, device=device)
+        self.output_sums = torch.zeros(slots, layers, spans, device=device)
+        self.decay = torch.zeros(slots, length, 3, device=device)
+        self.rope_axes: int | None = None
+
+    @torch.inference_mode()
+    def embedded(self, sequence: Sequence) -> Embedded:
+        """The decoder's inputs for a sequence's prompt, made once; image features come from the cache."""
+        if sequence.embedded is None:
+            sequence.embedded = self.mllm.embed(sequence.prompt.inputs, self.image_cache)
+            sequence.rope_delta = sequence.embedded.rope_delta
+            if sequence.embedded.positions.ndim == 3:
+                self.rope_axes = sequence.embedded.positions.shape[0]
+        return sequence.embedded
+
+    @torch.inference_mode()
+    def prefill(self, sequences: Rows[Sequence], budget: int) -> torch.Tensor | None:
+        """Run the prompts of several sequences whole, or the next chunk of a single long one.
+
+        Returns the last logits (rows, vocabulary), or None while a prompt is not complete.
+        """
+        embedded = [self.embedded(sequence) for sequence in sequences]
+        start = sequences[0].computed
+        count = embedded[0].length - start
+        if len(sequences) == 1 and embedded[0].divisible:
+            count = min(count, budget)
+        batch = _chunk(embedded[0], start, count) if len(sequences) == 1 else _padded(embedded)
+        if start == 0:
+            for sequence in sequences:
+                self._place(sequence)
+        lengths = [min(e.length, start + count) - start for e in embedded]
+        if len(sequences) > 1:
+            lengths = [e.length for e in embedded]
+        complete = start + lengths[0] == embedded[0].length
+        last = torch.tensor(lengths, device=self.mllm.device) - 1
+        step = Prefill(
+            self.pool,
+            [sequence.slot for sequence in sequences],
+            self._prefill_residual(sequences, start, lengths, last if complete else None),
+            start,
+            self._prefill_capture(sequences, start, lengths, complete),
+        )
+        mask = batch.mask if start == 0 else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.mllm.device)
+        hidden = self.mllm.decoder(
+            inputs_embeds=batch.embeds,
+            position_ids=batch.positions,
+            attention_mask=mask,
+            use_cache=False,
+            step=step,
+            **batch.extras,
+        ).last_hidden_state
+        self._keep(sequences, step, lengths)
+        if not complete:
+            return None
+        logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
+        for row, sequence in enumerate(sequences):
+            sequence.embedded = None
+            if sequence.expects_forks:
+                sequence.prompt_logits = logits[row]
+        return logits
+
+    @torch.inference_mode()
+    def fork(self, sequences: Rows[Sequence]) -> torch.Tensor:
+        """Start sequences whose prompt another one has in its slot already. Returns the last logits (rows, vocabulary)."""
+        logits = []
+        for sequence in sequences:
+            source = sequence.fork_of
+            assert source is not None
+            assert source.prompt_logits is not None
+            sequence.rope_delta = source.rope_delta
+            self._place(sequence)
+            self.pool.copy(source.slot, sequence.slot, source.prompt.length)
+            sequence.computed = source.prompt.length
+            sequence.states, sequence.norms = source.states, source.norms
+            sequence.question_sums, sequence.last_sums = source.question_sums, source.last_sums
+            logits.append(source.prompt_logits)
+        return torch.stack(logits)
+
+    @torch.inference_mode()
+    def first_tokens(self, sequences: Rows[Sequence], logits: torch.Tensor) -> Sampled:
+        """Sample the first token of sequences that finished their prefill. logits: (rows, vocabulary)."""
+        rows = torch.tensor([sequence.slot for sequence in sequences], device=logits.device)
+        self.position[rows] = torch.tensor([sequence.prompt.length for sequence in sequences], device=logits.device)
+        needs = Needs.of([sequence.sampling for sequence in sequences])
+        sampled = sample(logits, self.sampler, rows, self.position[rows], needs)
+        self.token[rows] = sampled.tokens
+        return sampled
+
+    @torch.inference_mode()
+    def decode(self, running: Rows[Sequence]) -> Sampled:
+        """One token for every running sequence; row i is slot i."""
+        logits = self.decode_logits(running)
+        rows = slice(0, len(running))
+        sampled = sample(logits, self.sampler, rows, self.position[rows], Needs.of([s.sampling for s in running]))
+        self.token[rows] = sampled.tokens
+        return sampled
+
+    @torch.inference_mode()
+    def decode_logits(self, running: Rows[Sequence]) -> torch.Tensor:
+        """Feed every running sequence's last token: (rows, vocabulary), and the captures of the sequences that want them."""
+        count = len(running)
+        longest = max(sequence.length for sequence in running) + 1
+        columns = min(-(-longest // COLUMN_BUCKET) * COLUMN_BUCKET, self.pool.length)
+        positions = self.position[:count].clone()
+        capturing = any(sequence.diagnose is not None for sequence in running)
+        capture = Capture(self.spans, self.sums[:, :count]) if capturing else None
+        step = Decode(self.pool, positions, columns, DecodeResidual(self.delta), capture)
+        rope = (positions + self.rope_delta[:count])[:, None]
+        if self.rope_axes is not None:
+            rope = rope.expand(self.rope_axes, -1, -1)
+        mask = torch.ones(
+            count, 1, 1, 1, dtype=torch.bool, device=rope.device
+        )  # ours; keeps the model from building one
+        embeds = self.mllm.model.get_input_embeddings()(self.token[:count, None])
+        hidden = self.mllm.decoder(
+            inputs_embeds=embeds, position_ids=rope, attention_mask=mask, use_cache=False, step=step
+        ).last_hidden_state
+        if capture is not None:
+            self.output_sums[:count] += capture.sums.transpose(0, 1)
+            self.decay[torch.arange(count, device=positions.device), positions] = attention_shares(capture.sums)
+        self.position[:count] += 1
+        return self.mllm.head(hidden[:, -1])
+
+    @torch.inference_mode()
+    def move(self, source: int, target: int, length: int) -> None:
+        """Move a sequence with `length` used columns to another slot."""
+        self.pool.copy(source, target, length)
+        for tensor in (self.token, self.position, self.rope_delta, self.spans, self.output_sums, self.decay):
+            tensor[target] = tensor[source]
+        self.delta[:, target] = self.delta[:, source]
+        self.sampler.move(source, target)
+
+    @torch.inference_mode()
+    def read(self, sequence: Sequence) -> None:
+        """Take the readings of a finished sequence out of its slot, to the CPU."""
+        if sequence.diagnose is None or sequence.question_sums is None or sequence.last_sums is None:
+            return
+        rows = max(len(sequence.tokens) - 1, 0)
+        first = sequence.prompt.length
+        decay = torch.cat(
+            [attention_shares(sequence.last_sums[:, None]), self.decay[sequence.slot, first : first + rows]]
+        )
+        sequence.readings = Readings(
+            sequence.question_sums.cpu(),
+            sequence.last_sums.cpu(),
+            self.output_sums[sequence.slot].cpu(),
+            decay.cpu(),
+            rows,
+        )
+
+    def _place(self, sequence: Sequence) -> None:
+        """Write a sequence's settings into its slot."""
+        slot = sequence.slot
+        self.rope_delta[slot] = sequence.rope_delta
+        self.sampler.place(
+            slot,
+            sequence.sampling,
+            sequence.seed,
+            sequence.prompt.ids,
+            torch.tensor(sequence.tokens, dtype=torch.int64),
+        )
+        self.delta[:, slot] = generated_delta(sequence.steering, self.mllm.num_layers, self.mllm.hidden_size).to(
+            self.delta
+        )
+        self.spans[slot] = 0.0
+        self.output_sums[slot] = 0.0
+        if sequence.diagnose is not None:
+            spans = sequence.prompt.layout.spans
+            columns = (spans >= 0).nonzero()[:, 0]
+            self.spans[slot, columns.to(self.spans.device), spans[columns].to(self.spans.device)] = 1.0
+
+    def _prefill_residual(
+        self, sequences: Rows[Sequence], start: int, lengths: list[int], last: torch.Tensor | None
+    ) -> PrefillResidual:
+        classes = torch.zeros(len(sequences), max(lengths), 2)
+        tables: dict[int, torch.Tensor] = {}
+        for row, sequence in enumerate(sequences):
+            if not sequence.steering:
+                continue
+            image = sequence.prompt.layout.spans[start : start + lengths[row]] >= FIRST_IMAGE
+            classes[row, : lengths[row], residual.IMAGE] = image.float()
+            classes[row, : lengths[row], residual.TEXT] = (~image).float()
+            for layer, delta in prompt_delta(sequence.steering).items():
+                tables.setdefault(layer, torch.zeros(len(sequences), 2, delta.shape[1]))[row] = delta
+        states = None
+        if last is not None and any(sequence.wants_states for sequence in sequences):
+            states = torch.zeros(
+                self.mllm.num_layers,
+                len(sequences),
+                self.mllm.hidden_size,
+                dtype=self.mllm.dtype,
+                device=self.mllm.device,
+            )
+        return PrefillResidual(
+            classes.to(self.mllm.device),
+            {layer: table.to(self.mllm.device, self.mllm.dtype) for layer, table in tables.items()},
+            last=last,
+            states=states,
+        )
+
+    def _prefill_capture(
+        self, sequences: Rows[Sequence], start: int, lengths: list[int], complete: bool
+    ) -> PrefillCapture | None:
+        """Captures of the question rows (group 0) and of each prompt's last row (group 1) in this chunk."""
+        if all(sequence.diagnose is None for sequence in sequences):
+            return None
+        wanted = []
+        for row, sequence in enumerate(sequences):
+            question = sequence.prompt.layout.columns(QUESTION) - start
+            question = question[(question >= 0) & (question < lengths[row])]
+            wanted.append((question, [lengths[row] - 1] if complete else []))
+        most = max(len(question) + len(last) for question, last in wanted)
+        if most == 0:
+            return None
+        rows = torch.zeros(len(sequences), most, dtype=torch.int64)
+        weights = torch.zeros(len(sequences), most, 2)
+        for row, (question, last) in enumerate(wanted):
+            rows[row, : len(question)] = question
+            weights[row, : len(question), 0] = 1.0
+            for position in last:
+                rows[row, len(question)] = position
+                weights[row, len(question), 1] = 1.0
+        spans = self.spans[torch.tensor([sequence.slot for sequence in sequences], device=self.spans.device)]
+        sums = torch.zeros(len(self.sums), len(sequences), 2, spans.shape[2], device=spans.device)
+        return PrefillCapture(spans, sums, rows.to(spans.device), weights.to(spans.device))
+
+    def _keep(self, sequences: Rows[Sequence], step: Prefill, lengths: list[int]) -> None:
+        """Add what a chunk measured to its sequences."""
+        for row, sequence in enumerate(sequences):
+            sequence.computed += lengths[row]
+            for layer, norms in step.residual.norms.items():
+                sequence.norms[layer] = sequence.norms.get(layer, 0) + norms[row].cpu()
+            if step.residual.states is not None and sequence.wants_states:
+                sequence.states = step.residual.states[:, row].float().cpu()
+            if step.capture is not None and sequence.diagnose is not None:
+                question, last = step.capture.sums[:, row].unbind(1)
+                sequence.question_sums = (
+                    question if sequence.question_sums is None else sequence.question_sums + question
+                )
+                sequence.last_sums = last if sequence.last_sums is None else sequence.last_sums + last
+
+
+def _chunk(embedded: Embedded, start: int, count: int) -> Embedded:
+    """Tokens start..start+count of a prompt."""
+    if count == embedded.length:
+        return embedded
+    return Embedded(embedded.embeds[:, start : start + count], embedded.positions[..., start : start + count], None, {})
+
+
+def _padded(embedded: list[Embedded]) -> Embedded:
+    """Several prompts as one batch, padded on the right, where a causal mask never looks.
+
+    Padded positions go on counting: transformers would take a jump back for the begin of a packed sequence.
+    """
+    width = max(e.length for e in embedded)
+    embeds = embedded[0].embeds.new_zeros(len(embedded), width, embedded[0].embeds.shape[2])
+    positions = []
+    for row, e in enumerate(embedded):
+        embeds[row, : e.length] = e.embeds[0]
+        beyond = e.positions[..., -1:] + 1 + torch.arange(width - e.length, device=e.positions.device)
+        positions.append(torch.cat([e.positions, beyond], dim=-1))
+    return Embedded(embeds, torch.cat(positions, dim=-2), None, {})

@@ -1,0 +1,90 @@
+"""One answer in the making: its prompt, its settings, what was generated and measured so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from steering.diagnostics.options import Diagnose
+from steering.interventions.steer import Steer, Touched, applied
+from steering.layout import FIRST_IMAGE, Prompt
+from steering.mllm import Embedded
+from steering.request import Sampling, TokenLogprob
+from steering.text import TextStream
+
+
+@dataclass
+class Readings:
+    """Attention of one sequence, reduced to spans, mean over heads; spans are numbered as in `layout`.
+
+    question, last, output: (layers, spans), summed over the question rows, the prompt's last row, and the rows of the
+    generated tokens. decay: (steps, 3), shares of vision, system and user text at each generated token, mean over layers.
+    """
+
+    question: torch.Tensor
+    last: torch.Tensor
+    output: torch.Tensor
+    decay: torch.Tensor
+    output_rows: int
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Lives from submission to its last token; the scheduler gives it a slot, the runner fills in what it reads."""
+
+    prompt: Prompt
+    sampling: Sampling
+    max_tokens: int
+    seed: int
+    text: TextStream
+    notify: Callable[[Sequence, str, list[TokenLogprob]], None]
+    steering: tuple[Steer, ...] = ()
+    diagnose: Diagnose | None = None
+    wants_states: bool = False
+    fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
+    expects_forks: bool = False
+    alone: bool = False  # prefill it in a batch of its own
+
+    slot: int = -1
+    computed: int = 0
+    embedded: Embedded | None = None
+    rope_delta: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: BaseException | None = None
+    cancelled: bool = False
+
+    prompt_logits: torch.Tensor | None = None
+    states: torch.Tensor | None = None
+    norms: dict[int, torch.Tensor] = field(default_factory=dict)
+    question_sums: torch.Tensor | None = None
+    last_sums: torch.Tensor | None = None
+    readings: Readings | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None or self.error is not None or self.cancelled
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether the source's prompt is still in its slot."""
+        return self.fork_of is not None and self.fork_of.slot >= 0 and self.fork_of.prompt_logits is not None
+
+    @property
+    def length(self) -> int:
+        """Columns of the slot in use: the prompt and every generated token but the last, which was not fed yet."""
+        return self.computed + max(len(self.tokens) - 1, 0)
+
+    def touched(self) -> Touched:
+        """How many tokens went through the model, by kind."""
+        image = int((self.prompt.layout.spans >= FIRST_IMAGE).sum())
+        return Touched(self.prompt.length - image, image, max(len(self.tokens) - 1, 0))
+
+    def applied(self) -> dict[str, object] | None:
+        """The `applied` report, None when no intervention was asked for."""
+        if not self.steering:
+            return None
+        return {"steering": [applied(steer, self.norms, self.touched()) for steer in self.steering]}

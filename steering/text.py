@@ -1,0 +1,75 @@
+"""Generated tokens become text, piece by piece: incomplete characters and possible stop strings are held back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_LEVEL = {char: byte for byte, char in bytes_to_unicode().items()}
+
+
+def token_bytes(tokenizer: Any, token: int) -> tuple[str, tuple[int, ...]]:
+    """A token's text and its bytes; a token that is a part of a character has bytes that are no text of their own."""
+    name = str(tokenizer.convert_ids_to_tokens(token))
+    if (byte := _BYTE_FALLBACK.fullmatch(name)) is not None:
+        raw = bytes([int(byte[1], 16)])
+    elif token not in tokenizer.added_tokens_decoder and all(char in _BYTE_LEVEL for char in name):
+        raw = bytes(_BYTE_LEVEL[char] for char in name)
+    else:
+        raw = name.replace("\u2581", " ").encode()
+    return raw.decode(errors="replace"), tuple(raw)
+
+
+class TextStream:
+    """The text of one answer. Feed tokens; take the text that is certain."""
+
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...]):
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = stop
+        self._ids: list[int] = []
+        self._held = ""
+        self._decoded = ""
+        self.text = ""
+        self.stopped = False
+
+    def feed(self, token: int) -> str:
+        """Add a token; return the text that can be shown now. Sets `stopped` when a stop string is complete."""
+        self._ids.append(token)
+        piece = self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
+        self._decoded += piece
+        return self._release(piece)
+
+    def finish(self) -> str:
+        """The rest of the text: what was held back, and what an incomplete character decodes to."""
+        if self.stopped:
+            return ""
+        whole = self._tokenizer.backend_tokenizer.decode(self._ids, skip_special_tokens=True)
+        rest = whole[len(self._decoded) :] if whole.startswith(self._decoded) else ""
+        out = self._release(rest)
+        out, self.text, self._held = out + self._held, self.text + self._held, ""
+        return out
+
+    def _release(self, piece: str) -> str:
+        """Cut at the first complete stop string; hold back the longest end that may become one."""
+        pending = self._held + piece
+        found = [at for stop in self._stop if (at := pending.find(stop)) >= 0]
+        if found:
+            out, self._held, self.stopped = pending[: min(found)], "", True
+        else:
+            hold = max(
+                (
+                    n
+                    for stop in self._stop
+                    for n in range(1, min(len(stop) - 1, len(pending)) + 1)
+                    if stop.startswith(pending[-n:])
+                ),
+                default=0,
+            )
+            out, self._held = pending[: len(pending) - hold], pending[len(pending) - hold :]
+        self.text += out
+        return out

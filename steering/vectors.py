@@ -1,0 +1,195 @@
+"""Steering vectors: the object with its arithmetic, its safetensors artifact, and a folder of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from steering.errors import VectorError
+
+FORMAT = "helmsight.steering-vector/1"
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_TENSORS = ("direction", "weight", "mean_abs", "std")
+
+
+@dataclass(frozen=True, eq=False)
+class SteeringVector:
+    """One direction a layer in the residual stream of one model (modality-preference paper, section 4).
+
+    direction: (layers, d) float32, v_l = mean over probe queries of h_l(text instructed) - h_l(vision instructed).
+    weight: (layers,) float32, w_l. mean_abs, std: (layers,) float32, mean |v_l| over queries and dimensions and its
+    deviation over queries. `layers` are the chosen ones; `fingerprint` is the model's; `info` holds how the vector was
+    made (probe size, data hash, versions, calibration).
+    """
+
+    name: str
+    direction: torch.Tensor
+    weight: torch.Tensor
+    mean_abs: torch.Tensor
+    std: torch.Tensor
+    layers: tuple[int, ...]
+    fingerprint: str
+    kind: str = "modality-preference"
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise VectorError(f"Steering vector name {self.name!r} must match {NAME.pattern}.", code="bad_vector_name")
+        if self.direction.ndim != 2:
+            raise VectorError(f"Steering vector {self.name!r}: direction must be (layers, d).", code="bad_vector")
+        for tensor_name in _TENSORS:
+            tensor = getattr(self, tensor_name)
+            shape = self.direction.shape if tensor_name == "direction" else self.direction.shape[:1]
+            if tensor.shape != shape or tensor.dtype != torch.float32 or not torch.isfinite(tensor).all():
+                raise VectorError(
+                    f"Steering vector {self.name!r}: {tensor_name} must be finite, float32, of shape {tuple(shape)}.",
+                    code="bad_vector",
+                )
+        if not self.layers or any(not 0 <= layer < len(self.direction) for layer in self.layers):
+            raise VectorError(
+                f"Steering vector {self.name!r}: layers {list(self.layers)} must be in 0..{len(self.direction) - 1}.",
+                code="bad_vector",
+            )
+
+    def delta(self, scale: float, layers: Sequence[int] | None = None) -> torch.Tensor:
+        """What is added to the residual stream: (layers, d), scale * w_l * v_l at `layers` (default: its own)."""
+        out = torch.zeros_like(self.direction)
+        index = torch.tensor(self.layers if layers is None else tuple(layers))
+        out[index] = scale * self.weight[index, None] * self.direction[index]
+        return out
+
+    def __mul__(self, factor: float) -> SteeringVector:
+        return replace(
+            self, direction=self.direction * factor, mean_abs=self.mean_abs * abs(factor), std=self.std * abs(factor)
+        )
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> SteeringVector:
+        return self * -1.0
+
+    def __add__(self, other: SteeringVector) -> SteeringVector:
+        """The vector that does what both do; its weight is 1 because the parts' own weights are folded in."""
+        if self.fingerprint != other.fingerprint:
+            raise VectorError(
+                f"Vectors {self.name!r} and {other.name!r} were made for different models.", code="wrong_model"
+            )
+        direction = self.delta(1.0) + other.delta(1.0)
+        magnitude = direction.abs().mean(dim=-1)
+        layers = tuple(sorted({*self.layers, *other.layers}))
+        info = {"sum_of": [self.name, other.name]}
+        return SteeringVector(
+            self.name, direction, torch.ones_like(self.weight), magnitude, torch.zeros_like(self.std), layers,
+            self.fingerprint, self.kind, info,
+        )  # fmt: skip
+
+    def __sub__(self, other: SteeringVector) -> SteeringVector:
+        return self + -other
+
+    def to_bytes(self) -> bytes:
+        """The safetensors artifact, with a digest of its tensors in the metadata."""
+        tensors = {name: getattr(self, name).contiguous().cpu() for name in _TENSORS}
+        metadata = {
+            "format": FORMAT,
+            "name": self.name,
+            "kind": self.kind,
+            "fingerprint": self.fingerprint,
+            "layers": json.dumps(self.layers),
+            "info": json.dumps(self.info, sort_keys=True),
+            "sha256": _digest(tensors),
+        }
+        return save(tensors, metadata)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SteeringVector:
+        """Parse an artifact; raises VectorError (code "bad_vector") when it is damaged, truncated or not one."""
+        try:
+            tensors = load(data)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            metadata = header.get("__metadata__", {})
+            layers = tuple(int(layer) for layer in json.loads(metadata["layers"]))
+            info = dict(json.loads(metadata["info"]))
+            fields = {name: tensors[name] for name in _TENSORS}
+            name, kind, fingerprint, digest = (metadata[key] for key in ("name", "kind", "fingerprint", "sha256"))
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise VectorError(f"Not a steering vector file: {error!r}.", code="bad_vector") from error
+        if metadata.get("format") != FORMAT:
+            raise VectorError(f"Unknown steering vector format {metadata.get('format')!r}.", code="bad_vector")
+        if digest != _digest(fields):
+            raise VectorError(f"Steering vector {name!r} is damaged: its digest does not match.", code="bad_vector")
+        return cls(name=name, layers=layers, fingerprint=fingerprint, kind=kind, info=info, **fields)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the artifact atomically: a reader sees the old file or the whole new one."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(self.to_bytes())
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> SteeringVector:
+        """Read and verify an artifact; raises VectorError when it is damaged."""
+        return cls.from_bytes(Path(path).read_bytes())
+
+
+def _digest(tensors: dict[str, torch.Tensor]) -> str:
+    """sha256 over the tensors' bytes in a fixed order."""
+    hasher = hashlib.sha256()
+    for name in _TENSORS:
+        hasher.update(tensors[name].contiguous().cpu().numpy().tobytes())
+    return hasher.hexdigest()
+
+
+class VectorStore:
+    """The named vectors in some folders; a name in an earlier folder hides the same name in a later one.
+
+    Files are read again when they change, so that several processes may share a folder.
+    """
+
+    def __init__(self, *folders: str | Path):
+        self.folders = tuple(Path(folder) for folder in folders)
+        self._cache: dict[Path, tuple[tuple[int, int], SteeringVector]] = {}
+
+    def names(self) -> list[str]:
+        """Every name that can be asked for, sorted."""
+        return sorted(
+            {path.stem for folder in self.folders if folder.is_dir() for path in folder.glob("*.safetensors")}
+        )
+
+    def get(self, name: str) -> SteeringVector:
+        """The vector of that name; raises VectorError (code "unknown_vector") if there is none."""
+        if NAME.fullmatch(name):
+            for folder in self.folders:
+                path = folder / f"{name}.safetensors"
+                with contextlib.suppress(FileNotFoundError):
+                    stat = path.stat()
+                    stamp = (stat.st_mtime_ns, stat.st_size)
+                    cached = self._cache.get(path)
+                    if cached is None or cached[0] != stamp:
+                        cached = self._cache[path] = (stamp, SteeringVector.load(path))
+                    return cached[1]
+        known = ", ".join(self.names()) or "none"
+        raise VectorError(f"There is no steering vector {name!r}; available: {known}.", code="unknown_vector")

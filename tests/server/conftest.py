@@ -1,0 +1,111 @@
+"""One real engine for all tests of the server, and helpers to talk to an application in memory or on a port."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flask import Flask
+from flask.testing import FlaskClient
+from PIL import Image
+from werkzeug.serving import make_server
+
+import steering
+from server.app import create_app
+from server.settings import Settings
+from tests.server.fakes import FakeEngine, checkpoint
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[steering.Engine]:
+    """The embedded model, running."""
+    engine = steering.Engine(steering.load(checkpoint(), device="cpu"), slots=4, max_waiting=8, threads=1)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def vectors(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random vector for the model, one for another model, and a damaged file."""
+    folder = tmp_path_factory.mktemp("vectors")
+    shape = engine.mllm.num_layers, engine.mllm.hidden_size
+    direction = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    ones = torch.ones(shape[0])
+    for name, fingerprint in (("modality-preference", engine.mllm.fingerprint), ("stranger", "0" * 32)):
+        vector = steering.SteeringVector(name, direction, ones, ones, ones, (1, 2), fingerprint)
+        vector.save(folder / f"{name}.safetensors")
+    (folder / "damaged.safetensors").write_bytes(b"not a vector")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def settings(vectors: Path) -> Settings:
+    """Settings with the test vectors."""
+    return Settings(vectors=(str(vectors),), slots=4, max_waiting=8)
+
+
+@pytest.fixture(scope="session")
+def app(engine: steering.Engine, settings: Settings) -> Flask:
+    """The application on the real engine."""
+    return create_app(settings, engine=engine)
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    """A client in memory of the application on the real engine."""
+    return app.test_client()
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    """An engine that does what the test says."""
+    return FakeEngine()
+
+
+@pytest.fixture
+def live() -> Iterator[Callable[[Flask], str]]:
+    """Serve applications on free loopback ports; returns the base URL."""
+    with ExitStack() as stack:
+
+        def serve(app: Flask) -> str:
+            server = make_server("127.0.0.1", 0, app, threaded=True)
+            server.daemon_threads = True  # type: ignore[attr-defined]
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+            thread.start()
+            stack.callback(server.server_close)
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.port}"
+
+        yield serve
+
+
+def data_uri(image: Image.Image | None = None, kind: str = "PNG", **options: Any) -> str:
+    """A picture as a data: URI."""
+    image = image or Image.new("RGB", (84, 84), "red")
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return f"data:image/{kind.lower()};base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def user(*parts: str) -> dict[str, Any]:
+    """A user message of texts and data: URIs."""
+    content = [
+        {"type": "image_url", "image_url": {"url": part}} if part.startswith("data:") else {"type": "text", "text": part}
+        for part in parts
+    ]
+    return {"role": "user", "content": content}
+
+
+def ask(client: FlaskClient, *parts: str, **fields: Any) -> Any:
+    """Post a chat and return the response; default: a short greedy answer."""
+    body = {"messages": [user(*(parts or ("What colour is it?",)))], "max_tokens": 8, "temperature": 0, **fields}
+    return client.post("/v1/chat/completions", json=body, buffered=True)

@@ -1,0 +1,147 @@
+"""The wire schema: what is accepted, what is refused, and how clearly."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from server import wire
+from server.errors import BadRequest
+
+
+def parse(**fields: Any) -> wire.ChatRequest:
+    return wire.parse(json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode())
+
+
+def content(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"temperature": "hot"}, "temperature", "invalid_value"),
+        ({"temperature": True}, "temperature", "invalid_value"),
+        ({"seed": 1.5}, "seed", "invalid_value"),
+        ({"seed": 10**400}, "seed", "invalid_value"),
+        ({"n": "2"}, "n", "invalid_value"),
+        ({"stream": 1}, "stream", "invalid_value"),
+        ({"stop": 5}, "stop", "invalid_value"),
+        ({"stop": [1]}, "stop[0]", "invalid_value"),
+        ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
+        ({"logit_bias": {"5": "a"}}, "logit_bias.5", "invalid_value"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
+        ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
+        ({"functions": [{}]}, "functions", "unsupported_value"),
+        ({"modalities": ["audio"]}, "modalities", "unsupported_value"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": "hi"}, "messages", "invalid_value"),
+        ({"messages": [1]}, "messages[0]", "invalid_value"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0]", "invalid_value"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "unsupported_value"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]", "unsupported_value"),
+        ({"messages": [{"role": "user"}]}, "messages[0]", "invalid_value"),
+        (content(), "messages[0]", "invalid_value"),
+        (content(1), "messages[0].content[0]", "invalid_value"),
+        (content({"type": "text", "text": "a"}, {"type": "file"}), "messages[0].content[1]", "unsupported_value"),
+        (content({"type": "text"}), "messages[0].content[0]", "invalid_value"),
+        (content({"type": "image_url", "image_url": {}}), "messages[0].content[0]", "invalid_value"),
+        (content({"type": "text", "text": "a", "span": "story"}), "messages[0].content[0].span", "invalid_value"),
+        ({"steering": 1}, "steering", "invalid_value"),
+        ({"steering": {"towards": "text"}}, "steering.towards", "unknown_parameter"),
+        ({"steering": {"toward": "left"}}, "steering.toward", "invalid_value"),
+        ({"steering": {"strength": "1"}}, "steering.strength", "invalid_value"),
+        ({"steering": {"vectors": [{}]}}, "steering.vectors[0].name", "missing_required_parameter"),
+        ({"steering": {"vectors": [{"name": "a", "size": 1}]}}, "steering.vectors[0].size", "unknown_parameter"),
+        ({"steering": {"vectors": [{"name": "a", "scale": 1, "strength": 1}]}}, "steering.vectors[0]", "invalid_value"),
+        ({"steering": {"apply": {"token": "all"}}}, "steering.apply.token", "unknown_parameter"),
+        ({"steering": {"vectors": [], "toward": "text"}}, "steering", "invalid_value"),
+        ({"sage": True}, "sage", "not_available"),
+        ({"sage": {}}, "sage", "not_available"),
+        ({"diagnostics": {"included": []}}, "diagnostics.included", "unknown_parameter"),
+        ({"diagnostics": {"include": "focus"}}, "diagnostics.include", "invalid_value"),
+        ({"diagnostics": {"layers": "some"}}, "diagnostics.layers", "invalid_value"),
+        ({"baseline": {}}, "baseline", "invalid_value"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(**fields)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+    assert param in caught.value.message
+
+
+def test_messages_say_what_is_allowed() -> None:
+    for fields, expected in (
+        ({"steering": {"toward": "left"}}, "'steering.toward' must be 'vision', 'text' or 'auto'; got 'left'."),
+        ({"diagnostics": {"x": 1}}, "'diagnostics.x' is unknown; allowed: include, layers, heatmaps, target_image."),
+        ({"temperature": "hot"}, "'temperature' must be a valid number; got 'hot'."),
+    ):
+        with pytest.raises(BadRequest) as caught:
+            parse(**fields)
+        assert caught.value.message == expected
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"null", b"{", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b'{"x": "\\ud800"}']
+)
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        wire.parse(body)
+    assert caught.value.code == "invalid_json"
+
+
+def test_unknown_fields_of_openai_are_tolerated() -> None:
+    chat = parse(user="me", metadata={"a": "b"}, store=True, service_tier="auto", parallel_tool_calls=True, tools=[])
+    assert chat.messages[0].content == "hi"
+
+
+def test_nulls_mean_absent() -> None:
+    names = ("temperature", "n", "stop", "seed", "stream", "logit_bias", "tools", "steering", "sage", "diagnostics")
+    assert parse(**dict.fromkeys(names)) == parse()
+
+
+def test_a_single_stop_string_is_a_list_of_one() -> None:
+    assert parse(stop="END").stop == ["END"]
+
+
+def test_developer_is_system_and_an_empty_assistant_turn_is_text() -> None:
+    chat = parse(messages=[{"role": "developer", "content": "x"}, {"role": "assistant", "content": None}])
+    assert [(m.role, m.content) for m in chat.messages] == [("system", "x"), ("assistant", "")]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}},
+        {"type": "image_url", "image_url": "data:x"},
+        {"type": "input_image", "image_url": "data:x"},
+    ],
+)
+def test_all_spellings_of_an_image_part_are_one(part: dict[str, Any]) -> None:
+    (message,) = parse(**content(part)).messages
+    assert isinstance(message.content, list)
+    assert (message.content[0].type, message.content[0].image) == ("image", "data:x")
+
+
+def test_images_belong_to_users() -> None:
+    with pytest.raises(BadRequest, match="user messages"):
+        parse(messages=[{"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}])
+
+
+@pytest.mark.parametrize("field", ["steering", "diagnostics"])
+def test_true_means_defaults_and_false_means_off(field: str) -> None:
+    assert getattr(parse(**{field: True}), field) == getattr(parse(**{field: {}}), field)
+    assert getattr(parse(**{field: False}), field) is None
+
+
+@pytest.mark.parametrize("alias", ["scale", "strength", "coefficient"])
+def test_scale_has_aliases(alias: str) -> None:
+    chat = parse(steering={"vectors": [{"name": "a", alias: -2}]})
+    assert chat.steering is not None
+    assert chat.steering.vectors is not None
+    assert chat.steering.vectors[0].scale == -2.0

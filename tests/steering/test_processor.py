@@ -1,0 +1,213 @@
+"""Every family's folder loads by the Auto classes and `load_processor`, and its processor and model fit together."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, BatchFeature, PreTrainedTokenizerBase
+from transformers.utils.import_utils import is_torchvision_available
+
+from steering.processor import load_processor
+from tests import families
+
+EVERY = families.FAMILIES + families.UNSUPPORTED
+IMAGES_ARE_TOKENS = tuple(family for family in EVERY if family != "mllama")
+TILED = ("llava_next", "llava_onevision", "internvl", "idefics3", "aya_vision")
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.getbasetemp() / "checkpoints"
+
+
+def processed(processor: Any, messages: list[dict[str, Any]]) -> BatchFeature:
+    """The processor's whole output for one conversation, called the one way that suits all families."""
+    text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    bos = processor.tokenizer.bos_token
+    images = families.images_of(messages)
+    output: BatchFeature = processor(
+        text=[text],
+        images=[images] if images else None,
+        return_tensors="pt",
+        return_text_replacement_offsets=True,
+        return_offsets_mapping=True,
+        add_special_tokens=bos is None or not text.startswith(bos),
+    )
+    return output
+
+
+def model_inputs(output: BatchFeature) -> dict[str, torch.Tensor]:
+    """What of it goes into the model."""
+    return {k: v for k, v in output.items() if k not in ("text_replacement_offsets", "offset_mapping", "labels")}
+
+
+def load(family: str, root: Path) -> tuple[Any, Any]:
+    folder = families.checkpoint(family, root)
+    return AutoModelForImageTextToText.from_pretrained(folder).eval(), load_processor(folder)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("family", IMAGES_ARE_TOKENS)
+def test_processor_and_model_agree_on_the_image_tokens(family: str, images: int, root: Path) -> None:
+    model, processor = load(family, root)
+    output = processed(processor, families.example_messages(family, images, system="Be brief."))
+
+    image_token = model.config.image_token_id
+    replaced = output["text_replacement_offsets"][0]
+    counts = [
+        processor.tokenizer(r["replacement"], add_special_tokens=False).input_ids.count(image_token) for r in replaced
+    ]
+    assert len(counts) == images
+    assert all(4 <= count <= 64 for count in counts)
+    assert sum(counts) == int((output["input_ids"] == image_token).sum())
+
+    with torch.inference_mode():
+        logits = model(**model_inputs(output)).logits
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_generate_runs_and_ends_no_text_by_chance(family: str, root: Path) -> None:
+    model, processor = load(family, root)
+    inputs = model_inputs(processed(processor, families.example_messages(family)))
+    generated = model.generate(**inputs, max_new_tokens=3, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert len(generated) == 3
+    assert not set(generated.tolist()) & set(processor.tokenizer.all_special_ids)
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_the_image_and_the_word_order_change_the_logits(family: str, root: Path) -> None:
+    model, processor = load(family, root)
+
+    def ending(**kwargs: Any) -> torch.Tensor:
+        inputs = model_inputs(processed(processor, families.example_messages(family, **kwargs)))
+        with torch.inference_mode():
+            logits: torch.Tensor = model(**inputs).logits
+        return logits[0, -1]
+
+    reference = ending()
+    assert (reference - ending(seed=1)).abs().max() > 0.1
+    assert (ending(text="Is red or blue there") - ending(text="Is blue or red there")).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_template_writes_every_turn_once(family: str, root: Path) -> None:
+    processor: Any = load_processor(families.checkpoint(family, root))
+    messages = [
+        *families.example_messages(family, system="Sys."),
+        {"role": "assistant", "content": [{"type": "text", "text": "Green."}]},
+        {"role": "user", "content": [{"type": "text", "text": "Sure?"}]},
+    ]
+    text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    order = [text.index(said) for said in ("Sys.", "What colour is the small ball?", "Green.", "Sure?")]
+    assert order == sorted(order)
+    assert text.count(processor.image_token) == 1
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_bos_stands_once_where_the_family_has_one(family: str, root: Path) -> None:
+    processor = load_processor(families.checkpoint(family, root))
+    ids = processed(processor, families.example_messages(family))["input_ids"][0].tolist()
+    bos = processor.tokenizer.bos_token_id
+    assert bos is None or ids.count(bos) == 1
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_offsets_point_into_the_expanded_text(family: str, root: Path) -> None:
+    processor = load_processor(families.checkpoint(family, root))
+    output = processed(processor, families.example_messages(family, text="Which of the cubes is larger?"))
+    ids, spans = output["input_ids"][0].tolist(), output["offset_mapping"][0].tolist()
+    decoded = processor.tokenizer.decode(ids)
+    said = re.search("Which of the cubes is larger", decoded)
+    assert said is not None
+    # Decoding gives the expanded text back, after the bos that the tokenizer adds outside of it.
+    shift = len(processor.tokenizer.bos_token) if spans[0] == [0, 0] else 0
+    for token, (start, end) in zip(ids, spans, strict=True):
+        if said.start() <= start + shift and end + shift <= said.end() and end > start:
+            assert processor.tokenizer.decode([token]) == decoded[start + shift : end + shift]
+
+
+@pytest.mark.parametrize("family", TILED)
+def test_some_image_is_cut_into_tiles(family: str, root: Path) -> None:
+    processor = load_processor(families.checkpoint(family, root))
+    pixels = processed(processor, families.example_messages(family))["pixel_values"]
+    assert pixels.shape[:-3].numel() > 1
+
+
+def test_gemma3_window_is_shorter_than_the_prompt(root: Path) -> None:
+    model, processor = load("gemma3", root)
+    length = processed(processor, families.example_messages("gemma3"))["input_ids"].shape[1]
+    assert model.config.get_text_config().sliding_window < length
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_folder_is_small(family: str, root: Path) -> None:
+    assert sum(file.stat().st_size for file in families.checkpoint(family, root).iterdir()) < 3_000_000
+
+
+def test_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    def weights(name: str, seed: int) -> bytes:
+        return (families.build("llava", tmp_path / name, seed=seed) / "model.safetensors").read_bytes()
+
+    state = torch.get_rng_state()
+    first = weights("a", 0)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(7)
+    assert weights("b", 0) == first
+    assert weights("c", 1) != first
+
+
+def test_example_messages_are_deterministic_and_of_different_sizes() -> None:
+    first, again = (families.images_of(families.example_messages("llava", 4)) for _ in range(2))
+    assert [image.tobytes() for image in first] == [image.tobytes() for image in again]
+    assert len({image.size for image in first}) == 4
+
+
+def test_a_checkpoint_without_a_processor_is_refused(root: Path, tmp_path: Path) -> None:
+    source = families.checkpoint("llava", root)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(ValueError, match="no multimodal processor"):
+        load_processor(tmp_path)
+
+
+def test_code_in_a_checkpoint_is_not_run(root: Path, tmp_path: Path) -> None:
+    source = families.checkpoint("llava", root)
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    witness = tmp_path / "was_run"
+    (tmp_path / "evil.py").write_text(f"open({str(witness)!r}, 'w').close()\nclass Evil: pass\n")
+    for name, key in (("processor_config.json", "AutoProcessor"), ("tokenizer_config.json", "AutoTokenizer")):
+        config = json.loads((tmp_path / name).read_text())
+        config["auto_map"] = {key: "evil.Evil" if key == "AutoProcessor" else [None, "evil.Evil"]}
+        config.pop("processor_class", None)
+        (tmp_path / name).write_text(json.dumps(config))
+    try:
+        load_processor(tmp_path)
+    except (OSError, ValueError):
+        pass
+    assert not witness.exists()
+
+
+@pytest.mark.skipif(is_torchvision_available(), reason="torchvision is installed, so videos work")
+def test_without_torchvision_videos_are_refused_and_nothing_stays_replaced(root: Path) -> None:
+    auto = importlib.import_module("transformers.models.auto.video_processing_auto")
+    real = auto.AutoVideoProcessor
+    processor = load_processor(families.checkpoint("qwen2_vl", root))
+    assert auto.AutoVideoProcessor is real
+    frames = torch.zeros(2, 3, 28, 28)
+    with pytest.raises(ImportError, match="torchvision"):
+        processor(text=["<|video_pad|>"], videos=[frames], return_tensors="pt")
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_tokenizer_is_fast(family: str, root: Path) -> None:
+    tokenizer: PreTrainedTokenizerBase = load_processor(families.checkpoint(family, root)).tokenizer
+    assert tokenizer.is_fast
