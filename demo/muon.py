@@ -13,14 +13,22 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
-    """(n, rows, columns) with rows <= columns -> nearly orthogonal rows, by a quintic iteration; the result is bfloat16."""
+    """(n, rows, columns) with rows <= columns -> nearly orthogonal rows.
+
+    The quintic iteration x <- (a + b g + c g g) x with g = x x^T runs on g alone, which is the smaller matrix; the
+    product of its factors is applied once at the end.
+    """
     a, b, c = COEFFICIENTS
     x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    x = x.bfloat16()
-    for _ in range(iterations):
-        square = x @ x.mT
-        x = a * x + (b * square + c * (square @ square)) @ x
-    return x
+    gram = x @ x.mT
+    identity = torch.eye(x.shape[1], device=x.device)
+    product = None
+    for i in range(iterations):
+        factor = a * identity + b * gram + c * (gram @ gram)
+        product = factor if product is None else factor @ product
+        if i + 1 < iterations:
+            gram = factor @ gram @ factor
+    return product @ x if product is not None else x
 
 
 class Muon:
@@ -59,7 +67,7 @@ class Muon:
                 if place // share == self.rank:
                     update = gradient + self.momentum * self.buffers[i]
                     mine.append(update if update.shape[0] == rows else update.T)
-            updates = orthogonalise(torch.stack(mine)) if mine else torch.empty(0, rows, columns, dtype=torch.bfloat16)
+            updates = orthogonalise(torch.stack(mine)) if mine else torch.empty(0, rows, columns)
             if self.ranks > 1:
                 padded = updates.new_zeros(share, rows, columns)
                 padded[: len(updates)] = updates

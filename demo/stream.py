@@ -39,7 +39,7 @@ class Shape:
 
     rows: int = 7
     tokens: int = 192
-    pictures: int = 30
+    pictures: int = 20
     answers: int = 480
     questions: int = 64
 

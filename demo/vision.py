@@ -63,6 +63,7 @@ def train_vision(
     steps: int,
     device: torch.device,
     compiled: bool = True,
+    bfloat16: bool = False,
     report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
 ) -> None:
     """Train `model`'s tower and word embeddings in place; `report` gets accuracies every 50 steps."""
@@ -108,7 +109,7 @@ def train_vision(
     run = torch.compile(loss_of, dynamic=False) if compiled else loss_of
     for step in range(steps):
         pixels, labels = (x.to(device) for x in vision_batch(seed, step))
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
             loss, right, norm = run(pixels, labels)
         loss.backward()
         done = step / steps

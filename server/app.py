@@ -34,7 +34,9 @@ def create_app(
             runtime = Runtime(settings)
             runtime.start()
     app = Flask("helmsight", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = settings.max_body
+    # One more than allowed: of a chunked body werkzeug silently drops what is beyond its limit, so that only a body
+    # that is seen to be too long can be told from one that was cut.
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body + 1
     app.url_map.strict_slashes = app.url_map.merge_slashes = False  # no redirects: this is an API
     app.extensions["helmsight"] = AppContext(settings, runtime, Metrics(runtime), Watcher())
     errors.register(app)

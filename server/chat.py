@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from flask import Blueprint, Response, g, request
 from gunicorn.http.errors import ParseException
+from werkzeug.exceptions import RequestEntityTooLarge
 
 import steering
 from server import wire
@@ -72,7 +73,7 @@ def read_body(app: AppContext) -> bytes:
     late = ApiError(408, "The body did not arrive in time.", code="body_timeout", headers={"Connection": "close"})
     with app.watcher.watching(None, app.settings.read_timeout, cut_off) as watch:
         try:
-            return request.get_data(cache=False)
+            body = request.get_data(cache=False)
         except ParseException as error:
             raise ApiError(400, f"The body could not be read: {error}.", code="invalid_body") from None
         except TimeoutError:
@@ -81,6 +82,9 @@ def read_body(app: AppContext) -> bytes:
             if watch.outcome == "late":
                 raise late from None
             raise
+    if len(body) > app.settings.max_body:
+        raise RequestEntityTooLarge
+    return body
 
 
 def submit(app: AppContext, serving: Serving, chat: wire.ChatRequest) -> steering.Completion:

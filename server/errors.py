@@ -6,7 +6,7 @@ import logging
 import math
 from typing import Any
 
-from flask import Flask, Response
+from flask import Flask, Response, current_app
 from werkzeug.exceptions import HTTPException
 
 from server.encode import dumps
@@ -101,6 +101,8 @@ def _from_werkzeug(error: HTTPException) -> ApiError:
     code = error.name.lower().replace(" ", "_")
     if status == 404:
         message, code = "There is no such route.", "unknown_route"
+    elif status == 413:
+        message = f"The body is too large; at most {current_app.config['MAX_CONTENT_LENGTH'] - 1} bytes are allowed."
     elif status == 405:
         message = "This method is not allowed here."
     headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}

@@ -203,30 +203,44 @@ class Decode:
     columns: int
     residual: DecodeResidual
     capture: Capture | None = None
-    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    _writes: dict[int, torch.Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
 
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        rows, kv_heads = key.shape[:2]
+        rows, kv_heads, _, width = key.shape
         keys, values = self.pool.layer(heads.layer, key, value)
-        index = torch.arange(rows, device=key.device)
-        keys[index, :, self.positions] = key[:, :, 0]
-        values[index, :, self.positions] = value[:, :, 0]
-        keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]
-        grouped = query.view(rows, kv_heads, -1, query.shape[-1])  # (rows, kv_heads, group, head_dim)
-        weights = (heads.scores(grouped, keys) + self._mask(heads.window)).softmax(-1)
+        written = self._written(kv_heads)
+        keys.view(-1, width).index_copy_(0, written, key.reshape(-1, width))
+        values.view(-1, width).index_copy_(0, written, value.reshape(-1, width))
+        keys, values = (pool[:rows, :, : self.columns].flatten(0, 1) for pool in (keys, values))  # views
+        grouped = query.reshape(rows * kv_heads, -1, width)  # (rows * kv_heads, group, head_dim)
+        visible = self._mask(kv_heads, heads.window, query.dtype)
+        if heads.softcap is None:  # one kernel for product, scale and mask
+            scores = torch.baddbmm(visible, grouped, keys.transpose(1, 2), alpha=heads.scaling)
+        else:
+            scores = heads.scores(grouped, keys) + visible
+        weights = scores.softmax(-1, dtype=torch.float32)
         if self.capture is not None:
-            mean = weights.mean((1, 2))[:, None]  # (rows, 1, columns)
+            mean = weights.view(rows, -1, self.columns).mean(1, keepdim=True)  # (rows, 1, columns)
             self.capture.sums[heads.layer] = (mean @ self.capture.spans[:rows, : self.columns])[:, 0]
-        return (weights.to(values.dtype) @ values).view(query.shape)
+        return torch.bmm(weights.to(values.dtype), values).view(query.shape)
 
-    def _mask(self, window: int | None) -> torch.Tensor:
-        """(rows, 1, 1, columns) additive: 0 on the columns a row may see, -inf elsewhere."""
-        if window not in self._masks:
-            visible = _visible(self.positions, self.columns, window)[:, None, None]
-            self._masks[window] = torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
-        return self._masks[window]
+    def _written(self, kv_heads: int) -> torch.Tensor:
+        """(rows * kv_heads,) where each row's new key goes in a layer's pool seen as (slots * kv_heads * length)."""
+        if kv_heads not in self._writes:
+            heads = torch.arange(len(self.positions) * kv_heads, device=self.positions.device)
+            self._writes[kv_heads] = heads * self.pool.length + self.positions.repeat_interleave(kv_heads)
+        return self._writes[kv_heads]
+
+    def _mask(self, kv_heads: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """(rows * kv_heads, 1, columns) additive: 0 on the columns a row may see, -inf elsewhere."""
+        if (kv_heads, window) not in self._masks:
+            visible = _visible(self.positions, self.columns, window).repeat_interleave(kv_heads, 0)[:, None]
+            zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+            self._masks[kv_heads, window] = zeros.masked_fill_(~visible, -torch.inf)
+        return self._masks[kv_heads, window]
 
 
 def _visible(rows: torch.Tensor, columns: int, window: int | None) -> torch.Tensor:

@@ -38,9 +38,10 @@ def vectors(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("vectors")
     shape = engine.mllm.num_layers, engine.mllm.hidden_size
     direction = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    ones = torch.ones(shape[0])
     for name, fingerprint in (("modality-preference", engine.mllm.fingerprint), ("stranger", "0" * 32)):
-        vector = steering.SteeringVector(name, direction, ones, ones, ones, (1, 2), fingerprint)
+        vector = steering.SteeringVector(
+            name, direction, *(torch.ones(shape[0]) for _ in range(3)), (1, 2), fingerprint
+        )
         vector.save(folder / f"{name}.safetensors")
     (folder / "damaged.safetensors").write_bytes(b"not a vector")
     return folder
@@ -99,7 +100,9 @@ def data_uri(image: Image.Image | None = None, kind: str = "PNG", **options: Any
 def user(*parts: str) -> dict[str, Any]:
     """A user message of texts and data: URIs."""
     content = [
-        {"type": "image_url", "image_url": {"url": part}} if part.startswith("data:") else {"type": "text", "text": part}
+        {"type": "image_url", "image_url": {"url": part}}
+        if part.startswith("data:")
+        else {"type": "text", "text": part}
         for part in parts
     ]
     return {"role": "user", "content": content}

@@ -30,9 +30,9 @@ def refusal(url: str, **limits: Any) -> str | None:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims a size and ends there."""
+    """A PNG that claims a size and ends where its pixels would begin."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body)) + b"\0\0\1\0IDAT"
 
 
 def as_uri(data: bytes, kind: str = "image/png") -> str:
@@ -77,7 +77,9 @@ def test_sixteen_bit_grey_is_scaled_not_clipped() -> None:
     assert corner(load(data_uri(grey))) == (128, 128, 128)
 
 
-@pytest.mark.parametrize("prefix", ["data:image/png;base64,", "data:;base64,", "data:image/png;charset=x;base64,", "DATA:image/png;BASE64,"])
+@pytest.mark.parametrize(
+    "prefix", ["data:image/png;base64,", "data:;base64,", "data:image/png;charset=x;base64,", "DATA:image/png;BASE64,"]
+)
 def test_data_uris_in_all_spellings(prefix: str) -> None:
     assert load(prefix + data_uri().partition(",")[2]).size == (84, 84)
 

@@ -1,0 +1,93 @@
+"""`helmsight demo train | evaluate | scene`: the command line of the embedded model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+
+from demo.world import SIDE
+
+
+def register(subparsers: argparse._SubParsersAction) -> None:
+    """Add the `demo` command with its three parts; each sets `func`, called with the parsed arguments."""
+    demo = subparsers.add_parser("demo", help="the embedded default model: train it, evaluate it, draw its scenes")
+    parts = demo.add_subparsers(dest="part", required=True, metavar="train|evaluate|scene")
+
+    part = parts.add_parser("train", help="train from nothing, or resume; rerun the same command to go on")
+    part.add_argument("--folder", type=Path, default=Path("build/demo"), help="the run's folder (default %(default)s)")
+    part.add_argument("--steps", type=int, help="total steps; may be changed when resuming")
+    part.add_argument("--seed", type=int, help="decides weights and data (default 1)")
+    part.add_argument("--ranks", type=int, help="data-parallel processes of one thread each (default 2; 1 on a GPU)")
+    part.add_argument("--device", help="cpu or cuda (default cpu)")
+    part.set_defaults(func=run_train)
+
+    part = parts.add_parser("evaluate", help="measure a checkpoint on held-out scenes and write a report")
+    part.add_argument("--checkpoint", type=Path, default=Path(__file__).parent / "checkpoint")
+    part.add_argument("--count", type=int, default=200, help="questions per row (default %(default)s)")
+    part.add_argument("--seed", type=int, default=1, help="seed of the held-out scenes (default %(default)s)")
+    part.add_argument("--report", type=Path, default=Path(__file__).parent / "REPORT.md")
+    part.add_argument("--threads", type=int, default=2)
+    part.set_defaults(func=run_evaluate)
+
+    part = parts.add_parser("scene", help="draw a scene and print its facts and a conflict about it")
+    part.add_argument("--seed", type=int, default=1)
+    part.add_argument("--size", type=int, nargs=2, default=(4 * SIDE, 4 * SIDE), metavar=("WIDTH", "HEIGHT"))
+    part.add_argument("--out", type=Path, default=Path("scene.png"))
+    part.set_defaults(func=run_scene)
+
+
+def run_train(arguments: argparse.Namespace) -> int:
+    from demo.train import Options, train
+
+    given = {k: v for k in ("folder", "steps", "seed", "ranks", "device") if (v := getattr(arguments, k)) is not None}
+    if given.get("device", "cpu") != "cpu":
+        given.setdefault("ranks", 1)
+    print(f"checkpoint: {train(Options(**given))}")
+    return 0
+
+
+def run_evaluate(arguments: argparse.Namespace) -> int:
+    from demo.evaluate import evaluate_checkpoint
+
+    print(evaluate_checkpoint(arguments.checkpoint, arguments.report, arguments.count, arguments.seed, arguments.threads))
+    return 0
+
+
+def run_scene(arguments: argparse.Namespace) -> int:
+    from demo.conflicts import TOWARD_TEXT, TOWARD_VISION, place, random_conflict
+    from demo.questions import ask, describe, option_text
+    from demo.world import facts, random_scene, render
+
+    rng = random.Random(f"scene {arguments.seed}")
+    scene = random_scene(rng, held_out=True)
+    conflict = random_conflict(rng, scene)
+    render(scene, tuple(arguments.size)).save(arguments.out)
+    shown = {"picture": str(arguments.out), "description": describe(scene)}
+    shown["facts"] = [f"{f.kind} {f.key}: {f.value}".replace(" :", ":") for f in facts(scene)]
+    if conflict is not None:
+        options = [conflict.fact.value, conflict.alternative]
+        question = option_text(ask(rng, conflict.fact.kind, conflict.fact.key), options)
+        shown["conflict"] = {
+            "plain": place(conflict.context(), question, None),
+            "toward text": place(conflict.context(), question, TOWARD_TEXT),
+            "toward vision": place(conflict.context(), question, TOWARD_VISION),
+            "answer of the picture": conflict.fact.value,
+            "answer of the text": conflict.alternative,
+        }
+    print(json.dumps(shown, indent=2))
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`python -m demo.command demo ...`, for use without the installed `helmsight` command."""
+    parser = argparse.ArgumentParser(prog="helmsight")
+    register(parser.add_subparsers(required=True))
+    arguments = parser.parse_args(argv)
+    return arguments.func(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The house's rules: rooms import only rooms before them, and the server touches no private name of the engine."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("steering", "probes", "demo", "server")
+FILES = [(room, path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def trees(*rooms: str) -> Iterator[tuple[Path, ast.Module]]:
+    for room, path in FILES:
+        if room in rooms:
+            yield path, ast.parse(path.read_text(), str(path))
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(module, names) of every import, also those inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, ()
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module or "", tuple(alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_before_it(room: str) -> None:
+    later = set(ROOMS[ROOMS.index(room) + 1 :])
+    for path, tree in trees(room):
+        for module, _ in imports(tree):
+            assert module.partition(".")[0] not in later, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_flask_lives_in_the_server_only() -> None:
+    web = {"flask", "werkzeug", "gunicorn", "prometheus_client"}
+    for path, tree in trees("steering", "probes", "demo"):
+        for module, _ in imports(tree):
+            assert module.partition(".")[0] not in web, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_the_server_imports_no_private_name_of_another_room() -> None:
+    for path, tree in trees("server"):
+        for module, names in imports(tree):
+            if module.partition(".")[0] in ROOMS[:-1]:
+                private = [name for name in (*module.split("."), *names) if name.startswith("_")]
+                assert not private, f"{path.relative_to(ROOT)} imports {private} from {module}"
+
+
+def test_the_server_touches_private_attributes_of_nothing_but_itself() -> None:
+    for path, tree in trees("server"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                # argparse has only a private name for what add_subparsers returns; os._exit is documented
+                known = node.attr in ("_SubParsersAction", "_exit")
+                assert own or known, f"{path.relative_to(ROOT)}:{node.lineno} touches .{node.attr}"
+
+
+def test_no_pickle_anywhere() -> None:
+    for path, tree in trees(*ROOMS):
+        for module, _ in imports(tree):
+            assert module.partition(".")[0] not in {"pickle", "dill", "joblib", "shelve", "marshal"}, path
