@@ -115,7 +115,7 @@ def export(model: Qwen2VLForConditionalGeneration, tokenizer: PreTrainedTokenize
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(fresh)
     _write_json(fresh / "preprocessor_config.json", preprocessor_config())
-    _write_json(fresh / "helmsight.json", {"image_size": [SIDE, SIDE]})
+    _write_json(fresh / "helmsight.json", {"name": "helmsight-demo", "image_size": [SIDE, SIDE]})
     (fresh / "README.md").write_text(card)
     old = folder.with_name(folder.name + ".old")
     if folder.exists():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 from steering.diagnostics.envelope import envelope
+from steering.errors import Fault
 from steering.request import Choice, Chunk, Result, TokenLogprob
 from steering.sequence import Sequence
 
@@ -74,6 +75,8 @@ class Completion:
         """Wait for the whole request; raises Fault when it failed or was cancelled."""
         for _ in self:
             pass
+        if len(self._choices) < self._n:
+            raise Fault("The request was cancelled.")
         choices = tuple(self._choices[index] for index in sorted(self._choices))
         generated = sum(len(choice.token_ids) for choice in choices)
         return Result(choices, self.prompt_tokens, generated)

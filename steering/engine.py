@@ -32,7 +32,7 @@ class Engine:
     """Serves one patched model with continuous batching; any thread may submit, one thread steps.
 
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
-    prompt tokens of one step; `focus_layers` is N of the focus metrics (default: the last quarter of the layers).
+    prompt tokens of one step; `focus_layers` is N of the focus metrics (default: the model's own).
     Raises UnsupportedModel when the self-check finds a difference from the plain model.
     """
 
@@ -56,7 +56,7 @@ class Engine:
         self.max_length = min(mllm.context_length, max_length or 4096)
         self.max_waiting = max_waiting
         self.max_images = max_images
-        self.focus_layers = focus_layers or max(1, mllm.num_layers // 4)
+        self.focus_layers = focus_layers or mllm.focus_layers
         if self_check:
             check.self_check(mllm)
         self._runner = Runner(mllm, slots, self.max_length, max_images, ImageCache(image_cache_bytes))

@@ -58,11 +58,10 @@ class Embedded:
 class MLLM:
     """A patched image-text-to-text model with its processor; made by `load`."""
 
-    def __init__(self, model: Any, processor: Any, name: str, path: Path | None):
+    def __init__(self, model: Any, processor: Any, name: str | None, path: Path | None):
         self.model = model
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
-        self.name = name
         self.path = path
         self.text_config = model.config.get_text_config()
         self.decoder: Any = model.get_decoder()
@@ -75,7 +74,10 @@ class MLLM:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
         self.fingerprint = _fingerprint(model)
-        self.image_size = _image_size(path)
+        settings = _settings(path)
+        self.name: str = name or settings.get("name") or (path.resolve().name if path else model.config.name_or_path)
+        self.image_size: tuple[int, int] | None = tuple(settings["image_size"]) if "image_size" in settings else None
+        self.focus_layers: int = settings.get("focus_layers", max(1, self.num_layers // 4))
         self.stop_ids = _stop_ids(model.generation_config, self.tokenizer)
         self.generation_defaults = _generation_defaults(model.generation_config)
         residual.install(self.layers)
@@ -222,7 +224,7 @@ def load(
     model = model.eval().requires_grad_(False).to(device)
     processor = load_processor(path, local_files_only=local_files_only)
     folder = Path(path) if Path(path).is_dir() else None
-    return MLLM(model, processor, name or (folder.resolve().name if folder else str(path)), folder)
+    return MLLM(model, processor, name, folder)
 
 
 def _refuse_structure(config: Any) -> None:
@@ -256,12 +258,11 @@ def _fingerprint(model: Any) -> str:
     return hasher.hexdigest()[:32]
 
 
-def _image_size(folder: Path | None) -> tuple[int, int] | None:
-    """The (width, height) every picture is resized to first, where the checkpoint's helmsight.json asks for one."""
-    if folder is None or not (file := folder / "helmsight.json").is_file():
-        return None
-    size = json.loads(file.read_text()).get("image_size")
-    return (int(size[0]), int(size[1])) if size else None
+def _settings(folder: Path | None) -> dict[str, Any]:
+    """What a checkpoint folder's helmsight.json says: `name` on the wire; `image_size` [width, height], to which every
+    picture is resized first; `focus_layers`, the N of the focus metrics that fits this model."""
+    file = folder / "helmsight.json" if folder is not None else None
+    return json.loads(file.read_text()) if file is not None and file.is_file() else {}
 
 
 def _stop_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:

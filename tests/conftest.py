@@ -1,0 +1,16 @@
+"""What the tests of every room share: one thread, and the folder with the tiny checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `tests.families.checkpoint` keeps its folders, built once a session."""
+    return tmp_path_factory.getbasetemp() / "checkpoints"
