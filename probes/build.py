@@ -178,7 +178,8 @@ def _states(
                     requests.append(Request(messages=chat, sampling=Sampling(max_tokens=1), states=True))
             states = [result.choices[0].states for result in engine.generate(requests)]
             for toward_text, toward_vision in zip(states[::2], states[1::2], strict=True):
-                assert toward_text is not None and toward_vision is not None
+                assert toward_text is not None
+                assert toward_vision is not None
                 yield toward_text, toward_vision
                 bar.update()
 

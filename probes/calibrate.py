@@ -16,7 +16,7 @@ from probes.asking import Answers, Condition, ask
 from probes.mc2 import Sample, Shares
 from steering import Engine, Steer, SteeringVector
 
-DOSES = (0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
+DOSES = (0.15, 0.25, 0.4, 0.6, 1.0)
 """Shares of the published weight that are tried."""
 
 TARGET = 0.95
@@ -79,7 +79,8 @@ class Baseline:
 
     def fall(self, point: Point) -> float:
         """By how much the worse of a measured point's two accuracies lies below the unsteered model's."""
-        assert point.image_accuracy is not None and point.context_accuracy is not None
+        assert point.image_accuracy is not None
+        assert point.context_accuracy is not None
         return max(self.image_accuracy - point.image_accuracy, self.context_accuracy - point.context_accuracy)
 
     def affords(self, point: Point) -> bool:
@@ -94,17 +95,17 @@ def calibrate(
     *,
     layers: Sequence[int] | None = None,
     doses: Sequence[float] = DOSES,
-    finalists: int = 6,
+    finalists: int = 5,
     quiet: bool = False,
 ) -> SteeringVector:
     """The vector with its layer and weight chosen by measurement, and `info["calibration"]` telling the measurement.
 
-    `layers` are those to try (default: the first four of the vector's ranking); `samples` must not be those it was
+    `layers` are those to try (default: the first three of the vector's ranking); `samples` must not be those it was
     built from. What falls short of the targets or the budget is logged, and marked in the calibration.
     """
     if not samples:
         raise ValueError("A calibration needs at least one sample.")
-    tried = list(layers or vector.info.get("ranking", vector.layers)[:4])
+    tried = list(layers or vector.info.get("ranking", vector.layers)[:3])
     plain, image, context = ask(
         engine, samples, [Condition(), Condition("image_only"), Condition("context_only")], title="Baseline", quiet=quiet
     )
@@ -121,7 +122,8 @@ def calibrate(
         )  # fmt: skip
     if not afforded:
         _log.warning(
-            "Steering costs more than its budget: others' share %+.3f (<= %.2f), accuracy without a conflict %+.3f (>= -%.2f).",
+            "Steering costs more than its budget: others' share %+.3f (at most %.2f), accuracy without a conflict %+.3f "
+            "(at least -%.2f).",
             chosen.others_rise(baseline.plain), OTHERS_RISE, -baseline.fall(chosen), ACCURACY_FALL,
         )  # fmt: skip
     known = {(point.layer, point.dose): point for point in [*points, *measured]}

@@ -87,6 +87,14 @@ def messages(sample: Sample, setting: Setting, swapped: bool) -> list[dict[str, 
 # ------------------------------------------------------------------------------------------------------- scoring
 
 
+_LEADING = re.compile(r"[\s*_\"'`(\[]*([ABab])(?=[\s*_\"'`]*(?:$|[.:;,)\]\n\-]))")
+_CALLED = re.compile(
+    r"\b(?:answer|option|choice)(?:\s+(?:is|would be|should be))?\s*[:=]?\s*[*_\"'`(\[]*(?:option\s+)?([AB])\b(?!\s+[a-z])",
+    re.IGNORECASE,
+)
+_SET_OFF = re.compile(r"(?<!\w)\(?([AB])(?:\)|\.(?=\s|$)|:(?=\s))")
+
+
 def letter(answer: str, options: Sequence[str]) -> str | None:
     """Which option an answer chooses: "A", "B", or None where it names none or both.
 
@@ -94,13 +102,12 @@ def letter(answer: str, options: Sequence[str]) -> str | None:
     correct answer is B", "Answer: B"), a letter set off as an option ("... so B)"), the text of exactly one option.
     """
     text = answer.strip()
-    if found := re.match(r"[\s*_\"'`(\[]*([ABab])(?=[\s*_\"'`]*(?:$|[.:;,)\]\n\-]))", text):
+    if found := _LEADING.match(text):
         return found[1].upper()
     for name, option in zip(LETTERS, options, strict=True):  # "A red" is a choice, "A dog" an article
         if re.match(rf"{name}\s+{re.escape(option)}(?!\w)", text, re.IGNORECASE):
             return name
-    named = r"\b(?:answer|option|choice)(?:\s+(?:is|would be|should be))?\s*[:=]?\s*[*_\"'`(\[]*(?:option\s+)?([AB])\b(?!\s+[a-z])"
-    for pattern in (re.compile(named, re.IGNORECASE), re.compile(r"(?<!\w)\(?([AB])(?:\)|\.(?=\s|$)|:(?=\s))")):
+    for pattern in (_CALLED, _SET_OFF):
         letters = {match.upper() for match in pattern.findall(text)}
         if letters:
             return letters.pop() if len(letters) == 1 else None

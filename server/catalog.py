@@ -57,7 +57,7 @@ def get_vector(name: str) -> Response:
 
 
 def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
-    mllm, settings = serving.mllm, app.settings
+    mllm, settings, stats = serving.mllm, app.settings, serving.engine.stats()
     matching = [v["name"] for name in serving.store.names() if (v := _vector(serving, name)).get("matches")]
     return {
         "id": serving.name,
@@ -74,8 +74,8 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "vectors": matching,
         "readouts": list(READOUTS),
         "limits": {
-            "slots": settings.slots,
-            "waiting": settings.max_waiting,
+            "slots": int(stats["slots"]),
+            "waiting": int(stats["max_waiting"]),
             "choices": settings.max_choices,
             "images": settings.max_images,
             "image_bytes": settings.max_image_bytes,

@@ -39,9 +39,10 @@ def create_completion() -> Response:
             param="model",
         )
     completion = submit(app, serving, chat)
+    n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, serving.name, serving.mllm.fingerprint)
     watch = app.watcher.add(client_socket(request.environ), app.settings.request_timeout, completion.cancel)
-    running = Running(app, completion, watch, g.started)
+    running = Running(app, completion, watch, g.started, unfinished=n)
     if not chat.stream:
         try:
             return Response(dumps(answer.completion(running.whole())), mimetype="application/json")
@@ -49,7 +50,7 @@ def create_completion() -> Response:
             running.close()
     with_usage = bool(chat.stream_options and chat.stream_options.include_usage)
     response = Response(
-        stream(running, answer, chat.n or 1, with_usage),
+        stream(running, answer, n, with_usage),
         mimetype="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
@@ -64,6 +65,8 @@ def read_body(app: AppContext) -> bytes:
         raise ApiError(
             415, "The body must be JSON: send 'Content-Type: application/json'.", code="unsupported_media_type"
         )
+    if request.content_encoding not in (None, "", "identity"):
+        raise ApiError(415, "The body must not be compressed.", code="unsupported_media_type")
     connection = client_socket(request.environ)
 
     def cut_off() -> None:
@@ -92,8 +95,10 @@ def submit(app: AppContext, serving: Serving, chat: wire.ChatRequest) -> steerin
     stats = serving.engine.stats()
     if stats["waiting"] >= stats["max_waiting"] and stats["running"] >= stats["slots"]:
         raise Busy(int(stats["waiting"]), retry_after=1.0)  # before its images cost anything
+    images = app.image_loader()
+    images.fetch_remote(wire.image_urls(chat))  # outside the semaphore: slow hosts must not hold up other requests
     with serving.preparing:
-        resolved = resolve(chat, serving.mllm, serving.store, app.settings, app.image_loader())
+        resolved = resolve(chat, serving.mllm, serving.store, app.settings, images)
         try:
             completion = serving.engine.submit(resolved)
         except steering.Fault:
@@ -111,6 +116,7 @@ class Running:
     completion: steering.Completion
     watch: Watch
     started: float
+    unfinished: int
     seen_token: bool = False
 
     def chunks(self) -> Iterator[steering.Chunk]:
@@ -122,19 +128,23 @@ class Running:
                     self.app.metrics.first_token.observe(time.monotonic() - self.started)
                 if chunk.choice is not None:
                     self.app.metrics.finished(chunk.choice)
+                    self.unfinished -= 1
                 yield chunk
         except steering.SteeringError:
             self.check()
             raise
-        self.check()
+        if self.unfinished:
+            self.check()
+            raise steering.Fault("The generation was cancelled.")
 
     def check(self) -> None:
-        """Raise if the watcher gave the answer up."""
+        """Raise if the answer was given up: its client is gone, it took too long, or the server shuts down."""
         if self.watch.outcome == "gone":
             raise ApiError(CLIENT_CLOSED, "The client closed the connection.", code="client_closed")
         if self.watch.outcome == "late":
             limit = self.app.settings.request_timeout
             raise ApiError(504, f"The answer took longer than {limit:g} seconds.", code="request_timeout")
+        self.app.runtime.serving()
 
     def whole(self) -> steering.Result:
         """The finished result."""

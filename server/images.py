@@ -11,7 +11,7 @@ import binascii
 import contextlib
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -34,14 +34,21 @@ class ImageLoader:
         self.fetch = fetch
         self.count = 0
         self.pixels = 0
+        self._fetched: dict[str, bytes] = {}
+
+    def fetch_remote(self, urls: Iterable[tuple[str, str]]) -> None:
+        """Fetch the remote ones of (url, param), where that is switched on, so that `load` only decodes."""
+        for number, (url, param) in enumerate(urls, start=1):
+            if number > self.settings.max_images:
+                raise self._too_many()
+            if self.fetch is not None and _is_remote(url) and url not in self._fetched:
+                self._fetched[url] = self.fetch(url, param)
 
     def load(self, url: str, param: str) -> Image.Image:
         """The picture behind `url`; raises BadRequest with `param` as the field's name."""
         self.count += 1
         if self.count > self.settings.max_images:
-            raise BadRequest(
-                f"A request may hold at most {self.settings.max_images} images.", "messages", "too_many_images"
-            )
+            raise self._too_many()
         return self._decode(self._bytes(url, param), param)
 
     def _bytes(self, url: str, param: str) -> bytes:
@@ -60,14 +67,14 @@ class ImageLoader:
                 data = base64.b64decode(url[header.end() :], validate=True)
             except (binascii.Error, ValueError):
                 raise BadRequest(f"'{param}' is not valid base64.", param, "invalid_base64") from None
-        elif url[:7].lower() == "http://" or url[:8].lower() == "https://":
-            if self.fetch is None:
+        elif _is_remote(url):
+            if url not in self._fetched:
                 raise BadRequest(
                     f"'{param}': this server does not fetch remote images; send the image as a base64 data: URI.",
                     param,
                     "remote_images_disabled",
                 )
-            data = self.fetch(url, param)
+            data = self._fetched[url]
         else:
             raise BadRequest(f"'{param}' must be a base64 data: URI.", param, "invalid_image_url")
         if len(data) > limit:
@@ -102,6 +109,11 @@ class ImageLoader:
                 "image_too_large",
             )
 
+    def _too_many(self) -> BadRequest:
+        return BadRequest(
+            f"A request may hold at most {self.settings.max_images} images.", "messages", "too_many_images"
+        )
+
     def _too_many_pixels(self, param: str) -> BadRequest:
         return BadRequest(
             f"'{param}' may hold at most {self.settings.max_image_pixels} pixels.", param, "image_too_large"
@@ -119,6 +131,10 @@ def upright_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
     return image.convert("RGB")
+
+
+def _is_remote(url: str) -> bool:
+    return url[:8].lower().startswith(("http://", "https://"))
 
 
 def _too_large(param: str, limit: int) -> BadRequest:

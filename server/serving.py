@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.gthread import ThreadWorker
+from prometheus_client import disable_created_metrics
 
 from server.settings import Settings, warnings_for
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from flask import Flask
-
-    from server.runtime import Runtime
 
 log = logging.getLogger("helmsight")
 
@@ -45,19 +44,20 @@ class Worker(ThreadWorker):
 
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
         # Without this the interpreter would wait at its exit for the threads of all running answers.
-        stopper = threading.Thread(target=self._runtime().drain, args=(0.0,), daemon=True)
+        stopper = threading.Thread(target=self._stop_engine, args=(0.0,), daemon=True)
         stopper.start()
         stopper.join(timeout=2.0)
         super().handle_quit(sig, frame)
 
     def _drain(self, sig: int, frame: FrameType | None) -> None:
         log.info("draining: new requests are refused, running ones get up to %d s", self.cfg.graceful_timeout)
-        self._runtime().drain(max(self.cfg.graceful_timeout - DRAIN_MARGIN, 0.0))
+        self._stop_engine(max(self.cfg.graceful_timeout - DRAIN_MARGIN, 0.0))
         super().handle_exit(sig, frame)
 
-    def _runtime(self) -> Runtime:
-        runtime: Runtime = self.wsgi.extensions["helmsight"].runtime
-        return runtime
+    def _stop_engine(self, seconds: float) -> None:
+        app = getattr(self, "wsgi", None)  # a signal may come before the application is made
+        if app is not None:
+            app.extensions["helmsight"].runtime.drain(seconds)
 
 
 class Gunicorn(BaseApplication):
@@ -105,6 +105,7 @@ def worker_app(settings: Settings) -> Flask:
     from server.runtime import Runtime
 
     set_up_logging(settings.log_level)
+    disable_created_metrics()  # one more series for each counter, which nobody asks for
 
     def give_up() -> None:
         # A model that cannot be loaded will not be loadable a second later: end the whole server, with an exit status.

@@ -55,7 +55,7 @@ class Settings(BaseModel):
     threads: int | None = Field(default=None, ge=1, description="CPU threads of the engine (default: its own choice)")
 
     # Limits on a request
-    max_body: int = Field(default=64 * MEBI, ge=1024, description="bytes of a request body")
+    max_body: int = Field(default=32 * MEBI, ge=1024, description="bytes of a request body")
     max_images: int = Field(default=16, ge=0, le=1024, description="images in one request")
     max_image_bytes: int = Field(default=16 * MEBI, ge=1024, description="bytes of one encoded image")
     max_image_pixels: int = Field(default=40_000_000, ge=1, le=170_000_000, description="pixels of one image")

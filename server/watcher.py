@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 log = logging.getLogger("helmsight")
 
-# Linux reports a peer that closed its sending side; elsewhere a hang-up is all that poll() tells.
+# Linux reports a peer that closed its sending side, which HTTP clients do only to leave; elsewhere a hang-up is all that
+# poll() tells.
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 

@@ -6,7 +6,7 @@ is misspelt must not silently do nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -287,6 +287,14 @@ def parse(body: bytes) -> ChatRequest:
         return ChatRequest.model_validate(value)
     except ValidationError as error:
         raise explain(error) from None
+
+
+def image_urls(chat: ChatRequest) -> Iterator[tuple[str, str]]:
+    """(URL, path of its field) of every image, in order."""
+    for i, message in enumerate(chat.messages):
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if part.image is not None:
+                yield part.image, f"messages[{i}].content[{j}].image_url"
 
 
 _CODES = {

@@ -201,6 +201,9 @@ def test_another_models_name_is_unknown_and_no_name_is_fine(client: FlaskClient)
 def test_the_body_must_be_json(client: FlaskClient) -> None:
     response = client.post("/v1/chat/completions", data="{}", content_type="text/plain")
     assert refused(response, 415)["code"] == "unsupported_media_type"
+    headers = {"Content-Encoding": "gzip"}
+    response = client.post("/v1/chat/completions", data=b"{}", content_type="application/json", headers=headers)
+    assert refused(response, 415)["code"] == "unsupported_media_type"
     response = client.post("/v1/chat/completions", data="{", content_type="application/json")
     assert refused(response)["code"] == "invalid_json"
 

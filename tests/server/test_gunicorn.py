@@ -159,7 +159,7 @@ def test_an_answer_that_outlasts_the_grace_is_cut_off_with_an_error(start: Start
     while piece := connection.recv(65_536):
         received += piece
     connection.close()
-    assert b"shutting down" in received or b"[DONE]" in received
+    assert b'"code":"model_draining"' in received
     assert server.process.wait(20) == 0
 
 
@@ -175,3 +175,11 @@ def test_plain_gunicorn_serves_with_the_file_in_deploy(start: Start) -> None:
     assert server.get("/v1/models").status_code == 401
     headers = {"Authorization": "Bearer secret-key"}
     assert requests.get(server.url + "/v1/models", headers=headers, timeout=10).status_code == 200
+
+
+def test_a_signal_while_the_worker_still_boots_ends_the_server(start: Start) -> None:
+    server = start(SERVE)
+    wait_for(lambda: "Booting worker" in server.log.read_text(), seconds=20)
+    time.sleep(0.3)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0

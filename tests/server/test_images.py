@@ -137,6 +137,23 @@ def test_bytes_are_bounded() -> None:
     assert refusal(noise, max_image_bytes=1024) == "image_too_large"
 
 
+def test_remote_images_are_fetched_once_and_only_where_switched_on() -> None:
+    data = base64.b64decode(data_uri().partition(",")[2])
+    fetched: list[str] = []
+
+    def fetch(url: str, param: str) -> bytes:
+        fetched.append(url)
+        return data
+
+    loader = ImageLoader(Settings(max_images=3), fetch)
+    loader.fetch_remote([("https://a.example/1", "a"), (data_uri(), "b"), ("https://a.example/1", "c")])
+    assert loader.load("https://a.example/1", "a").size == (84, 84)
+    assert fetched == ["https://a.example/1"]
+    with pytest.raises(BadRequest, match="at most 3 images"):
+        loader.fetch_remote([(f"https://a.example/{i}", "a") for i in range(9)])
+    assert len(fetched) <= 1 + 3
+
+
 def test_number_and_sum_of_pixels_are_bounded() -> None:
     loader = ImageLoader(Settings(max_images=2, max_request_pixels=150))
     loader.load(data_uri(Image.new("RGB", (10, 10))), "a")

@@ -1,0 +1,31 @@
+"""What deploy/ says agrees with the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from server.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+def test_the_image_sets_only_variables_that_exist() -> None:
+    names = set(re.findall(rf"\b{PREFIX}(\w+)=", DOCKERFILE))
+    assert names
+    assert names <= {name.upper() for name in Settings.model_fields}
+
+
+def test_the_image_holds_every_package_and_the_same_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for room in project["tool"]["setuptools"]["packages"]["find"]["include"]:
+        assert f"COPY {room.rstrip('*')} " in DOCKERFILE
+    (torch,) = (name for name in project["project"]["dependencies"] if re.match(r"torch\b", name))
+    assert f'ARG TORCH="{torch}"' in DOCKERFILE
+
+
+def test_the_image_does_not_run_as_root() -> None:
+    user = DOCKERFILE.index("\nUSER helmsight")
+    assert user < DOCKERFILE.index("\nCMD ")
