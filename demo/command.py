@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     part = parts.add_parser("train", help="train from nothing, or resume; rerun the same command to go on")
     part.add_argument("--folder", type=Path, default=Path("build/demo"), help="the run's folder (default %(default)s)")
     part.add_argument("--steps", type=int, help="total steps; may be changed when resuming")
+    part.add_argument("--start", type=Path, help="go on from this checkpoint instead of from nothing")
     part.add_argument("--seed", type=int, help="decides weights and data (default 1)")
     part.add_argument("--ranks", type=int, help="data-parallel processes of one thread each (default 2; 1 on a GPU)")
     part.add_argument("--device", help="cpu or cuda (default cpu)")
@@ -40,9 +42,15 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
+    # Waiting threads must not spin: on shared cores that costs more than the work itself. Read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from demo.train import Options, train
 
-    given = {k: v for k in ("folder", "steps", "seed", "ranks", "device") if (v := getattr(arguments, k)) is not None}
+    given = {
+        k: v
+        for k in ("folder", "steps", "start", "seed", "ranks", "device")
+        if (v := getattr(arguments, k)) is not None
+    }
     if given.get("device", "cpu") != "cpu":
         given.setdefault("ranks", 1)
     print(f"checkpoint: {train(Options(**given))}")
@@ -52,7 +60,9 @@ def run_train(arguments: argparse.Namespace) -> int:
 def run_evaluate(arguments: argparse.Namespace) -> int:
     from demo.evaluate import evaluate_checkpoint
 
-    print(evaluate_checkpoint(arguments.checkpoint, arguments.report, arguments.count, arguments.seed, arguments.threads))
+    print(
+        evaluate_checkpoint(arguments.checkpoint, arguments.report, arguments.count, arguments.seed, arguments.threads)
+    )
     return 0
 
 

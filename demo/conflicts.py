@@ -273,6 +273,9 @@ def conflict_question(
             break
     vision = score + rng.gauss(0, 0.12) > 0 if side == "plain" else side == "vision"
     answer = value if vision else conflict.alternative
+    context = conflict.context(marker)
+    if rng.random() < 0.12 and (more := pick_fact(rng, scene, ("background", "count", "at"))) and more.kind != kind:
+        context += " " + statement(*more[:3])  # something true besides
     words = instruction(rng, side) if side != "plain" and instruct else None
     where = rng.choice(("middle", "middle", "middle", "end", "first"))
     text, reply = ask(rng, kind, key), statement(kind, key, answer)
@@ -280,9 +283,7 @@ def conflict_question(
         choices = fill_options(rng, scene, kind, [value, conflict.alternative], min(count, len(POOLS[kind])))
         text, reply = option_question(rng, text, choices, answer)
     name = f"{side}_{'options' if count else 'open'}"
-    return Question(
-        name, ((place(conflict.context(marker), text, words, where), reply),), cell=cell if vision else None
-    )
+    return Question(name, ((place(context, text, words, where), reply),), cell=cell if vision else None)
 
 
 def agreeing_question(rng: random.Random, scene: Scene, count: int) -> Question | None:
@@ -291,12 +292,12 @@ def agreeing_question(rng: random.Random, scene: Scene, count: int) -> Question 
     fact = pick_fact(rng, scene, CONFLICT_KINDS)
     if fact is None:
         return None
-    said = statement(*fact[:3])
-    if rng.random() < 0.5 and (missing := absent_shape(rng, scene)) and fact.kind in ("color", "shape", "background"):
+    said, words = statement(*fact[:3]), None
+    missing = absent_shape(rng, scene)
+    if missing and fact.kind in ("color", "shape", "background") and rng.random() < 0.5:
         said = statement("position", missing, rng.choice(POOLS["position"]))
-    words = rng.choice((None, None, instruction(rng, rng.choice(("text", "vision"))))) if said[:-1] else None
-    if said != statement(*fact[:3]):
-        words = None  # an instruction to follow a text that is silent has no right answer
+    elif rng.random() < 0.35:  # an instruction has a right answer only where the text speaks of what is asked
+        words = instruction(rng, rng.choice(("text", "vision")))
     text, reply = ask(rng, fact.kind, fact.key), statement(*fact[:3])
     if count:
         choices = fill_options(rng, scene, fact.kind, [fact.value], min(count, len(POOLS[fact.kind])))

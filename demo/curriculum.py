@@ -96,6 +96,8 @@ DIFFERENCES = {
 OPEN = {name: Kind(0.0) for name in ("system_text", "system_vision", "difference_same")}
 TYPES = tuple(dict.fromkeys([*SINGLE, *SEVERAL, *DIFFERENCES, *OPEN]))
 
+ALONE = ("told_alone", "lookup", "lookup_reason", "lookup_word")  # asked without a picture
+
 OPEN_MAKERS = (
     lambda rng, scene: questions.open_question(rng, scene, rng.choice(questions.FACT_KINDS)),
     questions.description,
@@ -132,7 +134,7 @@ def make_plan(accuracy: Accuracy) -> Plan:
     if got("options", 0.0) > 0.85:
         plan.option_counts = (2, 2, 3, 4, 5)
     if got("color", 0.0) > 0.9 and got("position", 0.0) > 0.8:
-        plan.several_share = 0.38
+        plan.several_share = 0.4
     if got("several_background", 0.0) > 0.8:
         plan.pictures, plan.several_shapes, plan.difference_share = (2, 3, 3, 4), (1, 2, 2, 3), 0.42
     if got("describe", 0.0) > 0.8:
@@ -152,10 +154,7 @@ class Group:
 
 def make_group(rng: random.Random, plan: Plan) -> Group:
     """Draw pictures and three to six questions about them (one or two where the text stands first)."""
-    if rng.random() < plan.several_share:
-        group = _several(rng, plan)
-    else:
-        group = _single(rng, plan)
+    group = _several(rng, plan) if rng.random() < plan.several_share else _single(rng, plan)
     if group.system is None and rng.random() < 0.15:
         group.system = rng.choice(conflicts.SYSTEM_MESSAGES)
     return group
@@ -173,15 +172,15 @@ def _single(rng: random.Random, plan: Plan) -> Group:
         drawn = [conflicts.conflict_question(rng, scene, side, rng.choice((0, 2, 2)), False) for _ in range(4)]
         kept = [Question(f"system_{side}", q.turns, cell=q.cell) for q in drawn if q is not None]
         return Group([scene], kept, before + conflicts.instruction(rng, side))
-    text_first = rng.random() < 0.22  # about a tenth of the questions, as these groups are small
-    asked = [
-        _ask_single(rng, scene, _draw(rng, plan.single), plan)
-        for _ in range(rng.randint(1, 2) if text_first else rng.randint(3, 6))
-    ]
-    scenes = [scene]
-    if all(q is None or q.kind in ("told_alone", "lookup", "lookup_reason", "lookup_word") for q in asked):
-        scenes, text_first = [], False
-    return Group(scenes, [q for q in asked if q is not None], text_first=text_first)
+    first = _draw(rng, plan.single)
+    if first == "told_alone" or (first in ALONE and rng.random() < 0.4):
+        weights = {name: weight for name, weight in plan.single.items() if name in ALONE}
+        drawn = [_ask_single(rng, scene, kind, plan) for kind in [first, *(_draw(rng, weights) for _ in range(4))]]
+        return Group([], [question for question in drawn if question is not None])
+    text_first = rng.random() < 0.25  # about a tenth of the questions, as these groups are small
+    kinds = [first, *(_draw(rng, plan.single) for _ in range(rng.randint(0, 1) if text_first else rng.randint(2, 5)))]
+    drawn = [_ask_single(rng, scene, kind, plan) for kind in kinds if kind != "told_alone"]
+    return Group([scene], [question for question in drawn if question is not None], text_first=text_first)
 
 
 def _ask_single(rng: random.Random, scene: Scene, kind: str, plan: Plan) -> Question | None:

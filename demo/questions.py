@@ -50,9 +50,118 @@ POOLS: dict[str, tuple[str, ...]] = {
 }
 # Things that are never in a picture. The second list is kept out of training.
 NOUNS = tuple(
-    ["dog", "cat", "car", "tree", "house", "man", "woman", "boat", "bird", "bike", "apple", "phone", "table", "chair", "horse", "plane", "flower", "train", "bus", "ball", "hat", "cup", "river", "cloud", "shoe", "clock", "bridge", "lamp", "book", "cow", "sheep", "fish", "banana", "fruit", "cake", "pizza", "bed", "sofa", "door", "window", "road", "sign", "light", "child", "girl", "boy", "bear", "zebra", "giraffe", "umbrella", "bag", "tie", "ski", "kite", "knife", "fork", "spoon", "bowl", "carrot", "couch", "plant", "laptop", "mouse", "keyboard", "oven", "sink", "vase", "scissors", "toy", "brush", "sun", "moon", "ship", "duck", "lion", "tiger", "pig", "goat", "snake", "frog", "ant", "bee", "egg", "bread", "milk", "shirt", "dress", "coat", "glove", "box", "key", "pen", "paper", "desk", "wall", "roof", "garden", "beach", "island", "snow", "rain", "fire", "stone", "rock", "grass", "leaf"]
+    [
+        "dog",
+        "cat",
+        "car",
+        "tree",
+        "house",
+        "man",
+        "woman",
+        "boat",
+        "bird",
+        "bike",
+        "apple",
+        "phone",
+        "table",
+        "chair",
+        "horse",
+        "plane",
+        "flower",
+        "train",
+        "bus",
+        "ball",
+        "hat",
+        "cup",
+        "river",
+        "cloud",
+        "shoe",
+        "clock",
+        "bridge",
+        "lamp",
+        "book",
+        "cow",
+        "sheep",
+        "fish",
+        "banana",
+        "fruit",
+        "cake",
+        "pizza",
+        "bed",
+        "sofa",
+        "door",
+        "window",
+        "road",
+        "sign",
+        "light",
+        "child",
+        "girl",
+        "boy",
+        "bear",
+        "zebra",
+        "giraffe",
+        "umbrella",
+        "bag",
+        "tie",
+        "ski",
+        "kite",
+        "knife",
+        "fork",
+        "spoon",
+        "bowl",
+        "carrot",
+        "couch",
+        "plant",
+        "laptop",
+        "mouse",
+        "keyboard",
+        "oven",
+        "sink",
+        "vase",
+        "scissors",
+        "toy",
+        "brush",
+        "sun",
+        "moon",
+        "ship",
+        "duck",
+        "lion",
+        "tiger",
+        "pig",
+        "goat",
+        "snake",
+        "frog",
+        "ant",
+        "bee",
+        "egg",
+        "bread",
+        "milk",
+        "shirt",
+        "dress",
+        "coat",
+        "glove",
+        "box",
+        "key",
+        "pen",
+        "paper",
+        "desk",
+        "wall",
+        "roof",
+        "garden",
+        "beach",
+        "island",
+        "snow",
+        "rain",
+        "fire",
+        "stone",
+        "rock",
+        "grass",
+        "leaf",
+    ]
 )
-HELD_OUT_NOUNS = tuple(["elephant", "bottle", "guitar", "truck", "mountain", "monkey", "wheel", "tower", "helicopter", "pumpkin"])
+HELD_OUT_NOUNS = tuple(
+    ["elephant", "bottle", "guitar", "truck", "mountain", "monkey", "wheel", "tower", "helicopter", "pumpkin"]
+)
 
 # How the answer to a question with options is asked for: by letter, in full ("B. red"), or with a reason first.
 SELECT = "Answer the question by selecting the correct answer {letters}."
@@ -61,6 +170,7 @@ BY_LETTER = (
     "Answer with the option's letter from the given choices directly.",
     "Reply with the letter only.",
 )
+OR_REFUSE = BY_LETTER[1] + " If you don't know the answer, please reply with 'Sorry, I can't help with it'."
 IN_FULL = ("Choose one option.", "Answer with the option.")
 WITH_REASON = ("Explain, then give the letter.",)
 
@@ -168,7 +278,7 @@ def option_question(
         return option_text(question, options, rng.choice(WITH_REASON)), f"{reason[:-1]} {letter}"
     if draw < 0.27:
         return option_text(question, options, rng.choice(IN_FULL)), f"{letter}. {answer}"
-    tail = SELECT if draw < 0.75 else rng.choice(BY_LETTER)
+    tail = SELECT if draw < 0.75 else rng.choice((*BY_LETTER, OR_REFUSE))
     return option_text(question, options, tail), letter
 
 
@@ -240,11 +350,14 @@ def refusal(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS) -> Q
 
 
 def refusal_option(rng: random.Random, scene: Scene) -> Question | None:
-    """An unanswerable question whose options include the refusal."""
+    """An unanswerable question with options: the refusal is one of them, or the prompt asks for it (MM-SAP)."""
     key = absent_shape(rng, scene) if rng.random() < 0.5 else rng.choice(NOUNS)
     if key is None:
         return None
     kind = rng.choice(("color", "position"))
+    if rng.random() < 0.3:
+        choices = rng.sample(POOLS[kind], rng.choice((2, 3, 4)))
+        return Question("refuse_option", ((option_text(ask(rng, kind, key), choices, OR_REFUSE), REFUSAL),))
     options = rng.sample(POOLS[kind], rng.choice((1, 2, 3))) + [REFUSAL[:-1]]
     if rng.random() < 0.3:
         rng.shuffle(options)

@@ -26,11 +26,11 @@ from tqdm import tqdm
 
 from demo.curriculum import TYPES, corpus, make_plan
 from demo.forward import logits_at, look_loss, picture_loss, text_hidden
-from demo.model import export, make_config, new_model, trainable_matrices
+from demo.model import export, make_config, new_model, trainable_matrices, transplant
 from demo.muon import Muon
 from demo.stream import Packer, Shape
 from demo.tokenizer import load_tokenizer, train_tokenizer
-from demo.vision import train_vision
+from demo.vision import adapt_vision, train_vision
 
 PICTURE_LAYERS = (4, 5, 6, 7)  # layers whose attention over pictures is supervised
 READ_LAYER, COMPARE_LAYER = 3, 1  # layers where a few heads are shown the cell to read, the cell to compare with
@@ -45,6 +45,7 @@ class Options:
     folder: Path = Path("build/demo")
     steps: int = 18_000
     seed: int = 1
+    start: Path | None = None  # go on from this checkpoint's weights instead of from nothing
     vision_steps: int = 700
     decay: float = 0.3  # last share of the steps, in which the learning rate falls to zero
     matrix_rate: float = 2e-3
@@ -58,6 +59,7 @@ class Options:
     bfloat16: bool | None = None  # None: where the machine multiplies it faster than float32
     background: bool = True  # make batches in a process of their own
     save_minutes: float = 3.0
+    log_every: int = 100
     shape: Shape = Shape()
     hidden: int = 192
     layers: int = 8
@@ -107,19 +109,23 @@ def prepare(options: Options) -> None:
     if not (tokenizer_folder / "tokenizer.json").exists():
         train_tokenizer(corpus(6000)).save_pretrained(tokenizer_folder)
     tokenizer = load_tokenizer(tokenizer_folder)
-    path = options.folder / "vision.pt"
+    path = options.folder / "initial.pt"
     if path.exists():
         return
-    device = torch.device(options.device)
-    model = new_model(make_config(tokenizer, options.hidden, options.layers), options.seed).to(device)
-    log = Log(options.folder)
+    device, log = torch.device(options.device), Log(options.folder)
     progress = tqdm(total=options.vision_steps, desc="vision stage", mininterval=10)
 
     def report(step: int, values: dict[str, float]) -> None:
         progress.update(step - progress.n)
         log.line(f"vision step {step} " + " ".join(f"{k} {v:.4f}" for k, v in values.items()))
 
-    train_vision(model, tokenizer, options.seed, options.vision_steps, device, options.compiled, use_bfloat16(options), report)
+    how = (options.seed, options.vision_steps, device, options.compiled, use_bfloat16(options), report)
+    if options.start is not None:
+        model = transplant(options.start, tokenizer).to(device)
+        adapt_vision(model, *how)
+    else:
+        model = new_model(make_config(tokenizer, options.hidden, options.layers), options.seed).to(device)
+        train_vision(model, tokenizer, *how)
     progress.close()
     save_atomically(model.state_dict(), path)
 
@@ -248,7 +254,7 @@ def run_rank(rank: int, options: Options) -> None:
     device, bfloat16 = torch.device(options.device), use_bfloat16(options)
     tokenizer = load_tokenizer(options.folder / "tokenizer")
     model = new_model(make_config(tokenizer, options.hidden, options.layers), options.seed)
-    model.load_state_dict(torch.load(options.folder / "vision.pt", map_location="cpu"))
+    model.load_state_dict(torch.load(options.folder / "initial.pt", map_location="cpu"))
     model.to(device)
     model.model.visual.requires_grad_(False)
     matrices, vectors, embeddings = trainable_matrices(model)
@@ -327,9 +333,10 @@ def share(parameters: list[nn.Parameter], counts: Tensor, parts: Tensor, ranks: 
 
 
 class Record:
-    """Progress of rank 0: a bar, a line and a history entry every hundred steps."""
+    """Progress of rank 0: a bar, a line and a history entry every `log_every` steps."""
 
     def __init__(self, options: Options, rank: int, step: int) -> None:
+        self.every = options.log_every
         self.rank, self.folder, self.log = rank, options.folder, Log(options.folder)
         self.bar = tqdm(total=options.steps, initial=step, desc="training", mininterval=10, disable=rank > 0)
         self.parts, self.counts, self.steps, self.since = (
@@ -348,7 +355,7 @@ class Record:
         if self.rank:
             return
         self.bar.update(1)
-        if step % 100:
+        if step % self.every:
             return
         seconds = (time.monotonic() - self.since) / self.steps
         rights = {n: round(r / a, 3) for n, (r, a) in zip(TYPES, self.counts.tolist(), strict=True) if a}

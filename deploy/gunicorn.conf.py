@@ -1,6 +1,6 @@
 """Settings for plain gunicorn; everything comes from Helmsight's own settings (HELMSIGHT_*, HELMSIGHT_CONFIG).
 
-    gunicorn -c deploy/gunicorn.conf.py server.wsgi:app
+gunicorn -c deploy/gunicorn.conf.py server.wsgi:app
 """
 
 from server.serving import gunicorn_options

@@ -25,6 +25,10 @@ RELIABLE = 0.5
 """Least agreement |mean v| / mean |v| of a direction that is called reliable: 1 where all queries agree, about
 1 / sqrt(queries) where they have nothing in common."""
 
+DUST = 1e-5
+"""Differences below this share of mean |h| are rounding: there is no direction (a window that ends before the
+instruction, say), and a weight would blow the rounding up."""
+
 _BATCH = 256
 _log = logging.getLogger(__name__)
 
@@ -79,13 +83,18 @@ class Direction:
 
     @property
     def weight(self) -> torch.Tensor:
-        """w_l = mean|h_l| / mean|v_l|, which gives v the mean magnitude of the states (layers,); 0 where v is 0."""
-        return torch.where(self.mean_abs > 0, self.state / self.mean_abs.clamp_min(1e-30), 0.0)
+        """w_l = mean|h_l| / mean|v_l|, which gives v the mean magnitude of the states (layers,); 0 where v is none."""
+        return torch.where(self.present, self.state / self.mean_abs.clamp_min(1e-30), 0.0)
 
     @property
     def score(self) -> torch.Tensor:
-        """mean / std of |v| (layers,): large and stable is good; 0 where v is 0."""
-        return torch.where(self.mean_abs > 0, self.mean_abs / self.std.clamp_min(1e-12), 0.0)
+        """mean / std of |v| (layers,): large and stable is good; 0 where v is none."""
+        return torch.where(self.present, self.mean_abs / self.std.clamp_min(1e-12), 0.0)
+
+    @property
+    def present(self) -> torch.Tensor:
+        """Whether there is any direction at a layer (layers,)."""
+        return self.mean_abs > DUST * self.state
 
     def ranking(self, layers: Sequence[int] | None = None) -> list[int]:
         """Layers, best score first; those whose queries disagree come after all others."""

@@ -87,10 +87,9 @@ def messages(sample: Sample, setting: Setting, swapped: bool) -> list[dict[str, 
 # ------------------------------------------------------------------------------------------------------- scoring
 
 
-_LEADING = re.compile(r"[\s*_\"'`(\[]*([ABab])(?=[\s*_\"'`]*(?:$|[.:;,)\]\n\-]))")
+_LEADING = re.compile(r"[\s*_\"'`(\[]*([ABab])(?=[\s*_\"'`]*(?:$|[.:;,)\]])|\n|\s+-)")
 _CALLED = re.compile(
-    r"\b(?:answer|option|choice)(?:\s+(?:is|would be|should be))?\s*[:=]?\s*[*_\"'`(\[]*(?:option\s+)?([AB])\b(?!\s+[a-z])",
-    re.IGNORECASE,
+    r"\b(?i:answer|option|choice)(?:\s+(?i:is|would be|should be))?\s*[:=]?\s*[*_\"'`(\[]*(?:(?i:option)\s+)?([AB])\b"
 )
 _SET_OFF = re.compile(r"(?<!\w)\(?([AB])(?:\)|\.(?=\s|$)|:(?=\s))")
 

@@ -27,13 +27,7 @@ def get_model(name: str) -> Response:
     """The model, by its name."""
     app = context()
     serving = app.runtime.serving()
-    if name != serving.name:
-        raise ApiError(
-            404,
-            f"The model {name[:128]!r} does not exist; this server has {serving.name!r}.",
-            code="model_not_found",
-            param="model",
-        )
+    serving.check_name(name)
     return _json(_model(app, serving))
 
 

@@ -27,17 +27,12 @@ blueprint = Blueprint("chat", __name__)
 
 @blueprint.post("/v1/chat/completions")
 def create_completion() -> Response:
-    """Answer a chat; see docs of the protocol for the fields."""
+    """Answer a chat, whole or as a stream of events; `server.wire.ChatRequest` has the fields."""
     app = context()
     serving = app.runtime.serving()
     chat = wire.parse(read_body(app))
-    if chat.model not in (None, "", serving.name):
-        raise ApiError(
-            404,
-            f"The model {str(chat.model)[:128]!r} does not exist; this server has {serving.name!r}.",
-            code="model_not_found",
-            param="model",
-        )
+    if chat.model:
+        serving.check_name(chat.model)
     completion = submit(app, serving, chat)
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, serving.name, serving.mllm.fingerprint)

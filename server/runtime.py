@@ -45,6 +45,16 @@ class Serving:
         """The model's name on the wire."""
         return self.mllm.name
 
+    def check_name(self, name: str) -> None:
+        """Raise OpenAI's 404 unless `name` is the model's."""
+        if name != self.name:
+            raise ApiError(
+                404,
+                f"The model {name[:128]!r} does not exist; this server has {self.name!r}.",
+                code="model_not_found",
+                param="model",
+            )
+
 
 def vector_store(settings: Settings, model_folder: Path | None) -> steering.VectorStore:
     """The configured folders, then the model's own."""

@@ -21,7 +21,7 @@ class Completion:
         self._has_baseline = baseline
         self._focus_layers = focus_layers
         self._wake = wake
-        self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob]]] = SimpleQueue()
+        self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob], bool]] = SimpleQueue()
         self._roles: dict[Sequence, tuple[int, bool]] = {}
         self._choices: dict[int, Choice] = {}
 
@@ -32,7 +32,7 @@ class Completion:
 
     def receive(self, sequence: Sequence, text: str, logprobs: list[TokenLogprob]) -> None:
         """Called by the engine with every piece; the last call for a sequence comes when it is done."""
-        self._events.put((sequence, text, logprobs))
+        self._events.put((sequence, text, logprobs, sequence.finish_reason is not None))
 
     def cancel(self) -> None:
         """Stop generating; the slots are free at the next step. Harmless when the request is finished."""
@@ -50,14 +50,13 @@ class Completion:
         finished: dict[tuple[int, bool], Sequence] = {}
         held: dict[int, Chunk] = {}
         while len(self._choices) < self._n:
-            sequence, text, logprobs = self._events.get()
+            sequence, text, logprobs, last = self._events.get()  # the sequence may be further on than its event
             if sequence.error is not None:
                 self.cancel()
                 raise sequence.error
             if sequence.cancelled and sequence.finish_reason is None:
                 return
             index, baseline = self._roles[sequence]
-            last = sequence.finish_reason is not None and (index, baseline) not in finished
             if last:
                 finished[index, baseline] = sequence
             if not baseline and not last:

@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 import torch
@@ -20,7 +20,7 @@ from steering.layout import Prompt, build_prompt
 from steering.mllm import MLLM, ImageCache
 from steering.request import Request, Result, TokenLogprob
 from steering.runner import Runner
-from steering.sampler import Sampled
+from steering.sampler import Sampled, answer_seed
 from steering.scheduler import Scheduler
 from steering.sequence import Sequence
 from steering.text import TextStream, token_bytes
@@ -80,16 +80,16 @@ class Engine:
         Raises RequestError, ContextOverflow or VectorError when it is wrong, Busy when the queue is full.
         """
         answers = request.n * (2 if request.baseline else 1)
+        if request.n < 1:
+            raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
         if answers > self._scheduler.slots:
             raise RequestError(
                 f"'n' is too large: this server runs {self._scheduler.slots} answers at once (baselines count).",
                 param="n",
             )
         with self._changed:
-            self._refuse_when_closed()
-            if len(self._scheduler.waiting) + answers > self.max_waiting + self._free_slots():
-                raise Busy(len(self._scheduler.waiting), self._rate.seconds_for(len(self._scheduler.waiting)))
-        return self._enqueue(request)
+            self._refuse(answers)  # before the work of preparing
+        return self._enqueue(request, self._refuse)
 
     def generate(self, requests: Iterable[Request]) -> list[Result]:
         """Answer requests in order, batched; steps in the calling thread unless the engine was started.
@@ -100,7 +100,7 @@ class Engine:
         for request in requests:
             while len(self._scheduler.waiting) >= self._scheduler.slots:
                 self._advance()
-            completions.append(self._enqueue(request))
+            completions.append(self._enqueue(request, lambda answers: None))
         while self._thread is None and not all(completion.done for completion in completions):
             self.step()
         return [completion.result() for completion in completions]
@@ -162,12 +162,13 @@ class Engine:
             logits = self._runner.fork(batch) if forks else self._runner.prefill(batch, self._prefill_budget)
             if logits is None:
                 return
+            sampled = self._runner.first_tokens(batch, logits)
             for sequence in batch:
                 self._scheduler.prefilled(sequence)
             self._counts["prompt_tokens"] += sum(sequence.prompt.length for sequence in batch)
-            self._hand_out(batch, self._runner.first_tokens(batch, logits))
+            self._hand_out(batch, sampled)
         except Exception as error:
-            if len(batch) == 1:
+            if len(batch) == 1 or any(sequence in self._scheduler.running for sequence in batch):
                 self._fail(batch, error)
             else:
                 self._scheduler.retry_alone(batch)
@@ -252,7 +253,7 @@ class Engine:
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, request: Request) -> Completion:
+    def _enqueue(self, request: Request, refuse: Callable[[int], None]) -> Completion:
         prompt = build_prompt(self.mllm, request.messages)
         max_tokens = self._validate(request, prompt)
         completion = Completion(prompt.length, request.n, request.baseline, self.focus_layers, self._wake)
@@ -263,7 +264,7 @@ class Engine:
                 prompt=prompt,
                 sampling=request.sampling,
                 max_tokens=max_tokens,
-                seed=(seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63,
+                seed=answer_seed(seed, index),
                 text=TextStream(self.mllm.tokenizer, request.sampling.stop),
                 notify=completion.receive,
                 steering=() if baseline else request.steering,
@@ -280,7 +281,7 @@ class Engine:
                 first = first or made
                 completion.expect(made, index, baseline)
         with self._changed:
-            self._refuse_when_closed()
+            refuse(len(completion.sequences))
             self._scheduler.waiting.extend(completion.sequences)
             self._changed.notify_all()
         return completion
@@ -336,9 +337,13 @@ class Engine:
     def _idle(self) -> bool:
         return not (self._scheduler.running or self._scheduler.waiting or self._scheduler.filling)
 
-    def _refuse_when_closed(self) -> None:
+    def _refuse(self, answers: int) -> None:
+        """Raise Fault when the engine is closed, Busy when so many more answers do not fit; called with the lock held."""
         if self._stopping or self._fatal is not None:
             raise Fault("The server is shutting down.")
+        waiting = len(self._scheduler.waiting)
+        if waiting + answers > self.max_waiting + self._free_slots():
+            raise Busy(waiting, self._rate.seconds_for(waiting))
 
     def _wake(self) -> None:
         with self._changed:

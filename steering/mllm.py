@@ -224,7 +224,12 @@ def load(
     model = model.eval().requires_grad_(False).to(device)
     processor = load_processor(path, local_files_only=local_files_only)
     folder = Path(path) if Path(path).is_dir() else None
-    return MLLM(model, processor, name, folder)
+    try:
+        return MLLM(model, processor, name, folder)
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be served: it is not built of a decoder that reads image tokens: {error}."
+        ) from error
 
 
 def _refuse_structure(config: Any) -> None:

@@ -179,7 +179,7 @@ class Runner:
         sequence.readings = Readings(
             sequence.question_sums.cpu(),
             sequence.last_sums.cpu(),
-            self.output_sums[sequence.slot].cpu(),
+            self.output_sums[sequence.slot].to("cpu", copy=True),  # the slot is used again
             decay.cpu(),
             rows,
         )

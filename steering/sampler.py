@@ -167,6 +167,12 @@ def _draw(scaled: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp(max=scaled.shape[-1] - 1)
 
 
+def answer_seed(seed: int, index: int) -> int:
+    """The seed, as int64, of answer `index` of a request. The factor differs from the one of positions in `uniform`, or the
+    answers would draw the same numbers a few tokens apart."""
+    return (seed + index * 0xD1B54A32D192ED03 + 2**63) % 2**64 - 2**63
+
+
 def uniform(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """(rows,) float64 in [0, 1), a SplitMix64 hash of seed and position (Steele, Lea and Flood 2014)."""
     x = seed + (position + 1) * -7046029254386353131

@@ -100,7 +100,7 @@ class SteeringVector:
 
     def to_bytes(self) -> bytes:
         """The safetensors artifact, with a digest of its tensors in the metadata."""
-        tensors = {name: getattr(self, name).contiguous().cpu() for name in _TENSORS}
+        tensors = {name: getattr(self, name).cpu().clone() for name in _TENSORS}  # no two may share memory
         metadata = {
             "format": FORMAT,
             "name": self.name,

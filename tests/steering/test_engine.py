@@ -14,6 +14,7 @@ import torch
 import steering
 from steering import Busy, Choice, Completion, ContextOverflow, Engine, Fault, Request, RequestError, Sampling
 from steering.request import Result
+from steering.sampler import uniform
 from steering.sequence import Sequence
 from tests import families
 from tests.steering.conftest import MakeEngine
@@ -253,18 +254,13 @@ def test_other_seeds_and_no_seed_give_other_answers(make_engine: MakeEngine) -> 
     assert len(set(answers)) == len(seeds)
 
 
-def test_the_n_answers_draw_from_unrelated_streams(make_engine: MakeEngine) -> None:
-    """With the same distribution at every step, no answer is another one moved by a few tokens."""
-    engine = make_engine("qwen2_vl")
-    favoured = {token: 100.0 for token in range(300, 316)}
-    sampling = Sampling(max_tokens=30, temperature=2.0, logit_bias=favoured, seed=3, ignore_eos=True)
-    flat = steering.Request(families.example_messages("qwen2_vl", 1), sampling, n=4)
-    answers = [choice.token_ids for choice in engine.generate([flat])[0].choices]
-    for i, one in enumerate(answers):
-        for other in answers[i + 1 :]:
-            for shift in range(1, 8):
-                assert sum(a == b for a, b in zip(one[shift:], other, strict=False)) < 15
-                assert sum(a == b for a, b in zip(one, other[shift:], strict=False)) < 15
+def test_the_n_answers_draw_unrelated_numbers(make_engine: MakeEngine) -> None:
+    """No answer repeats another one's random numbers, not even a few tokens later."""
+    request = Request(families.example_messages("qwen2_vl", 1), SAMPLED, n=4)
+    seeds = [sequence.seed for sequence in make_engine("qwen2_vl").submit(request).sequences]
+    positions = torch.arange(2000)
+    numbers = torch.cat([uniform(torch.tensor(seed), positions) for seed in seeds])
+    assert len(numbers.unique()) == len(numbers)
 
 
 # --- streaming -------------------------------------------------------------------------------------------------------
@@ -483,10 +479,6 @@ def test_too_long_a_request_is_refused_in_the_words_of_openai(make_engine: MakeE
     )
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
     assert engine.submit(Request(chat, greedy(60 - length)))
-    with pytest.raises(ContextOverflow, match="61 tokens"):
-        make_engine("qwen2_vl", max_length=length - 1 if length < 60 else 60).submit(
-            Request(user("word " * 200), greedy(1))
-        ) if False else engine.submit(Request(chat, greedy(61 - length)))
 
 
 @pytest.mark.parametrize(
@@ -604,9 +596,7 @@ def test_stopping_without_patience_ends_running_and_waiting_requests(make_engine
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
 
 
-def test_an_engine_that_dies_tells_everyone_who_waits(
-    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_dies_tells_everyone_who_waits(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine("qwen2_vl", slots=1)
     completions = [engine.submit(Request(conversations("qwen2_vl")[0], greedy(400))) for _ in range(2)]
     monkeypatch.setattr(engine._scheduler, "next_forks", lambda: 1 / 0)
@@ -652,7 +642,9 @@ def test_states_are_the_residual_stream_at_the_prompts_last_token(
     family: str, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
     chats = conversations(family)
-    results = make_engine(family, prefill_budget=300).generate([Request(chat, greedy(1), states=True) for chat in chats])
+    results = make_engine(family, prefill_budget=300).generate(
+        [Request(chat, greedy(1), states=True) for chat in chats]
+    )
     chunked = make_engine(family, prefill_budget=9).generate([Request(chats[1], greedy(1), states=True)])
     for chat, result in zip([*chats, chats[1]], [*results, *chunked], strict=True):
         answer = load_plain(family).answer(chat, 1)

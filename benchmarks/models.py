@@ -1,0 +1,70 @@
+"""The two models of the benchmarks and their prompts: the embedded one, and a wider one with random weights."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers import GenerationConfig, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+DEMO = Path(__file__).parent.parent / "demo" / "checkpoint"
+_COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json")
+_WORDS = "red green blue circle square star heart left right top bottom picture color shape count the is in of a".split()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A checkpoint and the kind of prompt it is asked: `images` pictures of `size` pixels and `words` words of text."""
+
+    name: str
+    folder: Path
+    images: int
+    size: tuple[int, int]
+    words: int
+    max_length: int
+
+    def messages(self, seed: int) -> list[dict[str, Any]]:
+        """A prompt that no other seed gives: fresh pictures, so that no cache helps where none would in life."""
+        rng = random.Random(seed)
+        parts: list[dict[str, Any]] = []
+        for _ in range(self.images):
+            noise = rng.randbytes(self.size[0] * self.size[1] * 3)
+            parts.append({"type": "image", "image": Image.frombytes("RGB", self.size, noise)})
+        text = " ".join(rng.choice(_WORDS) for _ in range(self.words))
+        context = "Text context: " + " ".join(rng.choice(_WORDS) for _ in range(8))
+        return [{"role": "user", "content": [*parts, {"type": "text", "text": f"{context}\n{text}?"}]}]
+
+
+def demo() -> Workload:
+    """The embedded model with one of its pictures (9 image tokens) and a short question."""
+    return Workload("demo", DEMO, images=1, size=(84, 84), words=30, max_length=512)
+
+
+def wide(folder: Path, seed: int = 0) -> Workload:
+    """A Qwen2-VL with hidden 512 and 8 layers: 2,000-token prompts with 1,500 image tokens in 4 pictures.
+
+    Written into `folder`, with the embedded model's tokenizer and picture processing.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _COPIED:
+        shutil.copy(DEMO / name, folder / name)
+    pictures = json.loads((folder / "preprocessor_config.json").read_text())
+    pictures["size"] = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 4096}
+    (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
+    config = json.loads((DEMO / "config.json").read_text())
+    text = config["text_config"]
+    text.update(hidden_size=512, num_attention_heads=8, num_key_value_heads=4, intermediate_size=1408)
+    text.update(num_hidden_layers=8, layer_types=["full_attention"] * 8, max_position_embeddings=4096)
+    text["rope_parameters"]["mrope_section"] = [8, 12, 12]
+    config["vision_config"].update(hidden_size=512, depth=2)
+    torch.manual_seed(seed)
+    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_dict(config)).float()
+    model.generation_config = GenerationConfig(eos_token_id=text["eos_token_id"], pad_token_id=text["pad_token_id"])
+    model.save_pretrained(folder)
+    return Workload("wide", folder, images=4, size=(25 * 28, 15 * 28), words=475, max_length=2304)

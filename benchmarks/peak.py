@@ -1,0 +1,33 @@
+"""Answer one prompt in a process of its own and print the process's peak resident memory in MB; see `benchmarks.run`."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks import sides
+from benchmarks.models import Workload
+from steering import Diagnose
+
+
+def main(mode: str, threads: int, workload: Workload) -> None:
+    """`mode` is off, on (focus and modality), generate or eager (with `output_attentions`)."""
+    torch.set_num_threads(threads)
+    if mode in ("off", "on"):
+        diagnose = Diagnose(include=frozenset({"focus", "modality"})) if mode == "on" else None
+        sides.run_engine(sides.engine(workload, slots=1), workload, [0], diagnose=diagnose)
+    else:
+        eager = mode == "eager"
+        sides.Plain(workload, "eager" if eager else "sdpa").run([0], output_attentions=eager)
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(kilobytes / 1024)
+
+
+if __name__ == "__main__":
+    fields = json.loads(sys.argv[3])
+    fields |= {"folder": Path(fields["folder"]), "size": tuple(fields["size"])}
+    main(sys.argv[1], int(sys.argv[2]), Workload(**fields))

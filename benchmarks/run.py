@@ -1,0 +1,232 @@
+"""Print how the engine compares, both sides in one run: `python -m benchmarks.run [names]`.
+
+The sides alternate and every figure is a ratio of medians over repeats, so that a busy machine disturbs both alike. Beside
+the ratio of elapsed times stands that of the process's own CPU times, which waiting for other programs does not change.
+`--write` appends the table to RESULTS.md with date, machine and command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from tqdm import tqdm
+
+from benchmarks import models, sides
+from benchmarks.models import Workload
+from steering import Diagnose
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+CONCURRENT = 16
+FOCUS = Diagnose(include=frozenset({"focus", "modality"}))
+
+Side = Callable[[Sequence[int]], None]
+"""Runs one prompt for each seed."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two or more named sides on equal prompts; the figure is time(over) / time(under), wanted at least or at most `aim`.
+
+    `requests` is how many prompts each run answers.
+    """
+
+    title: str
+    sides: dict[str, Side]
+    over: str
+    under: str
+    aim: float
+    at_least: bool = False
+    requests: int = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `spread` is the least and greatest ratio of a single repeat."""
+
+    title: str
+    ratio: float
+    spread: tuple[float, float] | None
+    cpu: float | None
+    aim: str
+    detail: str
+
+
+def throughput(workload: Workload) -> Iterator[Comparison]:
+    """16 concurrent requests against 16 sequential `generate()` calls."""
+    engine, plain = sides.engine(workload, CONCURRENT), sides.Plain(workload)
+    yield Comparison(
+        f"{CONCURRENT} sequential generate() / {CONCURRENT} concurrent",
+        {"generate()": plain.run, "engine": lambda seeds: sides.run_engine(engine, workload, seeds)},
+        over="generate()", under="engine", aim=8.0, at_least=True, requests=CONCURRENT,
+    )  # fmt: skip
+
+
+def latency(workload: Workload) -> Iterator[Comparison]:
+    """One request against `generate()`."""
+    engine, plain = sides.engine(workload, CONCURRENT), sides.Plain(workload)
+    yield Comparison(
+        "one request / generate()",
+        {"generate()": plain.run, "engine": lambda seeds: sides.run_engine(engine, workload, seeds)},
+        over="engine", under="generate()", aim=0.9,
+    )  # fmt: skip
+
+
+def steering(workload: Workload) -> Iterator[Comparison]:
+    """One steered request against one that is not; 16 different interventions in one batch against none."""
+    engine = sides.engine(workload, CONCURRENT)
+    steers = sides.vectors(engine.mllm, CONCURRENT)
+    off: Side = lambda seeds: sides.run_engine(engine, workload, seeds)  # noqa: E731
+    on: Side = lambda seeds: sides.run_engine(engine, workload, seeds, steers=steers)  # noqa: E731
+    yield Comparison("steering on / off, one request", {"off": off, "on": on}, over="on", under="off", aim=1.02)
+    yield Comparison(
+        f"{CONCURRENT} different interventions / none", {"off": off, "on": on}, over="on", under="off", aim=1.05,
+        requests=CONCURRENT,
+    )  # fmt: skip
+
+
+def diagnostics(workload: Workload) -> Iterator[Comparison]:
+    """Focus and modality on against off, beside eager `output_attentions` against plain `generate()`."""
+    engine, plain, eager = sides.engine(workload, CONCURRENT), sides.Plain(workload), sides.Plain(workload, "eager")
+    yield Comparison(
+        "focus + modality on / off, one request",
+        {
+            "off": lambda seeds: sides.run_engine(engine, workload, seeds),
+            "on": lambda seeds: sides.run_engine(engine, workload, seeds, diagnose=FOCUS),
+        },
+        over="on", under="off", aim=1.05,
+    )  # fmt: skip
+    yield Comparison(
+        "for comparison: eager output_attentions / generate()",
+        {"generate()": plain.run, "eager": lambda seeds: eager.run(seeds, output_attentions=True)},
+        over="eager", under="generate()", aim=float("inf"),
+    )  # fmt: skip
+
+
+BENCHMARKS = {"throughput": throughput, "latency": latency, "steering": steering, "diagnostics": diagnostics}
+PEAKS = ("off", "on", "generate", "eager")
+
+
+def measure(comparison: Comparison, repeats: int, first_seed: int) -> Row:
+    """Run the sides in turn, the order reversed every other time, after one round that does not count."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in comparison.sides}
+    for repeat in range(repeats + 1):
+        order = list(comparison.sides)
+        seeds = [first_seed + repeat * comparison.requests + i for i in range(comparison.requests)]
+        for name in order if repeat % 2 else reversed(order):
+            wall, cpu = time.perf_counter(), time.process_time()
+            comparison.sides[name](seeds)
+            # The images of a seed are in the engine's cache for a second side: every side gets its own.
+            seeds = [seed + 1_000_000 for seed in seeds]
+            if repeat:
+                times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+    over, under = times[comparison.over], times[comparison.under]
+    single = [a[0] / b[0] for a, b in zip(over, under, strict=True)]
+    median = {name: statistics.median(wall for wall, _ in values) for name, values in times.items()}
+    cpu_median = {name: statistics.median(cpu for _, cpu in values) for name, values in times.items()}
+    aim = f"{'>=' if comparison.at_least else '<='} {comparison.aim:g}" if comparison.aim != float("inf") else "-"
+    detail = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in median.items())
+    return Row(
+        comparison.title,
+        median[comparison.over] / median[comparison.under],
+        (min(single), max(single)),
+        cpu_median[comparison.over] / cpu_median[comparison.under],
+        aim,
+        detail,
+    )
+
+
+def peak_rows(workload: Workload, threads: int) -> list[Row]:
+    """Greatest resident memory of whole processes that answer one prompt: on / off, and eager / generate()."""
+    peaks = {}
+    for mode in PEAKS:
+        command = [sys.executable, "-m", "benchmarks.peak", mode, str(threads), json.dumps(_description(workload))]
+        output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=RESULTS.parent.parent).stdout
+        peaks[mode] = float(output.split()[-1])
+    detail = ", ".join(f"{mode} {megabytes:.0f} MB" for mode, megabytes in peaks.items())
+    return [
+        Row("peak memory, focus + modality on / off", peaks["on"] / peaks["off"], None, None, "<= 1.05", detail),
+        Row("for comparison: peak memory, eager / generate()", peaks["eager"] / peaks["generate"], None, None, "-", ""),
+    ]
+
+
+def _description(workload: Workload) -> dict[str, object]:
+    return {**workload.__dict__, "folder": str(workload.folder)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what is named (default: everything) on both models and print one table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__, allow_abbrev=False)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join([*BENCHMARKS, 'memory'])} (default: all)")
+    parser.add_argument("--models", nargs="+", choices=("demo", "wide"), default=["demo", "wide"])
+    parser.add_argument("--repeats", type=int, default=5, help="counted rounds (default %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of every side (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="append the table to benchmarks/RESULTS.md")
+    arguments = parser.parse_args(argv)
+    unknown = set(arguments.names) - {*BENCHMARKS, "memory"}
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    names = arguments.names or [*BENCHMARKS, "memory"]
+    torch.set_num_threads(arguments.threads)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    rows: list[tuple[str, Row]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        made = {"demo": models.demo, "wide": lambda: models.wide(Path(folder) / "wide", arguments.seed)}
+        for model in arguments.models:
+            workload = made[model]()
+            for name in tqdm(names, desc=model, disable=None):
+                if name == "memory":
+                    rows += [(model, row) for row in peak_rows(workload, arguments.threads)]
+                else:
+                    for comparison in BENCHMARKS[name](workload):
+                        rows.append((model, measure(comparison, arguments.repeats, arguments.seed)))
+    table = as_table(rows)
+    print(table)
+    if arguments.write:
+        _append(table, ["python -m benchmarks.run", *(sys.argv[1:] if argv is None else argv)])
+    return 0
+
+
+def as_table(rows: Sequence[tuple[str, Row]]) -> str:
+    """The rows as a Markdown table."""
+    lines = ["| model | what | ratio | min-max | CPU time | aim | medians |", "|---|---|---|---|---|---|---|"]
+    for model, row in rows:
+        spread = f"{row.spread[0]:.2f}-{row.spread[1]:.2f}" if row.spread else "-"
+        cpu = f"{row.cpu:.3f}" if row.cpu is not None else "-"
+        lines.append(f"| {model} | {row.title} | **{row.ratio:.3f}** | {spread} | {cpu} | {row.aim} | {row.detail} |")
+    return "\n".join(lines)
+
+
+def _append(table: str, command: Sequence[str]) -> None:
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    machine = f"{_processor()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
+    section = f"\n## {now}\n\n{machine}; {versions}\n\n`{' '.join(command)}`\n\n{table}\n"
+    old = RESULTS.read_text() if RESULTS.exists() else "# Results\n\nWhat `benchmarks.run --write` measured, newest last.\n"
+    RESULTS.write_text(old + section)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown processor"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Conflicts: the paper's form, the hidden preference, and the held-out samples that other rooms use."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from demo import conflicts
+from demo.conflicts import HELD_OUT_INSTRUCTIONS, TOWARD_TEXT, conflict_samples, instruction, neutral_samples
+from demo.questions import POOLS, option_text
+from demo.world import random_scene
+
+
+def test_the_option_form_is_the_papers():
+    text = conflicts.place(
+        "Text context: The star is blue.", option_text("What color is the star?", ["red", "blue"]), TOWARD_TEXT
+    )
+    assert text == (
+        "Text context: The star is blue.\n"
+        "In case there is an inconsistency between the text context and the image content, you should follow the text "
+        "context rather than the image content.\n"
+        "What color is the star?\nA. red\nB. blue\nAnswer the question by selecting the correct answer A or B."
+    )
+    assert option_text("Q?", ["x", "y", "z"]).endswith("selecting the correct answer A, B or C.")
+
+
+def test_samples_contradict_the_picture_and_name_their_task():
+    samples = conflict_samples(21, seed=5)
+    assert {s.task for s in samples[:7]} == {
+        "color", "object_recognition", "positional_reasoning", "counting", "attribute", "number", "letter",
+    }  # fmt: skip
+    for sample in samples:
+        assert sample.answer_vision != sample.answer_text
+        assert sample.answer_text in sample.context
+        assert sample.image.size == (168, 168)
+    assert len({sample.id for sample in samples}) == 21
+
+
+def test_samples_depend_on_the_seed_alone():
+    first, again, other = conflict_samples(7, 1), conflict_samples(7, 1), conflict_samples(7, 2)
+    assert [(s.question, s.answer_vision, s.image.tobytes()) for s in first] == [
+        (s.question, s.answer_vision, s.image.tobytes()) for s in again
+    ]
+    assert any(a.image.tobytes() != b.image.tobytes() for a, b in zip(first, other, strict=True))
+
+
+def test_neutral_samples_have_no_context():
+    assert all(sample.context == "" for sample in neutral_samples(5, 1))
+
+
+@pytest.mark.parametrize("kind", sorted(POOLS))
+def test_the_hidden_preference_is_spread_over_every_kind(kind):
+    pairs = [(a, b) for a, b in itertools.product(POOLS[kind], repeat=2) if a != b]
+    share = np.mean([conflicts.prefers_vision(kind, a, b) for a, b in pairs])
+    assert 0.35 < share < 0.65
+
+
+def test_instructions_name_the_side_to_follow():
+    rng = random.Random(0)
+    assert instruction(rng, "text", "If the two differ, the {a} wins.").startswith("If the two differ, the ")
+    drawn = {instruction(rng, "vision") for _ in range(500)}
+    assert conflicts.TOWARD_VISION in drawn
+    assert TOWARD_TEXT not in drawn
+    assert len(drawn) > 200
+
+
+def test_held_out_wordings_are_never_drawn_in_training():
+    trained = {
+        (condition + action + ".").replace("{x}", a).replace("{y}", b).lower()
+        for condition in conflicts.CONDITIONS
+        for action in conflicts.ACTIONS
+        for a, b in (("{a}", "{b}"), ("{b}", "{a}"))
+    }
+    assert len(HELD_OUT_INSTRUCTIONS) == 20
+    assert not trained & {wording.lower() for wording in HELD_OUT_INSTRUCTIONS}
+
+
+def test_an_instructed_conflict_is_answered_by_the_side_it_names():
+    rng = random.Random(2)
+    for _ in range(50):
+        question = conflicts.conflict_question(rng, random_scene(rng), "text", 0)
+        if question is not None:
+            text, answer = question.turns[0]
+            assert answer in text  # the answer is the sentence of the context
