@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from dataclasses import dataclass
@@ -15,39 +16,41 @@ from transformers import GenerationConfig, Qwen2VLConfig, Qwen2VLForConditionalG
 
 DEMO = Path(__file__).parent.parent / "demo" / "checkpoint"
 _COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json")
-_WORDS = "red green blue circle square star heart left right top bottom picture color shape count the is in of a".split()
+_WORDS = ("red", "green", "blue", "circle", "square", "star", "heart", "left", "top", "picture", "color", "shape")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A checkpoint and the kind of prompt it is asked: `images` pictures of `size` pixels and `words` words of text."""
+    """A checkpoint and the kind of prompt it is asked: `images` pictures of `size` pixels, a text context of `context`
+    words and a question of `words`; a word is a token."""
 
     name: str
     folder: Path
     images: int
     size: tuple[int, int]
+    context: int
     words: int
     max_length: int
 
     def messages(self, seed: int) -> list[dict[str, Any]]:
-        """A prompt that no other seed gives: fresh pictures, so that no cache helps where none would in life."""
+        """The prompt of a seed. The pictures are new at every call: no cache helps where none would in life."""
         rng = random.Random(seed)
         parts: list[dict[str, Any]] = []
         for _ in range(self.images):
-            noise = rng.randbytes(self.size[0] * self.size[1] * 3)
+            noise = os.urandom(self.size[0] * self.size[1] * 3)
             parts.append({"type": "image", "image": Image.frombytes("RGB", self.size, noise)})
         text = " ".join(rng.choice(_WORDS) for _ in range(self.words))
-        context = "Text context: " + " ".join(rng.choice(_WORDS) for _ in range(8))
+        context = "Text context: " + " ".join(rng.choice(_WORDS) for _ in range(self.context))
         return [{"role": "user", "content": [*parts, {"type": "text", "text": f"{context}\n{text}?"}]}]
 
 
 def demo() -> Workload:
     """The embedded model with one of its pictures (9 image tokens) and a short question."""
-    return Workload("demo", DEMO, images=1, size=(84, 84), words=30, max_length=512)
+    return Workload("demo", DEMO, images=1, size=(84, 84), context=8, words=30, max_length=512)
 
 
 def wide(folder: Path, seed: int = 0) -> Workload:
-    """A Qwen2-VL with hidden 512 and 8 layers: 2,000-token prompts with 1,500 image tokens in 4 pictures.
+    """A Qwen2-VL with hidden 512 and 8 layers: 2,000-token prompts with 1,500 image tokens in 4 pictures and a question of 100.
 
     Written into `folder`, with the embedded model's tokenizer and picture processing.
     """
@@ -55,7 +58,8 @@ def wide(folder: Path, seed: int = 0) -> Workload:
     for name in _COPIED:
         shutil.copy(DEMO / name, folder / name)
     pictures = json.loads((folder / "preprocessor_config.json").read_text())
-    pictures["size"] = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 4096}
+    least, most = 56 * 56, 28 * 28 * 4096
+    pictures |= {"size": {"shortest_edge": least, "longest_edge": most}, "min_pixels": least, "max_pixels": most}
     (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
     config = json.loads((DEMO / "config.json").read_text())
     text = config["text_config"]
@@ -67,4 +71,4 @@ def wide(folder: Path, seed: int = 0) -> Workload:
     model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_dict(config)).float()
     model.generation_config = GenerationConfig(eos_token_id=text["eos_token_id"], pad_token_id=text["pad_token_id"])
     model.save_pretrained(folder)
-    return Workload("wide", folder, images=4, size=(25 * 28, 15 * 28), words=475, max_length=2304)
+    return Workload("wide", folder, images=4, size=(25 * 28, 15 * 28), context=350, words=108, max_length=2304)

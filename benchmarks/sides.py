@@ -75,7 +75,7 @@ class Plain:
 def vectors(mllm: steering.MLLM, count: int) -> list[tuple[Steer, ...]]:
     """`count` different interventions: each its own direction, layer and strength, small against the states."""
     generator = torch.Generator().manual_seed(0)
-    steers = []
+    steers: list[tuple[Steer, ...]] = []
     for i in range(count):
         direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=generator) * 1e-3
         ones = torch.ones(mllm.num_layers)

@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 from demo.world import SIDE
 
@@ -44,7 +45,8 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 def run_train(arguments: argparse.Namespace) -> int:
     # Waiting threads must not spin: on shared cores that costs more than the work itself. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from demo.train import Options, train
+    from demo.options import Options
+    from demo.train import train
 
     given = {
         k: v
@@ -67,15 +69,16 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
 
 def run_scene(arguments: argparse.Namespace) -> int:
-    from demo.conflicts import TOWARD_TEXT, TOWARD_VISION, place, random_conflict
+    from demo.conflicts import place, random_conflict
     from demo.questions import ask, describe, option_text
+    from demo.wordings import TOWARD_TEXT, TOWARD_VISION
     from demo.world import facts, random_scene, render
 
     rng = random.Random(f"scene {arguments.seed}")
     scene = random_scene(rng, held_out=True)
     conflict = random_conflict(rng, scene)
     render(scene, tuple(arguments.size)).save(arguments.out)
-    shown = {"picture": str(arguments.out), "description": describe(scene)}
+    shown: dict[str, Any] = {"picture": str(arguments.out), "description": describe(scene)}
     shown["facts"] = [f"{f.kind} {f.key}: {f.value}".replace(" :", ":") for f in facts(scene)]
     if conflict is not None:
         options = [conflict.fact.value, conflict.alternative]

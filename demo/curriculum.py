@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from demo import conflicts, questions, several
+from demo import conflicts, questions, several, wordings
 from demo.questions import Question
 from demo.world import Scene, random_scene
 
@@ -99,7 +99,7 @@ TYPES = tuple(dict.fromkeys([*SINGLE, *SEVERAL, *DIFFERENCES, *OPEN]))
 ALONE = ("told_alone", "lookup", "lookup_reason", "lookup_word")  # asked without a picture
 
 OPEN_MAKERS = (
-    lambda rng, scene: questions.open_question(rng, scene, rng.choice(questions.FACT_KINDS)),
+    lambda rng, scene: questions.open_question(rng, scene, rng.choice(wordings.FACT_KINDS)),
     questions.description,
     questions.refusal,
     questions.existence,
@@ -124,11 +124,11 @@ class Plan:
 
 def make_plan(accuracy: Accuracy) -> Plan:
     """The plan for running accuracies per type (0 where a type was not asked yet)."""
-    weights = [
+    single, some, differences = (
         {name: w for name, kind in kinds.items() if (w := kind.weight(name, accuracy)) > 0}
         for kinds in (SINGLE, SEVERAL, DIFFERENCES)
-    ]
-    plan = Plan(*weights)
+    )
+    plan = Plan(single, some, differences)
     got = accuracy.get
     plan.conflicts_open = got("vision_options", 0.0) > 0.7
     if got("options", 0.0) > 0.85:
@@ -156,7 +156,7 @@ def make_group(rng: random.Random, plan: Plan) -> Group:
     """Draw pictures and three to six questions about them (one or two where the text stands first)."""
     group = _several(rng, plan) if rng.random() < plan.several_share else _single(rng, plan)
     if group.system is None and rng.random() < 0.15:
-        group.system = rng.choice(conflicts.SYSTEM_MESSAGES)
+        group.system = rng.choice(wordings.SYSTEM_MESSAGES)
     return group
 
 
@@ -168,10 +168,10 @@ def _single(rng: random.Random, plan: Plan) -> Group:
     scene = random_scene(rng, rng.choice(plan.shapes), held_out=False)
     if plan.conflicts_open and rng.random() < 0.06:  # the instruction stands in the system message
         side = rng.choice(("text", "vision"))
-        before = rng.choice(("", f"{rng.choice(conflicts.SYSTEM_MESSAGES)} "))
+        before = rng.choice(("", f"{rng.choice(wordings.SYSTEM_MESSAGES)} "))
         drawn = [conflicts.conflict_question(rng, scene, side, rng.choice((0, 2, 2)), False) for _ in range(4)]
         kept = [Question(f"system_{side}", q.turns, cell=q.cell) for q in drawn if q is not None]
-        return Group([scene], kept, before + conflicts.instruction(rng, side))
+        return Group([scene], kept, before + wordings.instruction(rng, side))
     first = _draw(rng, plan.single)
     if first == "told_alone" or (first in ALONE and rng.random() < 0.4):
         weights = {name: weight for name, weight in plan.single.items() if name in ALONE}
@@ -185,7 +185,7 @@ def _single(rng: random.Random, plan: Plan) -> Group:
 
 def _ask_single(rng: random.Random, scene: Scene, kind: str, plan: Plan) -> Question | None:
     count = rng.choice(plan.option_counts)
-    if kind in questions.FACT_KINDS:
+    if kind in wordings.FACT_KINDS:
         return questions.open_question(rng, scene, kind)
     if kind in ("options", "options_more"):
         return questions.options(rng, scene, 2 if kind == "options" else rng.choice((3, 4, 5)))

@@ -9,41 +9,21 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from demo import conflicts, questions, several
+from demo import conflicts, questions, several, wordings
 from demo.answering import Answerer, PlainModel, Prompt, prompt
 from demo.questions import Question
+from demo.report import Row, report
 from demo.world import Scene, random_scene, render
-from probes.mc2 import Sample
+from probes.mc2 import Outcome, Sample, Shares, letter, outcome
 
 PICTURE_SIZES = ((84, 84), (168, 168), (252, 252), (168, 126), (320, 240))
 MAX_PICTURES = 4
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measured number: `target` reads '>= 0.97', '<= 0.02', '0.25..0.75' or '' where there is none."""
-
-    group: str
-    name: str
-    value: float
-    target: str
-    n: int
-
-    @property
-    def met(self) -> bool | None:
-        if not self.target:
-            return None
-        if ".." in self.target:
-            low, high = map(float, self.target.split(".."))
-            return low <= self.value <= high
-        sign, limit = self.target.split()
-        return self.value >= float(limit) if sign == ">=" else self.value <= float(limit)
 
 
 def rng_for(seed: int, name: str) -> random.Random:
@@ -81,7 +61,7 @@ def accuracy(answer: Answerer, prompts: list[Prompt], gold: list[str]) -> float:
 def single_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     """Open questions about one picture, and how often an answerable one is refused."""
     rows, refused, asked = [], 0, 0
-    for kind in (*questions.FACT_KINDS, "describe"):
+    for kind in (*wordings.FACT_KINDS, "describe"):
         rng = rng_for(seed, kind)
 
         def make(kind: str = kind, rng: random.Random = rng) -> tuple[list[Scene], Question | None]:
@@ -101,7 +81,7 @@ def single_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 
 def refusal_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     rows = []
-    nouns = {"trained nouns": questions.NOUNS, "nouns never seen": questions.HELD_OUT_NOUNS, "absent shapes": ()}
+    nouns = {"trained nouns": wordings.NOUNS, "nouns never seen": wordings.HELD_OUT_NOUNS, "absent shapes": ()}
     for name, pool in nouns.items():
         rng = rng_for(seed, f"refusal {name}")
 
@@ -109,7 +89,7 @@ def refusal_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
             scene = held_out_scene(rng)
             key = rng.choice(pool) if pool else questions.absent_shape(rng, scene)
             text = questions.ask(rng, rng.choice(("color", "position")), str(key))
-            return [scene], Question("refuse", ((text, questions.REFUSAL),))
+            return [scene], Question("refuse", ((text, wordings.REFUSAL),))
 
         prompts, gold = collect(count, make, rng)
         rows.append(Row("refusals", f"of unanswerable ones: {name}", accuracy(answer, prompts, gold), ">= 0.97", count))
@@ -124,14 +104,12 @@ def option_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 
         def make(number: int = number, rng: random.Random = rng) -> tuple[list[Scene], Question | None]:
             scene = held_out_scene(rng)
-            fact = questions.pick_fact(
-                rng, scene, [k for k in questions.PICK_KINDS if len(questions.POOLS[k]) >= number]
-            )
+            fact = questions.pick_fact(rng, scene, [k for k in wordings.PICK_KINDS if len(wordings.POOLS[k]) >= number])
             if fact is None:
                 return [scene], None
             choices = questions.fill_options(rng, scene, fact.kind, [fact.value], number)
             text = questions.option_text(questions.ask(rng, fact.kind, fact.key), choices)
-            return [scene], Question("options", ((text, questions.OPTION_LETTERS[choices.index(fact.value)]),))
+            return [scene], Question("options", ((text, wordings.OPTION_LETTERS[choices.index(fact.value)]),))
 
         prompts, gold = collect(count, make, rng)
         rows.append(Row("options", f"{number} options", accuracy(answer, prompts, gold), ">= 0.95", count))
@@ -186,83 +164,71 @@ def difference_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     return rows
 
 
-@dataclass(frozen=True)
-class Shares:
-    """MC2's shares: consistently vision, consistently text, anything else; each sample is asked in both orders."""
-
-    vision: float
-    text: float
-    others: float
-
-    @property
-    def ratio(self) -> float:
-        return self.vision / (self.vision + self.text) if self.vision + self.text else 0.0
-
-
-def conflict_shares(
-    answer: Answerer, samples: Sequence[Sample], instruct: Callable[[int], str | None], context: bool = True
-) -> tuple[Shares, list[str]]:
-    """Shares over samples, and each sample's side; `instruct` gives the instruction for a sample's index."""
+def conflict_outcomes(
+    answer: Answerer, samples: Sequence[Sample], words: Sequence[str | None], context: bool = True
+) -> list[Outcome]:
+    """Each sample's side under MC2's rule (asked in both orders); `words` are the instructions, one per sample."""
     prompts = []
     for swapped in (False, True):
-        for i, sample in enumerate(samples):
-            options = [sample.answer_vision, sample.answer_text]
-            text = questions.option_text(sample.question, options[::-1] if swapped else options)
+        for sample, instruct in zip(samples, words, strict=True):
+            text = questions.option_text(sample.question, sample.options(swapped))
             said = f"Text context: {sample.context}" if context else ""
-            prompts.append(prompt([sample.image], conflicts.place(said, text, instruct(i))))
-    given = [a.strip().rstrip(".") for a in answer(prompts)]
-    sides = []
-    for first, second in zip(given[: len(samples)], given[len(samples) :], strict=True):
-        sides.append({("A", "B"): "vision", ("B", "A"): "text"}.get((first, second), "others"))
-    shares = [sides.count(side) / len(sides) for side in ("vision", "text", "others")]
-    return Shares(*shares), sides
+            prompts.append(prompt([sample.picture()], conflicts.place(said, text, instruct)))
+    asked = [(sample, swapped) for swapped in (False, True) for sample in samples]
+    letters = [letter(a, sample.options(way)) for a, (sample, way) in zip(answer(prompts), asked, strict=True)]
+    return [outcome(a, b) for a, b in zip(letters[: len(samples)], letters[len(samples) :], strict=True)]
+
+
+def ratio_row(name: str, sides: Sequence[Outcome]) -> Row:
+    ratio = Shares.of(sides).vision_ratio
+    return Row("conflicts", name, -1.0 if ratio is None else ratio, "0.25..0.75", len(sides))
 
 
 def conflict_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     """Instructed (the paper's words, then wordings never trained on), plain, and one modality alone."""
-    rows = []
     samples = conflicts.conflict_samples(count, seed)
-    neutral, _ = conflict_shares(answer, samples, lambda i: None, context=False)
-    rows.append(Row("conflicts", "no context: answer of the picture", neutral.vision, "", count))
-    plain, sides = conflict_shares(answer, samples, lambda i: None)
-    rows.append(Row("conflicts", "plain: vision ratio", plain.ratio, "0.25..0.75", count))
-    rows.append(Row("conflicts", "plain: others", plain.others, "", count))
+    nothing: list[str | None] = [None] * count
+    neutral = Shares.of(conflict_outcomes(answer, samples, nothing, context=False))
+    rows = [Row("conflicts", "no context: answer of the picture", neutral.s_vision, "", count)]
+    sides = conflict_outcomes(answer, samples, nothing)
+    rows.append(ratio_row("plain: vision ratio", sides))
+    rows.append(Row("conflicts", "plain: others", Shares.of(sides).s_others, "", count))
     for task in dict.fromkeys(sample.task for sample in samples):
         of_task = [side for side, sample in zip(sides, samples, strict=True) if sample.task == task]
-        clear = of_task.count("vision") + of_task.count("text")
-        ratio = of_task.count("vision") / clear if clear else 0.0
-        rows.append(Row("conflicts", f"plain, {task}: vision ratio", ratio, "0.25..0.75", len(of_task)))
-    toward_text, _ = conflict_shares(answer, samples, lambda i: conflicts.TOWARD_TEXT)
-    toward_vision, _ = conflict_shares(answer, samples, lambda i: conflicts.TOWARD_VISION)
-    rows.append(Row("conflicts", "paper's instruction toward text", toward_text.text, ">= 0.99", count))
-    rows.append(Row("conflicts", "paper's instruction toward vision", toward_vision.vision, ">= 0.99", count))
+        rows.append(ratio_row(f"plain, {task}: vision ratio", of_task))
+    toward_text = Shares.of(conflict_outcomes(answer, samples, [wordings.TOWARD_TEXT] * count))
+    toward_vision = Shares.of(conflict_outcomes(answer, samples, [wordings.TOWARD_VISION] * count))
+    rows.append(Row("conflicts", "paper's instruction toward text", toward_text.s_text, ">= 0.99", count))
+    rows.append(Row("conflicts", "paper's instruction toward vision", toward_vision.s_vision, ">= 0.99", count))
     few = samples[: max(10, count // 4)]
-    total = 0.0
-    for i, template in enumerate(conflicts.HELD_OUT_INSTRUCTIONS):
+    held_out: list[Row] = []
+    for i, template in enumerate(wordings.HELD_OUT_INSTRUCTIONS):
         rng = rng_for(seed, f"wording {i}")
-        words = {side: [conflicts.instruction(rng, side, template) for _ in few] for side in ("text", "vision")}
-        text, _ = conflict_shares(answer, few, lambda k, w=words: w["text"][k])
-        vision, _ = conflict_shares(answer, few, lambda k, w=words: w["vision"][k])
-        both = (text.text + vision.vision) / 2
-        total += both / len(conflicts.HELD_OUT_INSTRUCTIONS)
-        rows.append(Row("held-out wordings", template, both, "", 2 * len(few)))
-    n = 2 * len(few) * len(conflicts.HELD_OUT_INSTRUCTIONS)
-    rows.append(Row("conflicts", "twenty wordings never trained on, mean", total, ">= 0.9", n))
-    return rows + alone_rows(answer, samples)
+        text, vision = (
+            Shares.of(conflict_outcomes(answer, few, [wordings.instruction(rng, side, template) for _ in few]))
+            for side in ("text", "vision")
+        )
+        name = template.format(a="X", b="Y")
+        held_out.append(Row("held-out wordings", name, (text.s_text + vision.s_vision) / 2, "", 2 * len(few)))
+    mean = sum(row.value for row in held_out) / len(held_out)
+    n = sum(row.n for row in held_out)
+    rows.append(Row("conflicts", "twenty wordings never trained on, mean", mean, ">= 0.9", n))
+    return [*rows, *alone_rows(answer, samples), *held_out]
 
 
 def alone_rows(answer: Answerer, samples: Sequence[Sample]) -> list[Row]:
     """The text context without the picture, and open conflicts (no options) without instruction."""
     rng = rng_for(0, "alone")
-    prompts, gold = [], []
+    prompts: list[Prompt] = []
+    gold: list[str] = []
     for sample in samples:
         options = [sample.answer_vision, sample.answer_text]
         rng.shuffle(options)
         text = questions.option_text(sample.question, options)
         prompts.append(prompt([], f"Text context: {sample.context}\n{text}"))
-        gold.append(questions.OPTION_LETTERS[options.index(sample.answer_text)])
+        gold.append(wordings.OPTION_LETTERS[options.index(sample.answer_text)])
     rows = [Row("conflicts", "context alone: answer of the text", accuracy(answer, prompts, gold), "", len(gold))]
-    opened = [prompt([s.image], f"Text context: {s.context}\n{s.question}") for s in samples]
+    opened = [prompt([s.picture()], f"Text context: {s.context}\n{s.question}") for s in samples]
     given = [a.strip() for a in answer(opened)]
     text_side = [a == s.context for a, s in zip(given, samples, strict=True)]
     vision_side = [not t and s.answer_vision in a for a, s, t in zip(given, samples, text_side, strict=True)]
@@ -276,7 +242,9 @@ def attention_rows(model: PlainModel, count: int, seed: int) -> list[Row]:
     rows = []
     for number in range(2, MAX_PICTURES + 1):
         rng = rng_for(seed, f"attention {number}")
-        prompts, gold, targets = [], [], []
+        prompts: list[Prompt] = []
+        gold: list[str] = []
+        targets: list[int] = []
         while len(prompts) < count:
             scenes, question = one_of_several(rng, number, rng.choice(SEVERAL_KINDS))
             if question is not None and question.target is not None:
@@ -318,19 +286,6 @@ def evaluate(answer: Answerer, count: int = 200, seed: int = 1) -> list[Row]:
     for part in (single_rows, option_rows, several_rows, conflict_rows, refusal_rows, difference_rows):
         rows += part(answer, count, seed)
     return rows
-
-
-def report(rows: Sequence[Row], title: str) -> str:
-    """A Markdown page: the targets first, then everything else."""
-    groups = list(dict.fromkeys(row.group for row in rows))
-    aimed = [row for row in rows if row.met is not None]
-    lines = [f"# {title}", "", f"{sum(bool(row.met) for row in aimed)} of {len(aimed)} targets met.", ""]
-    lines += ["| group | what | measured | target | met | n |", "| --- | --- | --- | --- | --- | --- |"]
-    for group in groups:
-        for row in (row for row in rows if row.group == group):
-            met = {True: "yes", False: "**no**", None: ""}[row.met]
-            lines.append(f"| {row.group} | {row.name} | {row.value:.3f} | {row.target} | {met} | {row.n} |")
-    return "\n".join(lines) + "\n"
 
 
 def evaluate_checkpoint(checkpoint: Path, page: Path, count: int = 200, seed: int = 1, threads: int = 2) -> str:

@@ -7,9 +7,12 @@ graph and has the attention weights in hand, so that they can be supervised. Its
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import Qwen2VLForConditionalGeneration
 
 IMAGE_TOKENS = 9  # a picture of 84 x 84 is 6 x 6 patches, merged 2 x 2 into 3 x 3 tokens
 PATCHES = 36
@@ -28,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPSILON) * weight).to(x.dtype)
 
 
-def vision_features(visual: nn.Module, pixels: Tensor) -> Tensor:
+def vision_features(visual: Any, pixels: Tensor) -> Tensor:
     """pixels (pictures, 36, 588) uint8, patches in merge order -> features (pictures * 9, hidden).
 
     The two temporal slices of a still picture are equal, so their patch weights are added instead.
@@ -78,7 +81,7 @@ def branch_mask(group: Tensor, branch: Tensor) -> Tensor:
 
 
 def text_hidden(
-    model: nn.Module, batch: dict[str, Tensor], watched: tuple[int, ...] = ()
+    model: Qwen2VLForConditionalGeneration, batch: dict[str, Tensor], watched: tuple[int, ...] = ()
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Run the language model over packed rows.
 
@@ -124,7 +127,7 @@ def text_hidden(
     return x, seen
 
 
-def logits_at(model: nn.Module, hidden: Tensor, source: Tensor) -> Tensor:
+def logits_at(model: Qwen2VLForConditionalGeneration, hidden: Tensor, source: Tensor) -> Tensor:
     """Logits (len(source), vocabulary) at flat token positions."""
     text = model.model.language_model
     return F.linear(rms_norm(hidden.flatten(0, 1)[source], text.norm.weight), text.embed_tokens.weight)

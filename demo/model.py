@@ -122,9 +122,12 @@ def transplant(checkpoint: Path, tokenizer: PreTrainedTokenizerFast) -> Qwen2VLF
     return model
 
 
-def trainable_matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], nn.Parameter]:
+def trainable_matrices(
+    model: Qwen2VLForConditionalGeneration,
+) -> tuple[list[nn.Parameter], list[nn.Parameter], nn.Parameter]:
     """The language model's parameters with a gradient: matrices (for Muon), vectors, and the word embeddings."""
-    matrices, vectors = [], []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     embeddings = model.model.language_model.embed_tokens.weight
     for parameter in model.parameters():
         if parameter.requires_grad and parameter is not embeddings:

@@ -1,4 +1,4 @@
-"""Questions about one picture: wordings, true statements, options, refusals, and a maker for every type.
+"""Questions about one picture: true statements, options, refusals, and a maker for every type.
 
 A maker takes a random generator and a scene and returns a `Question`, or None where the scene does not offer one.
 """
@@ -6,173 +6,28 @@ A maker takes a random generator and a scene and returns a `Question`, or None w
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from demo.world import BACKGROUNDS, COLOURS, DIGITS, LETTERS, POSITIONS, SHAPES, Fact, Scene, facts
-
-REFUSAL = "Sorry, I can't help with it."
-NOTHING = "There is nothing at the {key}."
-OPTION_LETTERS = "ABCDE"
-
-ASK = {
-    "color": (
-        "What color is the {key}?",
-        "What colour is the {key}?",
-        "What is the color of the {key}?",
-        "Which color does the {key} have?",
-    ),
-    "shape": ("What shape is the {key} object?", "What is the {key} object?", "Which shape is {key}?"),
-    "position": ("Where is the {key}?", "Where can I see the {key}?", "What is the position of the {key}?"),
-    "at": ("What is at the {key}?", "What do you see at the {key}?", "Which object is at the {key}?"),
-    "background": ("What color is the background?", "What colour is the background?", "What is the background color?"),
-    "count": ("How many shapes are in the picture?", "How many shapes are there?", "Count the shapes."),
-    "countof": ("How many {key}s are in the picture?", "How many {key}s are there?", "Count the {key}s."),
-    "letter": ("What letter is in the picture?", "Which letter do you see?", "Read the letter."),
-    "number": ("What number is in the picture?", "Which number do you see?", "Read the number."),
-}
-FACT_KINDS = tuple(ASK)
-DESCRIBE = ("Describe the picture.", "Describe this image.", "What do you see?", "What is in the picture?")
-EXISTS = ("Is there {thing} in the picture?", "Do you see {thing}?", "Is there {thing}?")
-PICK_KINDS = ("color", "color", "color", "shape", "shape", "shape", "position", "position", "position", "background")
-PICK_KINDS += ("number", "number", "letter", "at", "at", "count", "countof")
-
-POOLS: dict[str, tuple[str, ...]] = {
-    "color": tuple(COLOURS),
-    "shape": SHAPES,
-    "position": POSITIONS,
-    "background": tuple(BACKGROUNDS),
-    "count": ("1", "2", "3", "4", "5", "6"),
-    "countof": ("1", "2", "3", "4"),
-    "letter": LETTERS,
-    "number": DIGITS,
-    "at": tuple(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES),
-}
-# Things that are never in a picture. The second list is kept out of training.
-NOUNS = tuple(
-    [
-        "dog",
-        "cat",
-        "car",
-        "tree",
-        "house",
-        "man",
-        "woman",
-        "boat",
-        "bird",
-        "bike",
-        "apple",
-        "phone",
-        "table",
-        "chair",
-        "horse",
-        "plane",
-        "flower",
-        "train",
-        "bus",
-        "ball",
-        "hat",
-        "cup",
-        "river",
-        "cloud",
-        "shoe",
-        "clock",
-        "bridge",
-        "lamp",
-        "book",
-        "cow",
-        "sheep",
-        "fish",
-        "banana",
-        "fruit",
-        "cake",
-        "pizza",
-        "bed",
-        "sofa",
-        "door",
-        "window",
-        "road",
-        "sign",
-        "light",
-        "child",
-        "girl",
-        "boy",
-        "bear",
-        "zebra",
-        "giraffe",
-        "umbrella",
-        "bag",
-        "tie",
-        "ski",
-        "kite",
-        "knife",
-        "fork",
-        "spoon",
-        "bowl",
-        "carrot",
-        "couch",
-        "plant",
-        "laptop",
-        "mouse",
-        "keyboard",
-        "oven",
-        "sink",
-        "vase",
-        "scissors",
-        "toy",
-        "brush",
-        "sun",
-        "moon",
-        "ship",
-        "duck",
-        "lion",
-        "tiger",
-        "pig",
-        "goat",
-        "snake",
-        "frog",
-        "ant",
-        "bee",
-        "egg",
-        "bread",
-        "milk",
-        "shirt",
-        "dress",
-        "coat",
-        "glove",
-        "box",
-        "key",
-        "pen",
-        "paper",
-        "desk",
-        "wall",
-        "roof",
-        "garden",
-        "beach",
-        "island",
-        "snow",
-        "rain",
-        "fire",
-        "stone",
-        "rock",
-        "grass",
-        "leaf",
-    ]
+from demo.wordings import (
+    ASK,
+    BY_LETTER,
+    DESCRIBE,
+    EXISTS,
+    FACT_KINDS,
+    IN_FULL,
+    NOTHING,
+    NOUNS,
+    OPTION_LETTERS,
+    OR_REFUSE,
+    PICK_KINDS,
+    POOLS,
+    REFUSAL,
+    SELECT,
+    WITH_REASON,
 )
-HELD_OUT_NOUNS = tuple(
-    ["elephant", "bottle", "guitar", "truck", "mountain", "monkey", "wheel", "tower", "helicopter", "pumpkin"]
-)
-
-# How the answer to a question with options is asked for: by letter, in full ("B. red"), or with a reason first.
-SELECT = "Answer the question by selecting the correct answer {letters}."
-BY_LETTER = (
-    "Answer with the option letter.",
-    "Answer with the option's letter from the given choices directly.",
-    "Reply with the letter only.",
-)
-OR_REFUSE = BY_LETTER[1] + " If you don't know the answer, please reply with 'Sorry, I can't help with it'."
-IN_FULL = ("Choose one option.", "Answer with the option.")
-WITH_REASON = ("Explain, then give the letter.",)
+from demo.world import COLOURS, POSITIONS, SHAPES, Fact, Scene, facts
 
 
 @dataclass(frozen=True)
@@ -180,8 +35,10 @@ class Question:
     """What a user asks and what a right answer says, turn by turn.
 
     Where to look, as far as it is known (all from 0), is only used to supervise attention: `target` is the picture
-    asked about where there are several, `cell` the cell that holds the answer, `spans` cuts the answer into pieces with
-    a cell each, `pair_cells` are the cells of the first and of the second picture that a difference is about.
+    asked about where there are several, `cell` the cell of the picture that the question is about, `spans` cuts the
+    answer into pieces with a cell each, `pair_cells` are the cells of the first and of the second picture that a
+    difference is about. `said` and `pick` are offsets in the first user text: the end of the value that the context
+    claims, and the end of the right option.
     """
 
     kind: str
@@ -190,6 +47,8 @@ class Question:
     cell: int | None = None
     spans: tuple[tuple[str, int | None], ...] | None = None
     pair_cells: tuple[int, int] | None = None
+    said: int | None = None
+    pick: int | None = None
 
 
 def article(words: str) -> str:
@@ -282,6 +141,19 @@ def option_question(
     return option_text(question, options, tail), letter
 
 
+def end_of_option(text: str, option: str) -> int:
+    """Where the line of an option ends in a user text."""
+    found = re.search(rf"\n[A-E]\. {re.escape(option)}\n", text)
+    if found is None:
+        raise ValueError(f"no option {option!r} in {text!r}")
+    return found.end() - 1
+
+
+def end_of_value(text: str, said: str, value: str) -> int:
+    """Where the value of the sentence `said` ends in a user text."""
+    return text.index(said) + said.rindex(value) + len(value)
+
+
 def describe(scene: Scene) -> str:
     """The description of a scene: its things cell by cell, then the background."""
     return "".join(text for text, _ in describe_spans(scene))
@@ -358,10 +230,11 @@ def refusal_option(rng: random.Random, scene: Scene) -> Question | None:
     if rng.random() < 0.3:
         choices = rng.sample(POOLS[kind], rng.choice((2, 3, 4)))
         return Question("refuse_option", ((option_text(ask(rng, kind, key), choices, OR_REFUSE), REFUSAL),))
-    options = rng.sample(POOLS[kind], rng.choice((1, 2, 3))) + [REFUSAL[:-1]]
+    options = [*rng.sample(POOLS[kind], rng.choice((1, 2, 3))), REFUSAL[:-1]]
     if rng.random() < 0.3:
         rng.shuffle(options)
-    return Question("refuse_option", (option_question(rng, ask(rng, kind, key), options, REFUSAL[:-1]),))
+    turn = option_question(rng, ask(rng, kind, key), options, REFUSAL[:-1])
+    return Question("refuse_option", (turn,), pick=end_of_option(turn[0], REFUSAL[:-1]))
 
 
 def existence(rng: random.Random, scene: Scene) -> Question | None:
@@ -385,13 +258,13 @@ def lookup(rng: random.Random, name: str = "lookup") -> Question:
     letter = OPTION_LETTERS[choices.index(answer)]
     if name == "lookup_word":
         text = option_text(f"What is option {letter}?", choices, rng.choice(IN_FULL))
-        return Question(name, ((text, f"{letter}. {answer}"),))
+        return Question(name, ((text, f"{letter}. {answer}"),), pick=end_of_option(text, answer))
     question = rng.choice((f"Which option is {answer}?", f"Choose {answer}."))
     if name == "lookup_reason":
         text = option_text(question, choices, rng.choice(WITH_REASON))
-        return Question(name, ((text, f"It is {answer} {letter}"),))
-    tail = SELECT if rng.random() < 0.6 else rng.choice(BY_LETTER)
-    return Question(name, ((option_text(question, choices, tail), letter),))
+        return Question(name, ((text, f"It is {answer} {letter}"),), pick=end_of_option(text, answer))
+    text = option_text(question, choices, SELECT if rng.random() < 0.6 else rng.choice(BY_LETTER))
+    return Question(name, ((text, letter),), pick=end_of_option(text, answer))
 
 
 def options(rng: random.Random, scene: Scene, count: int) -> Question | None:
@@ -403,7 +276,8 @@ def options(rng: random.Random, scene: Scene, count: int) -> Question | None:
     refuse = count > 2 and rng.random() < 0.2
     choices = fill_options(rng, scene, fact.kind, [fact.value], count - refuse) + [REFUSAL[:-1]] * refuse
     turn = option_question(rng, ask(rng, fact.kind, fact.key), choices, fact.value, statement(*fact[:3]))
-    return Question("options" if count == 2 else "options_more", (turn,), cell=fact.cell)
+    name = "options" if count == 2 else "options_more"
+    return Question(name, (turn,), cell=fact.cell, pick=end_of_option(turn[0], fact.value))
 
 
 def several_turns(rng: random.Random, scene: Scene, makers: Sequence[Callable[..., Question | None]]) -> Question:

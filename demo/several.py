@@ -6,21 +6,19 @@ import random
 from collections.abc import Sequence
 
 from demo.questions import (
-    NOUNS,
-    PICK_KINDS,
-    POOLS,
-    REFUSAL,
     Question,
     absent_shape,
     article,
     ask,
     describe,
     describe_spans,
+    end_of_option,
     fill_options,
     option_question,
     pick_fact,
     statement,
 )
+from demo.wordings import NOUNS, PICK_KINDS, POOLS, REFUSAL
 from demo.world import (
     BACKGROUNDS,
     POSITIONS,
@@ -104,7 +102,7 @@ def options_of_one(rng: random.Random, scenes: Sequence[Scene], count: int) -> Q
     first = [fact.value] + ([rng.choice(elsewhere)] if elsewhere and rng.random() < 0.5 else [])
     choices = fill_options(rng, scenes[target], fact.kind, first, min(count, len(POOLS[fact.kind])))
     turn = option_question(rng, text, choices, fact.value)
-    return Question("several_options", (turn,), target, fact.cell)
+    return Question("several_options", (turn,), target, fact.cell, pick=end_of_option(turn[0], fact.value))
 
 
 def describe_one(rng: random.Random, scenes: Sequence[Scene]) -> Question:

@@ -69,9 +69,9 @@ class Packer:
         self.encode = functools.lru_cache(200_000)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False)))
 
     def batch(self, seed: int, rank: int, index: int, plan: Plan) -> dict[str, Any]:
-        """The batch `index` of a rank: numpy arrays, see `_Rows`, plus `kinds` (questions,) type numbers."""
+        """The batch `index` of a rank: numpy arrays, see `Rows`, plus `kinds` (questions,) type numbers."""
         rng = random.Random(f"train {seed} {rank} {index}")
-        rows = _Rows(self.shape)
+        rows = Rows(self.shape)
         while rows.add(rng, self, make_group(rng, plan)):
             pass
         return rows.arrays()
@@ -145,7 +145,7 @@ class Packer:
             self._text(tokens, VISION_END)
 
 
-class _Rows:
+class Rows:
     """A batch being filled. All token arrays are (rows, tokens)."""
 
     def __init__(self, shape: Shape) -> None:
@@ -236,16 +236,16 @@ class _Rows:
             for i in range(length):
                 if tokens.asks[i]:
                     data["asks"][row, start + i] = number
-                for which, token in enumerate(tokens.look[i]):
-                    if token is not None:
-                        data["look"][which, row, start + i] = columns[token]
+                for which, seen in enumerate(tokens.look[i]):
+                    if seen is not None:
+                        data["look"][which, row, start + i] = columns[seen]
                 if tokens.answer[i + 1]:
                     self.source.append(row * self.shape.tokens + start + i)
                     self.label.append(tokens.ids[i + 1])
                     self.weight.append(answers**-0.5)
                     self.question.append(number)
             self.kinds.append(TYPE_INDEX[question.kind])
-            several = len(set(t // IMAGE_TOKENS for t in columns)) > 1 and len(question.turns) == 1
+            several = len({t // IMAGE_TOKENS for t in columns}) > 1 and len(question.turns) == 1
             self.target.append(-1 if question.target is None or not several else question.target)
         self.column += length
         return columns

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -118,7 +119,7 @@ def train_vision(
         visual.merger.mlp[2].bias *= scale
 
 
-def tower_optimizers(visual: nn.Module, others: Sequence[nn.Parameter] = ()) -> tuple[Muon, torch.optim.Optimizer]:
+def tower_optimizers(visual: Any, others: Sequence[nn.Parameter] = ()) -> tuple[Muon, torch.optim.Optimizer]:
     """Muon for the tower's matrices, AdamW for the rest; the patch weights, which see raw pixels, move less."""
     muon = Muon(p for p in visual.parameters() if p.dim() == 2)
     vectors = [p for p in visual.parameters() if p.dim() == 1]

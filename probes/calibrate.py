@@ -26,8 +26,9 @@ OTHERS_RISE = 0.03
 ACCURACY_FALL = 0.03
 """The damage budget: how much the others' share may rise, and how much accuracy may fall without a conflict."""
 
-EQUAL = 0.04
-"""Effects (of at most 1) that differ by less are taken as equal, and the smaller damage decides."""
+EQUAL = 0.08
+"""Effects (of at most 1) that differ by less are taken as equal, about two standard errors of a split of 50 samples; the
+smaller damage then decides."""
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +108,11 @@ def calibrate(
         raise ValueError("A calibration needs at least one sample.")
     tried = list(layers or vector.info.get("ranking", vector.layers)[:3])
     plain, image, context = ask(
-        engine, samples, [Condition(), Condition("image_only"), Condition("context_only")], title="Baseline", quiet=quiet
+        engine,
+        samples,
+        [Condition(), Condition("image_only"), Condition("context_only")],
+        title="Baseline",
+        quiet=quiet,
     )
     baseline = Baseline(Shares.of(plain.outcomes), image.accuracy("vision"), context.accuracy("text"))
     points = _effects(engine, vector, samples, [(layer, dose) for layer in tried for dose in doses], quiet)

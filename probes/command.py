@@ -45,7 +45,9 @@ def _register_probe(subparsers: Any, demo_samples: DemoSamples | None, default_m
         description="Build a steering vector from conflicting samples, calibrate its dose on others, and save it.",
     )
     _add_common(parser, default_model)
-    parser.add_argument("--samples", type=_positive, default=128, metavar="N", help="probe samples (default %(default)s)")
+    parser.add_argument(
+        "--samples", type=_positive, default=128, metavar="N", help="probe samples (default %(default)s)"
+    )
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
     parser.add_argument("--layers", type=int, nargs="+", metavar="L", help="only consider these layers, counted from 0")
     parser.add_argument("--name", default=VECTOR, help="name of the vector (default %(default)s)")
@@ -88,7 +90,9 @@ def _add_common(parser: argparse.ArgumentParser, default_model: str | Path | Non
     parser.add_argument("--images", metavar="DIR", help="the COCO images of --mc2")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default %(default)s)")
     parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads")
-    parser.add_argument("--slots", type=_positive, default=16, metavar="N", help="prompts in a batch (default %(default)s)")
+    parser.add_argument(
+        "--slots", type=_positive, default=16, metavar="N", help="prompts in a batch (default %(default)s)"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
@@ -148,7 +152,9 @@ def _eval_mc2(arguments: argparse.Namespace, demo_samples: DemoSamples | None) -
     )  # fmt: skip
     if arguments.json:
         write_json(arguments.json, evaluation.to_json())
-    print_table(evaluation, f"{vector.name} at strength {arguments.strength:g}, seed {arguments.seed}")
+    print_table(
+        evaluation, f"{vector.name}, strength {arguments.strength:g}: {len(samples)} samples, seed {arguments.seed}"
+    )
     return 0
 
 
@@ -209,7 +215,9 @@ def _print_vector(vector: SteeringVector, path: Path) -> None:
     info = vector.info
     print(f"{path}: {vector.name}, {info['samples']} pairs, layers by score {info['ranking']}")
     if "calibration" not in info:
-        print(f"layer {vector.layers[0]}, published weight {float(vector.weight[vector.layers[0]]):.4g}, not calibrated")
+        print(
+            f"layer {vector.layers[0]}, published weight {float(vector.weight[vector.layers[0]]):.4g}, not calibrated"
+        )
         return
     calibration = info["calibration"]
     chosen, low_high = calibration["chosen"], "{:g} to {:g}".format(*calibration["range"])

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from probes.asking import Condition, ask
 from probes.mc2 import Sample, Shares
@@ -78,7 +80,8 @@ def evaluate(
         for name, answer in zip(shown, answers, strict=False)
     }
     controls = [
-        Condition("plain", (Steer.to(random_like(vector, seed + i), "text", strength),)) for i in range(random_directions)
+        Condition("plain", (Steer.to(random_like(vector, seed + i), "text", strength),))
+        for i in range(random_directions)
     ]
     pushed = ask(engine, samples, controls, title="Random directions", quiet=quiet) if controls else []
     return Evaluation(conditions, tuple(Shares.of(answer.outcomes) for answer in pushed))
@@ -103,18 +106,14 @@ def spread(values: Sequence[float | None]) -> dict[str, float | None]:
 
 def print_table(evaluation: Evaluation, title: str) -> None:
     """The evaluation as a table on standard output."""
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left")
-    for name in ("condition", "vision", "text", "others", "Vision Ratio", "95 %", "no conflict", "n"):
+    for name in ("condition", "vision", "text", "others", "Vision Ratio", "no conflict"):
         table.add_column(name, justify="left" if name == "condition" else "right", no_wrap=True)
     for name, measured in evaluation.conditions.items():
         shares = measured.shares
-        interval = f"{shares.interval[0]:.3f}-{shares.interval[1]:.3f}" if shares.interval else "-"
         table.add_row(
             name.replace("_", " "), f"{shares.s_vision:.3f}", f"{shares.s_text:.3f}", f"{shares.s_others:.3f}",
-            _number(shares.vision_ratio), interval, _number(measured.accuracy), str(shares.n),
+            _number(shares.vision_ratio), _number(measured.accuracy),
         )  # fmt: skip
     if evaluation.random:
         table.add_section()
@@ -122,7 +121,7 @@ def print_table(evaluation: Evaluation, title: str) -> None:
         columns = [[getattr(shares, field) for shares in evaluation.random] for field in fields]
         for row in ("min", "mean", "max"):
             values = [_number(spread(column)[row]) for column in columns]
-            table.add_row(f"{len(evaluation.random)} random, {row}", *values, "-", "-", str(evaluation.random[0].n))
+            table.add_row(f"{len(evaluation.random)} random, {row}", *values, "-")
     Console().print(table)
 
 

@@ -206,7 +206,9 @@ def load(json_path: str | Path, image_folder: str | Path) -> list[Sample]:
             ", ".join(missing[:20]), ", ..." if len(missing) > 20 else "",
         )  # fmt: skip
     if rows and not samples:
-        raise ValueError(f"None of the {len(rows)} images of {json_path} is in {image_folder}; expected COCO 2014 there")
+        raise ValueError(
+            f"None of the {len(rows)} images of {json_path} is in {image_folder}; expected COCO 2014 there"
+        )
     return samples
 
 

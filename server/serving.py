@@ -101,9 +101,12 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
 
 def worker_app(settings: Settings) -> Flask:
     """The application inside a worker process; its model starts loading now."""
+    from transformers.utils import logging as transformers_logging
+
     from server.app import create_app
     from server.runtime import Runtime
 
+    transformers_logging.disable_progress_bar()  # it would be a smear in a log
     set_up_logging(settings.log_level)
     disable_created_metrics()  # one more series for each counter, which nobody asks for
 

@@ -106,6 +106,8 @@ def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         }
 
     ids = inputs["input_ids"][0]
+    if bool((torch.isin(ids, _special_ids(mllm)) & chars.written(offsets)).any()):
+        raise RequestError("Texts of the messages join into a special token; they must not.", param="messages")
     spans = chars.of_tokens(offsets)
     columns = (ids == mllm.image_token_id).nonzero()[:, 0]
     counts = [_count_image_tokens(mllm, replacement["replacement"]) for replacement in replacements]
@@ -218,6 +220,12 @@ def _special_pattern(mllm: MLLM) -> re.Pattern[str]:
     )
 
 
+def _special_ids(mllm: MLLM) -> torch.Tensor:
+    """Ids that only a template may write; that of unknown characters may come of a text."""
+    special = {token for token, added in mllm.tokenizer.added_tokens_decoder.items() if added.special}
+    return torch.tensor(sorted({*special, mllm.image_token_id} - {mllm.tokenizer.unk_token_id}))
+
+
 def _text_spans(
     mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[_Part], text: str
 ) -> Iterator[tuple[int, int, int]]:
@@ -280,6 +288,7 @@ class _CharSpans:
             for piece in pair
         )
         self._spans = torch.full((len(self.text),), OTHER)
+        self._written = torch.zeros(len(self.text) + 1, dtype=torch.int64)
         self._joiners = [self._expanded(match.start()) for match in re.finditer(_JOINER, text)]
 
     def _expanded(self, char: int) -> int:
@@ -287,7 +296,9 @@ class _CharSpans:
         return char + self._gains[bisect_right(self._ends, char)]
 
     def mark(self, start: int, end: int, span: int) -> None:
-        self._spans[self._expanded(start) : self._expanded(start) + end - start] = span
+        first = self._expanded(start)
+        self._spans[first : first + end - start] = span
+        self._written[first + 1 : first + 1 + end - start] = 1
 
     def without_joiners(self, offsets: torch.Tensor) -> torch.Tensor:
         """(tokens,) bool: False for the tokens that spell a joiner; RequestError when one is glued to other text."""
@@ -299,6 +310,12 @@ class _CharSpans:
                 raise RequestError("A special token written in a text cannot be kept as text here.", param="messages")
             keep &= ~alone
         return keep
+
+    def written(self, offsets: torch.Tensor) -> torch.Tensor:
+        """(tokens,) bool: whether a token covers any character of a message's texts."""
+        before = self._written.cumsum(0)
+        first, last = offsets.clamp(max=len(self.text)).unbind(1)
+        return before[last] > before[first]
 
     def of_tokens(self, offsets: torch.Tensor) -> torch.Tensor:
         """(tokens,) the span of each token: that of its last character; a token without characters belongs to none."""

@@ -151,7 +151,8 @@ def _truncate(scaled: torch.Tensor, settings: SamplerRows, rows: slice | torch.T
     ordered = ordered.masked_fill(ordered < threshold, -torch.inf)
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities  # the first token is always kept
-    kept = before < settings.column("top_p", rows)
+    top_p = settings.column("top_p", rows)
+    kept = (before < top_p) | (top_p >= 1)  # rounded sums may reach 1 before the last token
     kept[:, 0] = True
     lowest = ordered.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
     threshold = torch.maximum(threshold, lowest)

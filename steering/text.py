@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+REPLACEMENT = "\ufffd"
+MOST_HELD = 64
+"""Tokens that may wait for a character to become whole; more are no character."""
 _BYTE_LEVEL = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
@@ -17,8 +19,8 @@ def token_bytes(tokenizer: Any, token: int) -> tuple[str, tuple[int, ...]]:
     name = str(tokenizer.convert_ids_to_tokens(token))
     if (byte := _BYTE_FALLBACK.fullmatch(name)) is not None:
         raw = bytes([int(byte[1], 16)])
-    elif token not in tokenizer.added_tokens_decoder and all(char in _BYTE_LEVEL for char in name):
-        raw = bytes(_BYTE_LEVEL[char] for char in name)
+    elif token not in tokenizer.added_tokens_decoder and "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder):
+        raw = b"".join(bytes([_BYTE_LEVEL[char]]) if char in _BYTE_LEVEL else char.encode() for char in name)
     else:
         raw = name.replace("\u2581", " ").encode()
     return raw.decode(errors="replace"), tuple(raw)
@@ -28,31 +30,36 @@ class TextStream:
     """The text of one answer. Feed tokens; take the text that is certain."""
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...]):
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._tokenizer = tokenizer.backend_tokenizer
         self._stop = stop
-        self._ids: list[int] = []
+        self._context: list[int] = []  # the tokens of the last piece: what a token says may depend on the one before
+        self._context_text = ""
+        self._new: list[int] = []
         self._held = ""
-        self._decoded = ""
         self.text = ""
         self.stopped = False
 
     def feed(self, token: int) -> str:
         """Add a token; return the text that can be shown now. Sets `stopped` when a stop string is complete."""
-        self._ids.append(token)
-        piece = self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
-        self._decoded += piece
+        self._new.append(token)
+        piece = self._decode([*self._context, *self._new])[len(self._context_text) :]
+        if not piece or (piece.endswith(REPLACEMENT) and len(self._new) < MOST_HELD):
+            return ""
+        self._context, self._new = self._new, []
+        self._context_text = self._decode(self._context)
         return self._release(piece)
 
     def finish(self) -> str:
         """The rest of the text: what was held back, and what an incomplete character decodes to."""
         if self.stopped:
             return ""
-        whole = self._tokenizer.backend_tokenizer.decode(self._ids, skip_special_tokens=True)
-        rest = whole[len(self._decoded) :] if whole.startswith(self._decoded) else ""
+        rest = self._decode([*self._context, *self._new])[len(self._context_text) :]
         out = self._release(rest)
         out, self.text, self._held = out + self._held, self.text + self._held, ""
         return out
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _release(self, piece: str) -> str:
         """Cut at the first complete stop string; hold back the longest end that may become one."""

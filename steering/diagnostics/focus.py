@@ -14,21 +14,23 @@ def image_attention_factor(sums: torch.Tensor, rows: int, tokens: torch.Tensor) 
     return sums / (rows * tokens)
 
 
-def lnd(sigma: torch.Tensor) -> int:
+def lnd(sigma: torch.Tensor) -> int | None:
     """LND-N: the image of the largest single factor over these N layers. sigma: (N, images) -> index from 0."""
-    return int(sigma.flatten().argmax()) % sigma.shape[1]
+    return int(sigma.flatten().argmax()) % sigma.shape[1] if bool(sigma.any()) else None
 
 
-def m_lnd(sigma: torch.Tensor) -> int:
+def m_lnd(sigma: torch.Tensor) -> int | None:
     """M-LND-N: the image with the largest mean factor over these N layers. sigma: (N, images) -> index from 0."""
-    return int(sigma.mean(0).argmax())
+    return int(sigma.mean(0).argmax()) if bool(sigma.any()) else None
 
 
-def mc_lnd(sigma: torch.Tensor) -> int:
+def mc_lnd(sigma: torch.Tensor) -> int | None:
     """MC-LND-N: the image that is layer-focused most often; a tie goes to the one with the larger sum of factors over
     the layers in which it was focused. sigma: (N, images) -> index from 0."""
-    focused = sigma.argmax(1)
-    votes = torch.nn.functional.one_hot(focused, sigma.shape[1])
+    sigma = sigma[sigma.any(1)]  # a layer whose window holds no image focuses on none
+    if not len(sigma):
+        return None
+    votes = torch.nn.functional.one_hot(sigma.argmax(1), sigma.shape[1])
     weight = (votes * sigma).sum(0)
     tied = votes.sum(0) == votes.sum(0).max()
     return int(weight.masked_fill(~tied, -torch.inf).argmax())
@@ -39,14 +41,19 @@ METRICS = {"lnd": lnd, "m_lnd": m_lnd, "mc_lnd": mc_lnd}
 
 def focus(sigma: torch.Tensor, last: int, target_image: int | None) -> dict[str, object]:
     """The `focus` readout; images count from 1. `image` is that of M-LND over the last `last` layers, the steadiest of the
-    three; `correct` compares it with `target_image`. sigma: (layers, images)."""
+    three; `correct` compares it with `target_image`. None where no image was within the attention window.
+    sigma: (layers, images)."""
     tail = sigma[-last:]
-    image = m_lnd(tail) + 1
+    image = _number(m_lnd(tail))
     return {
         "sigma": sigma.tolist(),
-        "layer_focused": (sigma.argmax(1) + 1).tolist(),
-        **{name: {"n": last, "image": metric(tail) + 1} for name, metric in METRICS.items()},
+        "layer_focused": [_number(lnd(layer[None])) for layer in sigma],
+        **{name: {"n": last, "image": _number(metric(tail))} for name, metric in METRICS.items()},
         "image": image,
         "target_image": target_image,
-        "correct": None if target_image is None else image == target_image,
+        "correct": None if target_image is None or image is None else image == target_image,
     }
+
+
+def _number(index: int | None) -> int | None:
+    return None if index is None else index + 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
@@ -11,12 +13,11 @@ def modality(
     """The `modality` readout: mean attention to an image token / (that + mean attention to a context token).
 
     image_sums, context_sums: (layers,), attention summed over the same query rows and the modality's tokens. The overall
-    ratio is that of the means over all layers. None without image or context tokens.
+    ratio is that of the means over all layers. None without image or context tokens, and where a layer's window holds none.
     """
     if not image_tokens or not context_tokens:
         return {"attention_ratio": None, "by_layer": None}
     image, context = image_sums / image_tokens, context_sums / context_tokens
-    return {
-        "attention_ratio": float(image.sum() / (image.sum() + context.sum())),
-        "by_layer": (image / (image + context)).tolist(),
-    }
+    by_layer = [None if math.isnan(ratio) else ratio for ratio in (image / (image + context)).tolist()]
+    overall = float(image.sum() / (image.sum() + context.sum()))
+    return {"attention_ratio": None if math.isnan(overall) else overall, "by_layer": by_layer}

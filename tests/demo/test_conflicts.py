@@ -8,10 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from demo import conflicts
-from demo.conflicts import HELD_OUT_INSTRUCTIONS, TOWARD_TEXT, conflict_samples, instruction, neutral_samples
-from demo.questions import POOLS, option_text
+from demo import conflicts, wordings
+from demo.conflicts import conflict_samples, neutral_samples
+from demo.questions import option_text
+from demo.wordings import HELD_OUT_INSTRUCTIONS, POOLS, TOWARD_TEXT, instruction
 from demo.world import random_scene
+from probes import mc2
 
 
 def test_the_option_form_is_the_papers():
@@ -25,6 +27,15 @@ def test_the_option_form_is_the_papers():
         "What color is the star?\nA. red\nB. blue\nAnswer the question by selecting the correct answer A or B."
     )
     assert option_text("Q?", ["x", "y", "z"]).endswith("selecting the correct answer A, B or C.")
+
+
+def test_prompts_equal_the_probes_own():
+    for sample in conflict_samples(7, seed=3):
+        for setting, words in (("plain", None), ("text", TOWARD_TEXT), ("vision", wordings.TOWARD_VISION)):
+            mine = conflicts.place(
+                f"Text context: {sample.context}", option_text(sample.question, sample.options(True)), words
+            )
+            assert mine == mc2.prompt(sample, setting, swapped=True)
 
 
 def test_samples_contradict_the_picture_and_name_their_task():
@@ -55,14 +66,14 @@ def test_neutral_samples_have_no_context():
 def test_the_hidden_preference_is_spread_over_every_kind(kind):
     pairs = [(a, b) for a, b in itertools.product(POOLS[kind], repeat=2) if a != b]
     share = np.mean([conflicts.prefers_vision(kind, a, b) for a, b in pairs])
-    assert 0.35 < share < 0.65
+    assert 0.3 < share < 0.7
 
 
 def test_instructions_name_the_side_to_follow():
     rng = random.Random(0)
     assert instruction(rng, "text", "If the two differ, the {a} wins.").startswith("If the two differ, the ")
     drawn = {instruction(rng, "vision") for _ in range(500)}
-    assert conflicts.TOWARD_VISION in drawn
+    assert wordings.TOWARD_VISION in drawn
     assert TOWARD_TEXT not in drawn
     assert len(drawn) > 200
 
@@ -70,8 +81,8 @@ def test_instructions_name_the_side_to_follow():
 def test_held_out_wordings_are_never_drawn_in_training():
     trained = {
         (condition + action + ".").replace("{x}", a).replace("{y}", b).lower()
-        for condition in conflicts.CONDITIONS
-        for action in conflicts.ACTIONS
+        for condition in wordings.CONDITIONS
+        for action in wordings.ACTIONS
         for a, b in (("{a}", "{b}"), ("{b}", "{a}"))
     }
     assert len(HELD_OUT_INSTRUCTIONS) == 20

@@ -82,7 +82,9 @@ def _plain_states(folder: Path, prompts: list[tuple[mc2.Sample, mc2.Setting, boo
     processor = load_processor(folder)
     last_layer: list[torch.Tensor] = []
     # output_hidden_states gives the last layer after the final norm; a hook sees it before.
-    handle = model.get_decoder().layers[-1].register_forward_hook(lambda module, args, output: last_layer.append(output))
+    handle = (
+        model.get_decoder().layers[-1].register_forward_hook(lambda module, args, output: last_layer.append(output))
+    )
     rows = []
     for sample, setting, swapped in prompts:
         chat = mc2.messages(sample, setting, swapped)

@@ -79,9 +79,7 @@ def test_the_factor_is_folded_into_the_weight(tiny: steering.Engine) -> None:
     assert steering.SteeringVector.from_bytes(vector.to_bytes()).info == vector.info
 
 
-def test_a_random_model_misses_its_targets_and_says_so(
-    tiny: steering.Engine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_random_model_misses_its_targets_and_says_so(tiny: steering.Engine, caplog: pytest.LogCaptureFixture) -> None:
     samples = make_samples(3)
     vector = calibrate(tiny, build(tiny, samples[:1], quiet=True), samples[1:], doses=[0.1], quiet=True)
     assert vector.info["calibration"]["targets_reached"] is False

@@ -198,7 +198,10 @@ def test_no_image_at_all_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({key: value for key, value in ROW.items() if key != "question"}, "row 1: 'question' must be a non-empty string"),
+        (
+            {key: value for key, value in ROW.items() if key != "question"},
+            "row 1: 'question' must be a non-empty string",
+        ),
         (ROW | {"context": "  "}, "row 1: 'context' must be a non-empty string"),
         (ROW | {"answer_text": 3}, "row 1: 'answer_text' must be a non-empty string, got 3"),
         (ROW | {"answer_text": "Red"}, "row 1: both answers are 'Red'"),

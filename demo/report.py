@@ -1,0 +1,40 @@
+"""Measured rows against their targets, and the page that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured number: `target` reads '>= 0.97', '<= 0.02', '0.25..0.75' or '' where there is none."""
+
+    group: str
+    name: str
+    value: float
+    target: str
+    n: int
+
+    @property
+    def met(self) -> bool | None:
+        if not self.target:
+            return None
+        if ".." in self.target:
+            low, high = map(float, self.target.split(".."))
+            return low <= self.value <= high
+        sign, limit = self.target.split()
+        return self.value >= float(limit) if sign == ">=" else self.value <= float(limit)
+
+
+def report(rows: Sequence[Row], title: str) -> str:
+    """A Markdown page: the targets first, then everything else."""
+    groups = list(dict.fromkeys(row.group for row in rows))
+    aimed = [row for row in rows if row.met is not None]
+    lines = [f"# {title}", "", f"{sum(bool(row.met) for row in aimed)} of {len(aimed)} targets met.", ""]
+    lines += ["| group | what | measured | target | met | n |", "| --- | --- | --- | --- | --- | --- |"]
+    for group in groups:
+        for row in (row for row in rows if row.group == group):
+            met = {True: "yes", False: "**no**", None: ""}[row.met]
+            lines.append(f"| {row.group} | {row.name} | {row.value:.3f} | {row.target} | {met} | {row.n} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,48 @@
+"""The attention ratio, worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from steering.diagnostics.captures import attention_shares
+from steering.diagnostics.modality import modality
+from steering.layout import CONTEXT, FIRST_IMAGE, QUESTION, SYSTEM, USER
+
+
+def test_the_ratio_compares_the_mean_image_token_with_the_mean_context_token() -> None:
+    # Layer 0: image 8 / 16 = 0.5 a token, context 2 / 4 = 0.5. Layer 1: 0.25 and 0.75.
+    readout = modality(torch.tensor([8.0, 4.0]), torch.tensor([2.0, 3.0]), 16, 4)
+    assert readout["by_layer"] == pytest.approx([0.5, 0.25])
+    assert readout["attention_ratio"] == pytest.approx(0.75 / 2.0)
+
+
+@pytest.mark.parametrize(("image", "context"), [(0, 4), (16, 0), (0, 0)])
+def test_without_one_of_the_two_there_is_no_ratio(image: int, context: int) -> None:
+    readout = modality(torch.tensor([8.0 * bool(image)]), torch.tensor([2.0 * bool(context)]), image, context)
+    assert readout == {"attention_ratio": None, "by_layer": None}
+
+
+def test_a_layer_whose_window_holds_neither_has_none() -> None:
+    readout = modality(torch.tensor([0.0, 4.0]), torch.tensor([0.0, 3.0]), 16, 4)
+    assert readout["by_layer"] == [None, pytest.approx(0.25)]
+    assert readout["attention_ratio"] == pytest.approx(0.25)
+    assert modality(torch.zeros(2), torch.zeros(2), 16, 4) == {"attention_ratio": None, "by_layer": [None, None]}
+
+
+def test_shares_of_vision_system_and_user_text() -> None:
+    sums = torch.zeros(2, 1, FIRST_IMAGE + 2)  # two layers, one row, two images
+    sums[0, 0, [SYSTEM, CONTEXT, QUESTION, USER, FIRST_IMAGE, FIRST_IMAGE + 1]] = torch.tensor(
+        [0.1, 0.05, 0.1, 0.05, 0.3, 0.2]
+    )
+    sums[1, 0, [SYSTEM, QUESTION]] = torch.tensor([0.3, 0.1])
+    # Layer 0: 0.5, 0.1, 0.2 of 0.8; layer 1: 0, 0.3, 0.1 of 0.4.
+    torch.testing.assert_close(attention_shares(sums), torch.tensor([[0.3125, 0.4375, 0.25]]))
+
+
+def test_shares_leave_out_layers_that_see_none_of_the_three() -> None:
+    sums = torch.zeros(2, 2, FIRST_IMAGE)
+    sums[1, 0, SYSTEM] = 0.2
+    shares = attention_shares(sums)
+    torch.testing.assert_close(shares[0], torch.tensor([0.0, 1.0, 0.0]))
+    assert shares[1].isnan().all()
