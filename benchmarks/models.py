@@ -50,7 +50,7 @@ def demo() -> Workload:
 
 
 def wide(folder: Path, seed: int = 0) -> Workload:
-    """A Qwen2-VL with hidden 512 and 8 layers: 2,000-token prompts with 1,500 image tokens in 4 pictures and a question of 100.
+    """A Qwen2-VL with hidden 512 and 8 layers: prompts of 2,000 tokens, 1,500 of them in 4 images and 100 in the question.
 
     Written into `folder`, with the embedded model's tokenizer and picture processing.
     """

@@ -22,6 +22,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     part.add_argument("--folder", type=Path, default=Path("build/demo"), help="the run's folder (default %(default)s)")
     part.add_argument("--steps", type=int, help="total steps; may be changed when resuming")
     part.add_argument("--start", type=Path, help="go on from this checkpoint instead of from nothing")
+    part.add_argument("--rate", type=float, help="scale of the learning rates (default 1; lower with --start)")
+    part.add_argument("--decay", type=float, help="last share of the steps, in which the rate falls to 0 (default 0.3)")
+    part.add_argument("--vision-steps", type=int, help="steps of the vision stage (default 700)")
     part.add_argument("--seed", type=int, help="decides weights and data (default 1)")
     part.add_argument("--ranks", type=int, help="data-parallel processes of one thread each (default 2; 1 on a GPU)")
     part.add_argument("--device", help="cpu or cuda (default cpu)")
@@ -33,6 +36,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     part.add_argument("--seed", type=int, default=1, help="seed of the held-out scenes (default %(default)s)")
     part.add_argument("--report", type=Path, default=Path(__file__).parent / "REPORT.md")
     part.add_argument("--threads", type=int, default=2)
+    part.add_argument("--card", action="store_true", help="also put the measured rows in the checkpoint's model card")
     part.set_defaults(func=run_evaluate)
 
     part = parts.add_parser("scene", help="draw a scene and print its facts and a conflict about it")
@@ -48,11 +52,8 @@ def run_train(arguments: argparse.Namespace) -> int:
     from demo.options import Options
     from demo.train import train
 
-    given = {
-        k: v
-        for k in ("folder", "steps", "start", "seed", "ranks", "device")
-        if (v := getattr(arguments, k)) is not None
-    }
+    names = ("folder", "steps", "start", "rate", "decay", "vision_steps", "seed", "ranks", "device")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if given.get("device", "cpu") != "cpu":
         given.setdefault("ranks", 1)
     print(f"checkpoint: {train(Options(**given))}")
@@ -60,11 +61,17 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
-    from demo.evaluate import evaluate_checkpoint
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from demo.card import set_results
+    from demo.evaluate import evaluate_checkpoint, targets
 
-    print(
-        evaluate_checkpoint(arguments.checkpoint, arguments.report, arguments.count, arguments.seed, arguments.threads)
+    rows, page = evaluate_checkpoint(
+        arguments.checkpoint, arguments.report, arguments.count, arguments.seed, arguments.threads
     )
+    print(page)
+    if arguments.card:
+        note = f"Held-out scenes, seed {arguments.seed}, greedy generation, plain transformers in float32."
+        set_results(arguments.checkpoint / "README.md", targets(rows), note)
     return 0
 
 

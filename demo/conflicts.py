@@ -12,7 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from demo.questions import Question, absent_shape, alternative, ask, end_of_option, end_of_value, fill_options, option_question, pick_fact, statement
+from demo.questions import (
+    Question,
+    absent_shape,
+    alternative,
+    ask,
+    end_of_option,
+    end_of_value,
+    fill_options,
+    option_question,
+    pick_fact,
+    statement,
+)
 from demo.wordings import NOUNS, POOLS, instruction
 from demo.world import Fact, Scene, Size, random_scene, render
 from probes.mc2 import Sample

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from demo import conflicts, questions, several, wordings
 from demo.questions import Question
@@ -170,7 +170,7 @@ def _single(rng: random.Random, plan: Plan) -> Group:
         side = rng.choice(("text", "vision"))
         before = rng.choice(("", f"{rng.choice(wordings.SYSTEM_MESSAGES)} "))
         drawn = [conflicts.conflict_question(rng, scene, side, rng.choice((0, 2, 2)), False) for _ in range(4)]
-        kept = [Question(f"system_{side}", q.turns, cell=q.cell) for q in drawn if q is not None]
+        kept = [replace(q, kind=f"system_{side}") for q in drawn if q is not None]
         return Group([scene], kept, before + wordings.instruction(rng, side))
     first = _draw(rng, plan.single)
     if first == "told_alone" or (first in ALONE and rng.random() < 0.4):

@@ -288,11 +288,18 @@ def evaluate(answer: Answerer, count: int = 200, seed: int = 1) -> list[Row]:
     return rows
 
 
-def evaluate_checkpoint(checkpoint: Path, page: Path, count: int = 200, seed: int = 1, threads: int = 2) -> str:
-    """Measure a checkpoint with plain transformers; writes `page` and a JSON file beside it, returns the page."""
+def targets(rows: Sequence[Row]) -> list[Row]:
+    """The rows that have a target."""
+    return [row for row in rows if row.target]
+
+
+def evaluate_checkpoint(
+    checkpoint: Path, page: Path, count: int = 200, seed: int = 1, threads: int = 2
+) -> tuple[list[Row], str]:
+    """Measure a checkpoint with plain transformers; writes `page` and a JSON file beside it, returns rows and page."""
     model = PlainModel(checkpoint, threads)
     rows = evaluate(model, count, seed) + attention_rows(model, count, seed)
     text = report(rows, f"Embedded model: measured on held-out scenes (seed {seed}, greedy, plain transformers, fp32)")
     page.write_text(text)
     page.with_suffix(".json").write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    return text
+    return rows, text

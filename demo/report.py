@@ -27,14 +27,18 @@ class Row:
         return self.value >= float(limit) if sign == ">=" else self.value <= float(limit)
 
 
-def report(rows: Sequence[Row], title: str) -> str:
-    """A Markdown page: the targets first, then everything else."""
-    groups = list(dict.fromkeys(row.group for row in rows))
-    aimed = [row for row in rows if row.met is not None]
-    lines = [f"# {title}", "", f"{sum(bool(row.met) for row in aimed)} of {len(aimed)} targets met.", ""]
-    lines += ["| group | what | measured | target | met | n |", "| --- | --- | --- | --- | --- | --- |"]
-    for group in groups:
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table, group by group."""
+    lines = ["| group | what | measured | target | met | n |", "| --- | --- | --- | --- | --- | --- |"]
+    for group in dict.fromkeys(row.group for row in rows):
         for row in (row for row in rows if row.group == group):
             met = {True: "yes", False: "**no**", None: ""}[row.met]
             lines.append(f"| {row.group} | {row.name} | {row.value:.3f} | {row.target} | {met} | {row.n} |")
     return "\n".join(lines) + "\n"
+
+
+def report(rows: Sequence[Row], title: str) -> str:
+    """A Markdown page with how many targets were met."""
+    aimed = [row for row in rows if row.met is not None]
+    met = sum(bool(row.met) for row in aimed)
+    return f"# {title}\n\n{met} of {len(aimed)} targets met.\n\n{table(rows)}"

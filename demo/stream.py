@@ -30,7 +30,14 @@ SIZES: tuple[Size, ...] = ((84, 84),) * 6 + (
     (126, 168),
     (160, 90),
 )
-LOOKS = 3  # attention targets per token: where to read, where to read in the second picture, what to compare with
+# What a token is shown to attend to: where to read, where else to read (the second picture, or what the context says),
+# which option to pick, and, for tokens of a second picture, the same cell of the first to compare with.
+READ, SECOND, PICK, COMPARE = range(4)
+LOOKS = 4
+# Keys of tokens to look at: picture tokens are 9 * picture + cell, marks in the user's text are negative.
+SAID, PICKED = -1, -2
+Look = tuple[int | None, int | None, int | None]  # read, second, pick
+NOWHERE: Look = (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,8 @@ class Tokens:
     picture: list[int] = field(default_factory=list)  # 9 * picture + cell, -1 for text
     answer: list[bool] = field(default_factory=list)
     asks: list[bool] = field(default_factory=list)  # question and answer rows of the image-attention factor
-    look: list[tuple[int | None, int | None]] = field(default_factory=list)  # picture tokens (as above) to look at
+    look: list[Look] = field(default_factory=list)
+    marks: dict[int, int] = field(default_factory=dict)  # SAID, PICKED -> token
     next: int = 0  # the next position
 
     def __len__(self) -> int:
@@ -92,14 +100,15 @@ class Packer:
         for i, (text, answer) in enumerate(question.turns):
             if i:
                 self._text(tokens, f"\n{TURN_START}user\n")
-            self._text(tokens, text, asks=True)
+            self._marked(tokens, text, {SAID: question.said, PICKED: question.pick} if i == 0 else {})
             if i == 0 and group.text_first:
                 self._pictures(tokens, len(group.scenes))
             mark = len(tokens)
             self._text(tokens, f"{TURN_END}\n{TURN_START}assistant\n", look=look)
             tokens.look[mark - 1] = look
             for piece, cell in question.spans or ((answer, None),):
-                where = look if question.spans is None else (self._token(question.target, cell), None)
+                where = look if question.spans is None else (self._token(question.target, cell), None, None)
+                tokens.look[-1] = where  # the row before predicts the piece's first token
                 self._text(tokens, piece, answer=True, asks=True, look=where)
             self._text(tokens, TURN_END, answer=True, asks=True)
         return tokens
@@ -108,11 +117,21 @@ class Packer:
     def _token(target: int | None, cell: int | None) -> int | None:
         return None if cell is None else (target or 0) * IMAGE_TOKENS + cell
 
-    def _look(self, question: Question) -> tuple[int | None, int | None]:
+    def _look(self, question: Question) -> Look:
+        pick = None if question.pick is None else PICKED
         if question.pair_cells is not None:
             first, second = question.pair_cells
-            return first, IMAGE_TOKENS + second
-        return self._token(question.target, question.cell), None
+            return first, IMAGE_TOKENS + second, pick
+        return self._token(question.target, question.cell), None if question.said is None else SAID, pick
+
+    def _marked(self, tokens: Tokens, text: str, marks: dict[int, int | None]) -> None:
+        """Add a user text and note the tokens that end at the marks; marks never fall inside a token."""
+        done = 0
+        for end, name in sorted((end, name) for name, end in marks.items() if end is not None):
+            self._text(tokens, text[done:end], asks=True)
+            tokens.marks[name] = len(tokens) - 1
+            done = end
+        self._text(tokens, text[done:], asks=True)
 
     def _text(
         self,
@@ -120,7 +139,7 @@ class Packer:
         text: str,
         answer: bool = False,
         asks: bool = False,
-        look: tuple[int | None, int | None] = (None, None),
+        look: Look = NOWHERE,
     ) -> None:
         ids = self.encode(text)
         tokens.ids += ids
@@ -140,7 +159,7 @@ class Packer:
                 tokens.picture.append(k * IMAGE_TOKENS + cell)
                 tokens.answer.append(False)
                 tokens.asks.append(False)
-                tokens.look.append((None, None))
+                tokens.look.append(NOWHERE)
             tokens.next += 3
             self._text(tokens, VISION_END)
 
@@ -229,7 +248,8 @@ class Rows:
                 data["slot"][row, start + i] = first_slot + token
                 data["ordinal"][row, start + i] = token // IMAGE_TOKENS + 1
                 if IMAGE_TOKENS <= token < 2 * IMAGE_TOKENS:  # the second picture compares with the first
-                    data["look"][2, row, start + i] = columns[token - IMAGE_TOKENS]
+                    data["look"][COMPARE, row, start + i] = columns[token - IMAGE_TOKENS]
+        columns |= {name: start + i for name, i in tokens.marks.items()}
         if question is not None:
             number = len(self.kinds)
             answers = sum(tokens.answer)
@@ -245,7 +265,7 @@ class Rows:
                     self.weight.append(answers**-0.5)
                     self.question.append(number)
             self.kinds.append(TYPE_INDEX[question.kind])
-            several = len({t // IMAGE_TOKENS for t in columns}) > 1 and len(question.turns) == 1
+            several = len({t // IMAGE_TOKENS for t in columns if t >= 0}) > 1 and len(question.turns) == 1
             self.target.append(-1 if question.target is None or not several else question.target)
         self.column += length
         return columns

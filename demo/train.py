@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,26 @@ from tqdm import tqdm
 from transformers import Qwen2VLForConditionalGeneration
 
 from demo.batches import Batches, question_results
+from demo.card import card
 from demo.curriculum import TYPES, corpus
 from demo.forward import logits_at, look_loss, picture_loss, text_hidden
 from demo.model import export, make_config, new_model, trainable_matrices, transplant
 from demo.muon import Muon
 from demo.options import PLAN_EVERY, Options, learning_rate, use_bfloat16
 from demo.record import Log, Record
+from demo.stream import COMPARE, PICK, READ, SECOND
 from demo.tokenizer import load_tokenizer, train_tokenizer
 from demo.vision import adapt_vision, train_vision
 
 PICTURE_LAYERS = (4, 5, 6, 7)  # layers whose attention over pictures is supervised
-READ_LAYER, COMPARE_LAYER = 3, 1  # layers where a few heads are shown the cell to read, the cell to compare with
+# Which heads of which layer are shown where to look, and the weight of that: two heads of each group read what the
+# picture and the context say, two pick the option, one compares the second picture with the first.
+LOOK_HEADS = (
+    (READ, 3, slice(0, 2), 1.0),
+    (SECOND, 3, slice(3, 5), 1.0),
+    (PICK, 5, slice(0, 2), 1.0),
+    (COMPARE, 1, slice(3, 4), 0.5),
+)
 
 
 def train(options: Options) -> Path:
@@ -80,20 +90,39 @@ def save_atomically(content: Any, path: Path) -> None:
     os.replace(fresh, path)
 
 
+@dataclass
+class Progress:
+    """How far a run is: steps, questions asked, and the running accuracy per type, now and `PLAN_EVERY` steps ago."""
+
+    step: int = 0
+    asked: int = 0
+    accuracy: dict[str, float] = field(default_factory=dict)
+    previous: dict[str, float] = field(default_factory=dict)
+
+    def count(self, counts: Tensor) -> None:
+        """Take in a step's (types, 2) right and asked; the accuracies forget 2 % per question."""
+        self.step += 1
+        for name, (right, asked) in zip(TYPES, counts.tolist(), strict=True):
+            if asked:
+                keep = 0.98**asked
+                self.accuracy[name] = keep * self.accuracy.get(name, 0.0) + (1 - keep) * right / asked
+                self.asked += int(asked)
+
+
 def losses(
     model: Qwen2VLForConditionalGeneration, batch: dict[str, Tensor], options: Options
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The total loss, its three parts (answers, pictures, looks), and for each answer token whether it is right."""
     layers = len(model.model.language_model.layers)
     picture_layers = tuple(layer for layer in PICTURE_LAYERS if layer < layers)
-    hidden, seen = text_hidden(model, batch, tuple({*picture_layers, READ_LAYER, COMPARE_LAYER}))
+    hidden, seen = text_hidden(model, batch, (*picture_layers, *(layer for _, layer, _, _ in LOOK_HEADS)))
     logits = logits_at(model, hidden, batch["source"]).float()
     each = F.cross_entropy(logits, batch["label"], reduction="none")
     answers = (each * batch["weight"]).sum() / batch["weight"].sum()
     pictures = torch.stack([picture_loss(seen[layer], batch) for layer in picture_layers]).mean()
-    read, look = seen[READ_LAYER], batch["look"]
-    looks = look_loss(read[:, 0:2], look[0]) + look_loss(read[:, 3:5], look[1]) * 0.5
-    looks = looks + look_loss(seen[COMPARE_LAYER][:, 3:4], look[2]) * 0.5
+    look = batch["look"]
+    terms = [weight * look_loss(seen[layer][:, heads], look[which]) for which, layer, heads, weight in LOOK_HEADS]
+    looks = torch.stack(terms).sum()
     total = answers + options.picture_weight * pictures + options.look_weight * looks
     return total, torch.stack([answers, pictures, looks]).detach(), logits.argmax(-1) == batch["label"]
 
@@ -116,56 +145,50 @@ def run_rank(rank: int, options: Options) -> None:
     adam = torch.optim.AdamW(groups, lr=options.vector_rate, betas=(0.9, 0.98), weight_decay=0.01)
     parameters = [*matrices, *vectors, embeddings]
 
-    state_path = options.folder / "state.pt"
-    step, accuracy, previous = 0, dict[str, float](), dict[str, float]()
+    progress, state_path = Progress(), options.folder / "state.pt"
     if state_path.exists():
         state = torch.load(state_path, map_location=device, weights_only=False)
         model.load_state_dict(state["model"])
         muon.load_state_dict(state["muon"])
         adam.load_state_dict(state["adam"])
-        step, accuracy, previous = state["step"], state["accuracy"], state["previous"]
-    batches = Batches(options, rank, step, previous)
+        progress = Progress(**state["progress"])
+
+    def save() -> None:
+        state = {"model": model.state_dict(), "muon": muon.state_dict(), "adam": adam.state_dict()}
+        save_atomically(state | {"progress": asdict(progress)}, state_path)
+        export(model, tokenizer, options.folder / "checkpoint", card(options, progress.step, progress.asked))
+
+    batches = Batches(options, rank, progress.step, progress.previous)
     run = torch.compile(losses, dynamic=False) if options.compiled else losses
-    record = Record(options, rank, step)
+    record = Record(options, rank, progress.step)
     saved = time.monotonic()
     for arrays in batches:
-        if step >= options.steps:
+        if progress.step >= options.steps:
             break
-        if step % PLAN_EVERY == 0:
-            late = time.monotonic() - saved > options.save_minutes * 60
-            if rank == 0 and late:
-                state = {"model": model.state_dict(), "muon": muon.state_dict(), "adam": adam.state_dict()}
-                state |= {"step": step, "accuracy": accuracy, "previous": previous}
-                save_atomically(state, state_path)
-                export(model, tokenizer, options.folder / "checkpoint", card(options, step))
+        if progress.step % PLAN_EVERY == 0:
+            if rank == 0 and time.monotonic() - saved > options.save_minutes * 60:
+                save()
                 saved = time.monotonic()
-            previous = dict(accuracy)
-            batches.tell(previous)
+            progress.previous = dict(progress.accuracy)
+            batches.tell(progress.previous)
         batch = {k: torch.from_numpy(v).to(device) for k, v in arrays.items() if k != "kinds"}
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
             loss, parts, right = run(model, batch, options)
         loss.backward()
         counts = torch.from_numpy(question_results(arrays, right.cpu().numpy()))
         counts, parts = share(parameters, counts, parts.cpu(), options.ranks)
-        rate = learning_rate(step, options)
+        rate = learning_rate(progress.step, options)
         nn.utils.clip_grad_norm_([*vectors, embeddings], 1.0)
         for group in adam.param_groups:
             group["lr"] = options.vector_rate * rate * group["scale"]
         adam.step()
         muon.step(options.matrix_rate * rate)
         model.zero_grad(set_to_none=True)
-        for name, (right_count, asked) in zip(TYPES, counts.tolist(), strict=True):
-            if asked:
-                keep = 0.98**asked
-                accuracy[name] = keep * accuracy.get(name, 0.0) + (1 - keep) * right_count / asked
-        step += 1
-        record.step(step, rate, parts, counts)
+        progress.count(counts)
+        record.step(progress.step, rate, parts, counts)
     batches.close()
     if rank == 0:
-        state = {"model": model.state_dict(), "muon": muon.state_dict(), "adam": adam.state_dict()}
-        state |= {"step": step, "accuracy": accuracy, "previous": previous}
-        save_atomically(state, state_path)
-        export(model, tokenizer, options.folder / "checkpoint", card(options, step))
+        save()
     if options.ranks > 1:
         dist.destroy_process_group()
 
@@ -183,8 +206,3 @@ def share(parameters: list[nn.Parameter], counts: Tensor, parts: Tensor, ranks: 
         offset += grad.numel()
     rest = flat[offset:]
     return rest[: counts.numel()].view_as(counts), rest[counts.numel() :] / ranks
-
-
-def card(options: Options, step: int) -> str:
-    """The model card of a checkpoint that has not been evaluated yet."""
-    return f"# Helmsight demo model\n\nStep {step} of {options.steps}, seed {options.seed}; not evaluated yet.\n"

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from demo import command as demo_command
+from probes import command as probes_command
 from server import settings as server_settings
 
-PLUGINS = ("probes.command", "demo.command")
-"""Modules of other rooms with `register(subparsers)`; they import what is heavy inside their functions."""
-
+if TYPE_CHECKING:
+    from probes.mc2 import Sample
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status."""
@@ -37,13 +38,18 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _register_serve(subparsers)
     _register_vectors(subparsers)
-    for name in PLUGINS:
-        try:
-            importlib.import_module(name).register(subparsers)
-        except ModuleNotFoundError as error:
-            if error.name not in (name, name.partition(".")[0]):
-                raise
+    probes_command.register(
+        subparsers, demo_samples=_demo_samples, default_model=server_settings.embedded_checkpoint()
+    )
+    demo_command.register(subparsers)
     return parser
+
+
+def _demo_samples(count: int, seed: int) -> list[Sample]:
+    """Conflicts of the demo world, which the room of probes does not know."""
+    from demo.conflicts import conflict_samples
+
+    return conflict_samples(count, seed)
 
 
 def _register_serve(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -7,7 +7,7 @@ travels with the forward pass and says whether it is a prefill of some slots or 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,16 +47,17 @@ def attend(
 
     Without a step it is transformers' own SDPA, so the patched model still runs as a plain one.
     """
-    if step is None:
+    if step is None and softcap is None:
         kwargs.pop("dropout", None)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     heads = Heads(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
+    if step is None:
+        return _explicit(heads, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
     return step.attend(heads, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
 
 
-@dataclass(frozen=True)
-class Heads:
+class Heads(NamedTuple):
     """What one layer's attention needs besides its tensors."""
 
     layer: int
@@ -214,7 +215,9 @@ class Decode:
         written = self._written(kv_heads)
         keys.view(-1, width).index_copy_(0, written, key.reshape(-1, width))
         values.view(-1, width).index_copy_(0, written, value.reshape(-1, width))
-        keys, values = (pool[:rows, :, : self.columns].flatten(0, 1) for pool in (keys, values))  # views
+        # Views (rows * kv_heads, columns, head_dim) of the first rows.
+        keys = keys.flatten(0, 1)[: rows * kv_heads, : self.columns]
+        values = values.flatten(0, 1)[: rows * kv_heads, : self.columns]
         grouped = query.reshape(rows * kv_heads, -1, width)  # (rows * kv_heads, group, head_dim)
         visible = self._mask(kv_heads, heads.window, query.dtype)
         if heads.softcap is None:  # one kernel for product, scale and mask
@@ -267,7 +270,8 @@ def _explicit(
     """Attention with materialised weights, for the soft-capped scores that SDPA does not know."""
     scores = _grouped_scores(heads, query, key)
     if mask is None:
-        mask = _visible(torch.arange(query.shape[2], device=query.device), key.shape[2], heads.window)
+        n, columns = query.shape[2], key.shape[2]
+        mask = _visible(torch.arange(columns - n, columns, device=query.device), columns, heads.window)
     weights = _masked(scores, mask).softmax(-1).to(value.dtype)
     rows, count, n, columns = weights.shape
     return (weights.view(rows, value.shape[1], -1, columns) @ value).view(rows, count, n, -1)

@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 import torch
@@ -63,6 +63,7 @@ class Engine:
         self._scheduler = Scheduler(slots, prefill_budget, self._runner.move)
         self._prefill_budget = prefill_budget
         self._changed = threading.Condition()
+        self._alive: dict[Sequence, None] = {}  # in order of arrival, from submission to the end
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._fatal: BaseException | None = None
@@ -100,7 +101,7 @@ class Engine:
         for request in requests:
             while len(self._scheduler.waiting) >= self._scheduler.slots:
                 self._advance()
-            completions.append(self._enqueue(request, lambda answers: None))
+            completions.append(self._enqueue(request, lambda answers: self._refuse_when_closed()))
         while self._thread is None and not all(completion.done for completion in completions):
             self.step()
         return [completion.result() for completion in completions]
@@ -116,8 +117,9 @@ class Engine:
             self._stopping = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._idle() or self._fatal is not None, timeout=drain)
-            for sequence in self._sequences():
-                sequence.error = sequence.error or Fault("The server is shutting down.")
+            for sequence in self._alive:
+                if not sequence.done:
+                    sequence.error = Fault("The server is shutting down.")
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -147,7 +149,7 @@ class Engine:
     def step(self) -> None:
         """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
         with self._changed:
-            for sequence in [s for s in self._sequences() if s.done]:
+            for sequence in [s for s in self._alive if s.done]:
                 self._leave(sequence)
         forks = self._scheduler.next_forks()
         batch = forks or self._scheduler.next_prefill(self._divisible)
@@ -232,6 +234,9 @@ class Engine:
 
     def _leave(self, sequence: Sequence) -> None:
         """Free the slot; called with the lock held."""
+        if sequence not in self._alive:
+            return
+        del self._alive[sequence]
         slot = sequence.slot
         if sequence.error is not None and slot >= 0:
             self._runner.pool.clear(slot)
@@ -283,6 +288,7 @@ class Engine:
         with self._changed:
             refuse(len(completion.sequences))
             self._scheduler.waiting.extend(completion.sequences)
+            self._alive.update(dict.fromkeys(completion.sequences))
             self._changed.notify_all()
         return completion
 
@@ -326,24 +332,22 @@ class Engine:
         )
         return TokenLogprob(token, *self._token_text(token), logprob, alternatives)
 
-    def _sequences(self) -> Iterator[Sequence]:
-        yield from [*self._scheduler.running, *self._scheduler.waiting]
-        if self._scheduler.filling is not None:
-            yield self._scheduler.filling
-
     def _free_slots(self) -> int:
-        return self._scheduler.slots - len(self._scheduler.running) - (self._scheduler.filling is not None)
+        return self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
 
     def _idle(self) -> bool:
-        return not (self._scheduler.running or self._scheduler.waiting or self._scheduler.filling)
+        return not self._alive
 
     def _refuse(self, answers: int) -> None:
         """Raise Fault when the engine is closed, Busy when so many more answers do not fit; called with the lock held."""
-        if self._stopping or self._fatal is not None:
-            raise Fault("The server is shutting down.")
+        self._refuse_when_closed()
         waiting = len(self._scheduler.waiting)
         if waiting + answers > self.max_waiting + self._free_slots():
             raise Busy(waiting, self._rate.seconds_for(waiting))
+
+    def _refuse_when_closed(self) -> None:
+        if self._stopping or self._fatal is not None:
+            raise Fault("The server is shutting down.")
 
     def _wake(self) -> None:
         with self._changed:
@@ -355,6 +359,7 @@ class Engine:
             self.step()
         else:
             with self._changed:
+                self._refuse_when_closed()
                 self._changed.wait(timeout=0.1)
 
     def _run(self) -> None:
@@ -369,7 +374,7 @@ class Engine:
             log.critical("The engine thread died.", exc_info=error)
             self._fatal = error
             with self._changed:
-                for sequence in list(self._sequences()):
+                for sequence in list(self._alive):
                     sequence.error = Fault(f"The engine died: {error}")
                     sequence.notify(sequence, "", [])
                 self._changed.notify_all()

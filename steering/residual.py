@@ -26,14 +26,15 @@ def install(layers: nn.ModuleList) -> None:
         layer.register_forward_hook(hook, with_kwargs=True)
 
 
-@dataclass
 class DecodeResidual:
-    """delta: (layers, slots, d), zero where a slot is not steered: the same work for every batch."""
+    """What is added to each row's token. delta: (layers, rows, d), zero where a row is not steered: the same work for
+    every batch."""
 
-    delta: torch.Tensor
+    def __init__(self, delta: torch.Tensor):
+        self._by_layer = delta.unsqueeze(2).unbind(0)  # views (rows, 1, d)
 
     def after_layer(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden + self.delta[layer, : hidden.shape[0], None]
+        return hidden + self._by_layer[layer]
 
 
 @dataclass

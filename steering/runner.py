@@ -140,7 +140,7 @@ class Runner:
         positions = self.position[:count].clone()
         capturing = any(sequence.diagnose is not None for sequence in running)
         capture = Capture(self.spans, self.sums[:, :count]) if capturing else None
-        step = Decode(self.pool, positions, columns, DecodeResidual(self.delta), capture)
+        step = Decode(self.pool, positions, columns, DecodeResidual(self.delta[:, :count]), capture)
         rope = (positions + self.rope_delta[:count])[:, None]
         if self.rope_axes is not None:
             rope = rope.expand(self.rope_axes, -1, -1)

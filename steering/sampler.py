@@ -106,13 +106,15 @@ def sample(
 
     Order of steps as in transformers: penalties, bias, temperature, top_k, top_p, min_p.
     """
-    finite = ~torch.isnan(logits).any(-1) & (logits.amax(-1) > -torch.inf) & (logits.amax(-1) < torch.inf)
+    highest, tokens = logits.max(-1)
+    finite = highest.isfinite()  # a NaN anywhere in a row is its maximum
     adjusted = logits
     if needs.penalties:
         adjusted = _penalise(adjusted, settings, rows)
     if needs.bias and settings.bias is not None:
         adjusted = adjusted + settings.bias[rows]
-    tokens = adjusted.argmax(-1)
+    if adjusted is not logits:
+        tokens = adjusted.argmax(-1)
     if needs.sampling:
         temperature = settings.column("temperature", rows)
         scaled = adjusted / torch.where(temperature > 0, temperature, 1.0)

@@ -100,7 +100,8 @@ class SteeringVector:
 
     def to_bytes(self) -> bytes:
         """The safetensors artifact, with a digest of its tensors in the metadata."""
-        tensors = {name: getattr(self, name).cpu().clone() for name in _TENSORS}  # no two may share memory
+        # Copies, because safetensors refuses tensors that share memory.
+        tensors = {name: getattr(self, name).cpu().clone(memory_format=torch.contiguous_format) for name in _TENSORS}
         metadata = {
             "format": FORMAT,
             "name": self.name,
@@ -123,7 +124,7 @@ class SteeringVector:
             info = dict(json.loads(metadata["info"]))
             fields = {name: tensors[name] for name in _TENSORS}
             name, kind, fingerprint, digest = (metadata[key] for key in ("name", "kind", "fingerprint", "sha256"))
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise VectorError(f"Not a steering vector file: {error!r}.", code="bad_vector") from error
         if metadata.get("format") != FORMAT:
             raise VectorError(f"Unknown steering vector format {metadata.get('format')!r}.", code="bad_vector")
@@ -159,7 +160,7 @@ def _digest(tensors: dict[str, torch.Tensor]) -> str:
     """sha256 over the tensors' bytes in a fixed order."""
     hasher = hashlib.sha256()
     for name in _TENSORS:
-        hasher.update(tensors[name].contiguous().cpu().numpy().tobytes())
+        hasher.update(tensors[name].cpu().flatten().view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()
 
 
@@ -175,9 +176,8 @@ class VectorStore:
 
     def names(self) -> list[str]:
         """Every name that can be asked for, sorted."""
-        return sorted(
-            {path.stem for folder in self.folders if folder.is_dir() for path in folder.glob("*.safetensors")}
-        )
+        files = [path for folder in self.folders if folder.is_dir() for path in folder.glob("*.safetensors")]
+        return sorted({path.stem for path in files if NAME.fullmatch(path.stem)})
 
     def get(self, name: str) -> SteeringVector:
         """The vector of that name; raises VectorError (code "unknown_vector") if there is none."""

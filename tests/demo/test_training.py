@@ -43,7 +43,7 @@ def test_a_branch_sees_the_shared_prefix_and_itself_only():
 
 
 def test_packed_branches_give_the_logits_they_would_give_alone(tokenizer):
-    model = new_model(make_config(tokenizer, 96, 5), seed=1)
+    model = new_model(make_config(tokenizer, 96, 6), seed=1)
     scene = random_scene(random.Random(3), shapes=2)
     other = Question("shape", (("Which shape is red?", "The red object is a star."),), cell=4)
 
@@ -62,7 +62,7 @@ def test_packed_branches_give_the_logits_they_would_give_alone(tokenizer):
 @pytest.mark.parametrize("text_first", [False, True])
 @pytest.mark.parametrize("pictures", [1, 3])
 def test_tokens_and_logits_equal_transformers_own(tokenizer, pictures, text_first):
-    model = new_model(make_config(tokenizer, 96, 5), seed=1).eval()
+    model = new_model(make_config(tokenizer, 96, 6), seed=1).eval()
     rng = random.Random(5)
     group = Group([random_scene(rng) for _ in range(pictures)], [SHORT], "Be precise.", text_first)
     arrays = pack(tokenizer, group)
@@ -149,7 +149,7 @@ def test_options_refuse_what_cannot_run():
 def test_a_short_run_learns_exports_and_resumes(tmp_path):
     def run(steps: int) -> list[dict]:
         options = Options(
-            folder=tmp_path, steps=steps, vision_steps=2, hidden=96, layers=5, ranks=1, compiled=False,
+            folder=tmp_path, steps=steps, vision_steps=2, hidden=96, layers=6, ranks=1, compiled=False,
             background=False, save_minutes=0, shape=Shape(rows=1, answers=120), log_every=5,
         )  # fmt: skip
         train(options)

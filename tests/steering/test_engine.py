@@ -67,6 +67,11 @@ def exact(choice: Choice) -> tuple[Any, ...]:
     return choice.text, choice.token_ids, choice.finish_reason, choice.logprobs, choice.applied, choice.diagnostics
 
 
+def sigma(choice: Choice) -> torch.Tensor:
+    assert choice.diagnostics is not None
+    return torch.tensor(choice.diagnostics["focus"]["sigma"])
+
+
 def run_down(engine: Engine, completion: Completion) -> Result:
     """Step until a request is done."""
     while not completion.done:
@@ -194,6 +199,26 @@ def test_a_stop_string_ends_the_answer_before_it(make_engine: MakeEngine) -> Non
     assert choice.text == whole[: whole.index(stop)]
 
 
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_the_text_is_that_of_the_tokens(family: str, make_engine: MakeEngine) -> None:
+    """Also where the last token ends inside a character; the bytes of the tokens are the bytes of the text."""
+    engine = make_engine(family)
+    tokenizer = engine.mllm.tokenizer
+    special = {token: -100.0 for token, added in tokenizer.added_tokens_decoder.items()}
+    request = Request(
+        families.example_messages(family),
+        Sampling(max_tokens=25, temperature=1.5, seed=2, logprobs=0, logit_bias=special),
+        n=4,
+    )
+    for choice in engine.generate([request])[0].choices:
+        assert choice.finish_reason == "length"
+        assert choice.text == tokenizer.decode(choice.token_ids)
+        assert choice.logprobs is not None
+        assert [token.token_id for token in choice.logprobs] == list(choice.token_ids)
+        joined = b"".join(bytes(token.bytes) for token in choice.logprobs)
+        assert joined.decode(errors="replace") == choice.text
+
+
 # --- n, seeds, baselines ---------------------------------------------------------------------------------------------
 
 SAMPLED = Sampling(max_tokens=8, temperature=1.5, seed=11, logprobs=2, ignore_eos=True)
@@ -214,10 +239,7 @@ def test_each_of_n_answers_equals_its_own_prefill(
         assert other.logprobs is not None
         for ours, theirs in zip(one.logprobs, other.logprobs, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
-        assert one.diagnostics is not None
-        assert other.diagnostics is not None
-        ours, theirs = (torch.tensor(choice.diagnostics["focus"]["sigma"]) for choice in (one, other))
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+        torch.testing.assert_close(sigma(one), sigma(other), rtol=0, atol=1e-6)
         assert one.states is not None
         assert other.states is not None
         torch.testing.assert_close(one.states, other.states, rtol=0, atol=1e-4)
@@ -289,7 +311,7 @@ def test_chunks_of_a_stream_add_up_to_the_result(make_engine: MakeEngine) -> Non
 class _Sabotage:
     """Breaks what the wrapper gives to the decoder for prompts that hold a certain token."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, mllm: steering.MLLM, damage: Callable[[torch.Tensor], None]):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, mllm: steering.MLLM, damage: Callable[[torch.Tensor], object]):
         real = mllm.embed
         self.marked: set[bytes] = set()
 
@@ -369,10 +391,7 @@ def test_a_step_that_fails_for_a_batch_is_tried_again_one_by_one(
     for number in (0, 2):
         choice, wanted = run_down(engine, completions[number]).choices[0], expected[number].choices[0]
         assert_same(choice, load_plain("qwen2_vl").answer(chats[number], 6))
-        assert choice.diagnostics is not None
-        assert wanted.diagnostics is not None
-        sigma = torch.tensor(choice.diagnostics["focus"]["sigma"])
-        torch.testing.assert_close(sigma, torch.tensor(wanted.diagnostics["focus"]["sigma"]), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(sigma(choice), sigma(wanted), rtol=1e-4, atol=1e-6)
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
 
 
@@ -583,6 +602,8 @@ def test_stopping_lets_running_answers_finish_and_refuses_new_ones(make_engine: 
     assert len(completion.result().choices[0].token_ids) == 50
     with pytest.raises(Fault, match="shutting down"):
         engine.submit(Request(conversations("qwen2_vl")[0], greedy()))
+    with pytest.raises(Fault, match="shutting down"):
+        engine.generate([Request(conversations("qwen2_vl")[0], greedy())] * 9)
 
 
 def test_stopping_without_patience_ends_running_and_waiting_requests(make_engine: MakeEngine) -> None:
@@ -594,6 +615,33 @@ def test_stopping_without_patience_ends_running_and_waiting_requests(make_engine
         with pytest.raises(Fault, match="shutting down"):
             completion.result()
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
+
+
+def test_stopping_ends_even_what_is_just_being_prefilled(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine("qwen2_vl", max_length=1024)
+    entered, go_on = threading.Event(), threading.Event()
+    real = engine._runner.prefill
+
+    def prefill(*arguments: Any) -> Any:
+        entered.set()
+        assert go_on.wait(timeout=30)
+        return real(*arguments)
+
+    monkeypatch.setattr(engine._runner, "prefill", prefill)
+    completions = [engine.submit(Request(chat, greedy(400))) for chat in conversations("qwen2_vl")[:3]]
+    engine.start()
+    assert entered.wait(timeout=30)
+    stopping = threading.Thread(target=engine.stop)
+    stopping.start()
+    time.sleep(0.1)
+    go_on.set()
+    stopping.join(timeout=30)
+    for completion in completions:
+        with pytest.raises(Fault, match="shutting down"):
+            completion.result()
+        assert len(completion.sequences[0].tokens) <= 2
 
 
 def test_an_engine_that_dies_tells_everyone_who_waits(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

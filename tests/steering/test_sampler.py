@@ -168,6 +168,43 @@ def test_everything_together_samples_from_the_distribution_of_transformers() -> 
             assert shares[tokens[row]] > 0
 
 
+def test_a_slot_keeps_nothing_of_its_predecessor() -> None:
+    everything = Sampling(
+        temperature=1.0,
+        top_k=2,
+        top_p=0.5,
+        min_p=0.5,
+        repetition_penalty=1.9,
+        frequency_penalty=2.0,
+        presence_penalty=2.0,
+        logit_bias={3: 100.0},
+    )
+    for sampling in (
+        Sampling(),
+        Sampling(repetition_penalty=1.1),
+        Sampling(logit_bias={9: 1.0}),
+        Sampling(temperature=1.0),
+    ):
+        used, fresh = SamplerRows(1, VOCABULARY, CPU), SamplerRows(1, VOCABULARY, CPU)
+        used.place(0, everything, 1, torch.tensor([5, 6]), torch.tensor([7, 7]))
+        for rows in (used, fresh):
+            rows.place(0, sampling, 2, torch.tensor([1]), torch.tensor([2]))
+        needs = Needs.of([everything])  # as if a neighbour wanted all of it
+        for table in ("generated", "prompted", "bias"):
+            if getattr(fresh, table) is None:
+                setattr(fresh, table, torch.zeros_like(getattr(used, table)))
+        for seed in range(10):
+            logits = 2 * torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+            one, other = (sample(logits, rows, slice(0, 1), torch.tensor([seed]), needs) for rows in (used, fresh))
+            assert one.tokens.tolist() == other.tokens.tolist()
+        assert torch.equal(used.scalars, fresh.scalars)
+        if sampling.repetition_penalty != 1:
+            assert used.prompted is not None
+            assert used.prompted[0].nonzero()[:, 0].tolist() == [1]
+        assert used.bias is not None
+        assert used.bias[0].nonzero()[:, 0].tolist() == list(sampling.logit_bias)
+
+
 def test_a_row_is_chosen_as_if_it_were_alone() -> None:
     settings = [Sampling(temperature=1.0, **options) for options in TRUNCATIONS] + [Sampling()]
     rows, logits = plain_rows(settings)

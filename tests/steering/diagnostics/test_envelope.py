@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -163,7 +163,7 @@ def test_readings_survive_joins_leaves_and_moves_between_slots(
     ]
     for request, length, result in zip(requests, lengths, engine.generate(requests), strict=True):
         if request.diagnose is not None:
-            answer = load_plain(family).answer(request.messages, length)
+            answer = load_plain(family).answer(cast(Messages, request.messages), length)
             assert_diagnostics(result.choices[0], answer, build_prompt(engine.mllm, request.messages).layout)
 
 
@@ -174,7 +174,7 @@ def test_long_questions_are_captured_in_pieces(
     engine = make_engine("qwen2_vl")
     requests = [Request(chat, SAMPLING, diagnose=Diagnose()) for chat in chats()]
     for request, result in zip(requests, engine.generate(requests), strict=True):
-        answer = load_plain("qwen2_vl").answer(request.messages, STEPS)
+        answer = load_plain("qwen2_vl").answer(cast(Messages, request.messages), STEPS)
         assert_diagnostics(result.choices[0], answer, build_prompt(engine.mllm, request.messages).layout)
 
 

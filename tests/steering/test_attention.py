@@ -1,0 +1,220 @@
+"""The attention function against its definition, written out row by row."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from steering import attention
+from steering.attention import Capture, Decode, Heads, KVPool, Prefill, PrefillCapture, attend
+from steering.residual import DecodeResidual, PrefillResidual
+
+HEADS, KV_HEADS, WIDTH, SLOTS, LENGTH = 6, 2, 8, 5, 32
+SCALING = 0.3
+VARIANTS = [(None, None), (4, None), (None, 2.0), (4, 2.0)]
+"""Window and soft cap."""
+
+
+def by_definition(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    position: int,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query row (heads, width) against keys (kv_heads, columns, width): its output and its weights, by head."""
+    outputs, weights = [], []
+    for head in range(len(query)):
+        group = head // (len(query) // len(keys))
+        scores = keys[group].double() @ query[head].double() * SCALING
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        for column in range(len(scores)):
+            if column > position or (window is not None and column <= position - window):
+                scores[column] = -torch.inf
+        weights.append(scores.softmax(0))
+        outputs.append(weights[-1] @ values[group].double())
+    return torch.stack(outputs).float(), torch.stack(weights).float()
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def filled_pool(seed: int = 0) -> KVPool:
+    """A pool whose every column holds something finite, as slots that are used again do."""
+    pool = KVPool(SLOTS, LENGTH)
+    for number, tensor in enumerate(
+        pool.layer(0, random(1, KV_HEADS, 1, WIDTH, seed=0), random(1, KV_HEADS, 1, WIDTH, seed=0))
+    ):
+        tensor.copy_(random(*tensor.shape, seed=seed + number))
+    return pool
+
+
+def nothing() -> Any:
+    return cast(Any, None)
+
+
+@pytest.mark.parametrize("columns", [20, LENGTH])
+@pytest.mark.parametrize(("window", "softcap"), VARIANTS)
+def test_decode_of_ragged_rows(window: int | None, softcap: float | None, columns: int) -> None:
+    pool = filled_pool()
+    keys, values = (tensor.clone() for tensor in pool.layer(0, nothing(), nothing()))
+    positions = torch.tensor([3, 19, 0, 11])
+    query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    spans = (random(SLOTS, LENGTH, 7, seed=3) > 0).float()
+    capture = Capture(spans, torch.full((1, 4, 7), torch.nan))
+    step = Decode(pool, positions, columns, nothing(), capture)
+    output = step.attend(Heads(0, SCALING, window, softcap), query, key, value, None)
+    assert output.shape == query.shape
+    for row, position in enumerate(positions.tolist()):
+        keys[row, :, position], values[row, :, position] = key[row, :, 0], value[row, :, 0]
+        expected, weights = by_definition(query[row, :, 0], keys[row], values[row], position, window, softcap)
+        torch.testing.assert_close(output[row, :, 0], expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(capture.sums[0, row], weights.mean(0) @ spans[row], rtol=1e-5, atol=1e-6)
+    # One column a row was written, and nothing else.
+    for ours, theirs in zip(pool.layer(0, nothing(), nothing()), (keys, values), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_decode_uses_the_same_step_for_layers_of_different_shapes() -> None:
+    """Gemma-like models mix windows, and some mix numbers of key-value heads."""
+    pool = KVPool(SLOTS, LENGTH)
+    step = Decode(pool, torch.tensor([2, 5]), 8, nothing())
+    for layer, (kv_heads, window) in enumerate([(2, None), (3, 4), (2, 4), (6, None)]):
+        query, key, value = (random(2, heads, 1, WIDTH, seed=layer + heads) for heads in (HEADS, kv_heads, kv_heads))
+        output = step.attend(Heads(layer, SCALING, window, None), query, key, value, None)
+        keys, values = pool.layer(layer, nothing(), nothing())
+        for row, position in enumerate((2, 5)):
+            expected, _ = by_definition(query[row, :, 0], keys[row], values[row], position, window)
+            torch.testing.assert_close(output[row, :, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("slots", [[2], [0, 3, 1]])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_prefill_of_padded_prompts(slots: list[int], softcap: float | None) -> None:
+    pool = filled_pool()
+    n, rows = 12, len(slots)
+    query, key, value = (random(rows, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    before = [tensor.clone() for tensor in pool.layer(0, nothing(), nothing())]
+    step = Prefill(pool, slots, PrefillResidual(nothing()))
+    output = step.attend(Heads(0, SCALING, None, softcap), query, key, value, None)
+    for row in range(rows):
+        for position in range(n):
+            expected, _ = by_definition(query[row, :, position], key[row], value[row], position, None, softcap)
+            torch.testing.assert_close(output[row, :, position], expected, rtol=1e-5, atol=1e-6)
+    for old, pooled, new in zip(before, pool.layer(0, nothing(), nothing()), (key, value), strict=True):
+        old[slots, :, :n] = new
+        assert torch.equal(pooled, old)
+
+
+@pytest.mark.parametrize(("window", "softcap"), VARIANTS)
+@pytest.mark.parametrize("chunks", [[5, 5, 2], [1, 11], [11, 1]])
+def test_prefill_in_chunks(chunks: list[int], window: int | None, softcap: float | None) -> None:
+    pool = filled_pool()
+    n, slot = 12, 3
+    query, key, value = (random(1, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    start = 0
+    for count in chunks:
+        part = slice(start, start + count)
+        # Only the first chunk gets a mask of the model; the others make their own.
+        mask = None
+        if start == 0 and window is not None:
+            row = torch.arange(count)
+            mask = ((row <= row[:, None]) & (row > row[:, None] - window))[None, None]
+        step = Prefill(pool, [slot], PrefillResidual(nothing()), start)
+        output = step.attend(
+            Heads(0, SCALING, window, softcap), query[:, :, part], key[:, :, part], value[:, :, part], mask
+        )
+        for position in range(start, start + count):
+            expected, _ = by_definition(query[0, :, position], key[0], value[0], position, window, softcap)
+            torch.testing.assert_close(output[0, :, position - start], expected, rtol=1e-5, atol=1e-6)
+        start += count
+
+
+@pytest.mark.parametrize("piece", [1, 3, 128])
+@pytest.mark.parametrize("mask_kind", ["none", "bool", "float"])
+def test_prefill_captures_the_chosen_rows_by_group(mask_kind: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "CAPTURE_ROWS", piece)
+    n, window = 10, 6
+    query, key, value = (random(2, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    rows = torch.tensor([[1, 4, 9, 0], [2, 3, 5, 8]])
+    weights = torch.tensor(
+        [[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]]
+    )
+    spans = (random(2, LENGTH, 5, seed=3) > 0).float()
+    row = torch.arange(n)
+    visible = ((row <= row[:, None]) & (row > row[:, None] - window))[None, None]
+    mask = {"none": None, "bool": visible, "float": torch.zeros(visible.shape).masked_fill(~visible, -1e30)}[mask_kind]
+    capture = PrefillCapture(spans, torch.zeros(1, 2, 2, 5), rows, weights)
+    step = Prefill(KVPool(2, LENGTH), [0, 1], PrefillResidual(nothing()), capture=capture)
+    step.attend(Heads(0, SCALING, window if mask_kind != "none" else None, None), query, key, value, mask)
+    for prompt, groups in enumerate(([[1, 4], [9]], [[2, 3, 5], [8]])):
+        for group, members in enumerate(groups):
+            expected = torch.zeros(5)
+            for member in members:
+                _, attended = by_definition(
+                    query[prompt, :, member], key[prompt], value[prompt], member, None if mask is None else window
+                )
+                expected += attended.mean(0) @ spans[prompt, :n]
+            torch.testing.assert_close(capture.sums[0, prompt, group], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_bidirectional_masks_are_kept() -> None:
+    """Gemma 3 and PaliGemma let image tokens see each other."""
+    n = 6
+    query, key, value = (random(1, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    mask = torch.ones(1, 1, n, n, dtype=torch.bool)
+    step = Prefill(KVPool(1, LENGTH), [0], PrefillResidual(nothing()))
+    output = step.attend(Heads(0, SCALING, None, None), query, key, value, mask)
+    for position in range(n):
+        expected, _ = by_definition(query[0, :, position], key[0], value[0], n)
+        torch.testing.assert_close(output[0, :, position], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_step_it_is_the_librarys_attention() -> None:
+    query, key, value = (random(2, heads, 7, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    module = cast(nn.Module, SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, is_causal=True, training=False))
+    output, weights = attend(module, query, key, value, None, scaling=SCALING)
+    assert weights is None
+    for row in range(2):
+        for position in range(7):
+            expected, _ = by_definition(query[row, :, position], key[row], value[row], position)
+            torch.testing.assert_close(output[row, position], expected, rtol=1e-5, atol=1e-6)
+
+
+# --- the pool --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_new_pool_is_zero_and_typed(dtype: torch.dtype) -> None:
+    like = torch.zeros(1, KV_HEADS, 3, WIDTH, dtype=dtype)
+    for tensor in KVPool(SLOTS, LENGTH).layer(0, like, like):
+        assert tensor.shape == (SLOTS, KV_HEADS, LENGTH, WIDTH)
+        assert tensor.dtype == dtype
+        assert not tensor.any()
+
+
+def test_keys_and_values_may_differ_in_width() -> None:
+    keys, values = KVPool(SLOTS, LENGTH).layer(0, torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 4))
+    assert (keys.shape[-1], values.shape[-1]) == (8, 4)
+
+
+def test_copying_moves_the_used_columns_and_clearing_forgets_even_nan() -> None:
+    pool = filled_pool()
+    keys, values = pool.layer(0, nothing(), nothing())
+    before = keys.clone()
+    pool.copy(1, 4, 10)
+    assert torch.equal(keys[4, :, :10], before[1, :, :10])
+    assert torch.equal(keys[4, :, 10:], before[4, :, 10:])
+    assert torch.equal(keys[:4], before[:4])
+    keys[2], values[2] = torch.nan, torch.inf
+    pool.clear(2)
+    assert not keys[2].any()
+    assert not values[2].any()
+    assert torch.equal(keys[3], before[3])

@@ -1,0 +1,344 @@
+"""Vectors compute as by hand, survive the file, and damaged or hostile files are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from steering import SteeringVector, VectorError, VectorStore
+from steering.vectors import FORMAT
+
+LAYERS, WIDTH = 4, 6
+
+
+def make(name: str = "preference", seed: int = 0, **changes: Any) -> SteeringVector:
+    generator = torch.Generator().manual_seed(seed)
+    fields: dict[str, Any] = {
+        "name": name,
+        "direction": torch.randn(LAYERS, WIDTH, generator=generator),
+        "weight": torch.rand(LAYERS, generator=generator) + 0.1,
+        "mean_abs": torch.rand(LAYERS, generator=generator),
+        "std": torch.rand(LAYERS, generator=generator),
+        "layers": (1, 3),
+        "fingerprint": "abc",
+        "info": {"samples": 25, "calibration": {"range": [0.5, 1.5]}},
+    }
+    return SteeringVector(**fields | changes)
+
+
+def parts(vector: SteeringVector) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of an artifact, to be changed and put together again by plain safetensors."""
+    data = vector.to_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return load(data), header["__metadata__"]
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------------
+
+
+def small() -> SteeringVector:
+    return make(
+        direction=torch.tensor([[1.0, 2.0], [3.0, -4.0], [0.5, 0.0]]),
+        weight=torch.tensor([2.0, 0.5, 4.0]),
+        mean_abs=torch.tensor([1.5, 3.5, 0.25]),
+        std=torch.tensor([0.1, 0.2, 0.3]),
+        layers=(0, 2),
+    )
+
+
+def test_delta_is_scale_times_weight_times_direction_at_the_chosen_layers() -> None:
+    expected = torch.tensor([[-3.0, -6.0], [0.0, 0.0], [-3.0, 0.0]])
+    torch.testing.assert_close(small().delta(-1.5), expected)
+    torch.testing.assert_close(small().delta(2.0, layers=[1]), torch.tensor([[0.0, 0.0], [3.0, -4.0], [0.0, 0.0]]))
+
+
+def test_scaling_and_negating() -> None:
+    vector = small()
+    for scaled in (vector * 2.0, 2.0 * vector):
+        torch.testing.assert_close(scaled.direction, torch.tensor([[2.0, 4.0], [6.0, -8.0], [1.0, 0.0]]))
+        torch.testing.assert_close(scaled.delta(1.0), 2 * vector.delta(1.0))
+    negated = -vector
+    torch.testing.assert_close(negated.delta(1.0), -vector.delta(1.0))
+    torch.testing.assert_close(negated.mean_abs, vector.mean_abs)
+    torch.testing.assert_close(negated.std, vector.std)
+    assert (negated.name, negated.layers, negated.fingerprint) == (vector.name, vector.layers, vector.fingerprint)
+
+
+def test_adding_and_subtracting_do_what_both_do() -> None:
+    one = small()
+    other = dataclasses.replace(
+        small(), direction=torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]), weight=torch.ones(3), layers=(1, 2)
+    )
+    total = one + other
+    # Layer 0: 2 * (1, 2); layer 1: (1, 1); layer 2: 4 * (0.5, 0) + (1, 1).
+    torch.testing.assert_close(total.delta(1.0), torch.tensor([[2.0, 4.0], [1.0, 1.0], [3.0, 1.0]]))
+    assert total.layers == (0, 1, 2)
+    torch.testing.assert_close(total.mean_abs, torch.tensor([3.0, 1.0, 2.0]))
+    torch.testing.assert_close((one - other).delta(1.0), one.delta(1.0) - other.delta(1.0))
+    torch.testing.assert_close((total * 0.5).delta(2.0), total.delta(1.0))
+
+
+def test_vectors_of_different_models_do_not_add() -> None:
+    with pytest.raises(VectorError, match="different models"):
+        make() + make("other", fingerprint="def")
+
+
+# --- what a vector must be -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"direction": torch.zeros(WIDTH)},
+        {"direction": torch.full((LAYERS, WIDTH), torch.nan)},
+        {"direction": torch.full((LAYERS, WIDTH), torch.inf)},
+        {"direction": torch.zeros(LAYERS, WIDTH, dtype=torch.float64)},
+        {"weight": torch.zeros(LAYERS + 1)},
+        {"weight": torch.zeros(LAYERS, 1)},
+        {"mean_abs": torch.full((LAYERS,), torch.nan)},
+        {"std": torch.zeros(LAYERS, dtype=torch.int64)},
+        {"layers": ()},
+        {"layers": (0, LAYERS)},
+        {"layers": (-1,)},
+    ],
+)
+def test_impossible_vectors_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(VectorError) as refused:
+        make(**changes)
+    assert refused.value.code == "bad_vector"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../x", "a/b", "a\\b", "/etc/passwd", "A", "-a", "_a", ".a", "a b", "a\n", "ä", "a" * 65, "a\0"],
+)
+def test_names_that_could_be_paths_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(VectorError) as refused:
+        make(name)
+    assert refused.value.code == "bad_vector_name"
+    with pytest.raises(VectorError) as refused:
+        VectorStore(tmp_path).get(name)
+    assert refused.value.code == "unknown_vector"
+
+
+@pytest.mark.parametrize("name", ["a", "0", "modality-preference", "v1.2_b", "a" * 64])
+def test_plain_names_are_fine(name: str) -> None:
+    assert make(name).name == name
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_a_vector_survives_the_file(tmp_path: Path) -> None:
+    vector = make()
+    for again in (SteeringVector.from_bytes(vector.to_bytes()), SteeringVector.load(vector.save(tmp_path / "v"))):
+        for field in dataclasses.fields(SteeringVector):
+            before, after = getattr(vector, field.name), getattr(again, field.name)
+            assert torch.equal(before, after) if isinstance(before, torch.Tensor) else before == after
+
+
+def test_the_file_is_plain_safetensors_with_the_documented_names() -> None:
+    tensors, metadata = parts(make())
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        "direction": (LAYERS, WIDTH),
+        "weight": (LAYERS,),
+        "mean_abs": (LAYERS,),
+        "std": (LAYERS,),
+    }
+    assert metadata["format"] == FORMAT
+    assert json.loads(metadata["layers"]) == [1, 3]
+    assert (metadata["name"], metadata["kind"], metadata["fingerprint"]) == ("preference", "modality-preference", "abc")
+
+
+def test_a_view_of_a_larger_tensor_is_written_as_it_looks() -> None:
+    large = torch.randn(WIDTH, 2 * LAYERS)
+    vector = make(direction=large[:, ::2].T)
+    assert torch.equal(SteeringVector.from_bytes(vector.to_bytes()).direction, large[:, ::2].T)
+
+
+def refusal(data: bytes) -> VectorError:
+    with pytest.raises(VectorError) as refused:
+        SteeringVector.from_bytes(data)
+    assert refused.value.code == "bad_vector"
+    return refused.value
+
+
+def test_every_truncation_is_refused() -> None:
+    data = make().to_bytes()
+    for length in range(0, len(data), 7):
+        refusal(data[:length])
+    refusal(data[:-1])
+    refusal(data + b"\0")
+
+
+def test_a_changed_number_is_noticed() -> None:
+    data = bytearray(make().to_bytes())
+    data[-3] ^= 1
+    assert "digest" in str(refusal(bytes(data)))
+
+
+@pytest.mark.parametrize("name", ["direction", "weight", "mean_abs", "std"])
+def test_changed_tensors_are_noticed(name: str) -> None:
+    tensors, metadata = parts(make())
+    tensors[name] = tensors[name] * 1.001
+    assert "digest" in str(refusal(save(tensors, metadata)))
+
+
+@pytest.mark.parametrize("name", ["direction", "weight", "mean_abs", "std"])
+def test_missing_tensors_are_noticed(name: str) -> None:
+    tensors, metadata = parts(make())
+    del tensors[name]
+    refusal(save(tensors, metadata))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": "other/1"},
+        {"name": "../../evil"},
+        {"layers": "nonsense"},
+        {"layers": "[99]"},
+        {"layers": "[]"},
+        {"layers": "7"},
+        {"layers": "[1e999]"},
+        {"layers": "[null]"},
+        {"layers": "[" * 100_000},
+        {"info": "[1]"},
+        {"info": "[" * 100_000},
+        {"sha256": "0" * 64},
+    ],
+)
+def test_hostile_metadata_is_refused(changes: dict[str, str]) -> None:
+    tensors, metadata = parts(make())
+    with pytest.raises(VectorError):
+        SteeringVector.from_bytes(save(tensors, metadata | changes))
+
+
+@pytest.mark.parametrize("key", ["format", "name", "kind", "fingerprint", "layers", "info", "sha256"])
+def test_missing_metadata_is_refused(key: str) -> None:
+    tensors, metadata = parts(make())
+    del metadata[key]
+    refusal(save(tensors, metadata))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int8])
+def test_other_number_formats_are_refused(dtype: torch.dtype) -> None:
+    tensors, metadata = parts(make())
+    refusal(save({name: tensor.to(dtype) for name, tensor in tensors.items()}, metadata))
+
+
+def test_foreign_files_are_refused() -> None:
+    refusal(b"")
+    refusal(b"PK\x03\x04 not safetensors at all")
+    refusal(save({"weight": torch.zeros(3)}))
+    refusal(b"\x80\x04\x95cposix\nsystem\n.")
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make().save(tmp_path / "v.safetensors")
+    before = path.read_bytes()
+
+    def full(*args: Any) -> None:
+        raise OSError("no space left on device")
+
+    for function in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, function, full)
+            with pytest.raises(OSError, match="no space"):
+                make(seed=1).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_readers_see_whole_files_while_writers_write(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "preference.safetensors"
+    vectors = [make(seed=seed) for seed in range(2)]
+    vectors[0].save(path)
+    store = VectorStore(path.parent)
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            vectors[number % 2].save(path)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(200):
+            assert store.names() == ["preference"]
+            seen = store.get("preference").direction
+            assert any(torch.equal(seen, vector.direction) for vector in vectors)
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_a_saved_file_is_readable_by_others(tmp_path: Path) -> None:
+    assert make().save(tmp_path / "v.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+def test_the_store_finds_names_and_earlier_folders_come_first(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    make("a", seed=1).save(first / "a.safetensors")
+    make("a", seed=2).save(second / "a.safetensors")
+    make("b", seed=3).save(second / "b.safetensors")
+    store = VectorStore(first, second, tmp_path / "missing")
+    assert store.names() == ["a", "b"]
+    assert torch.equal(store.get("a").direction, make(seed=1).direction)
+    assert torch.equal(store.get("b").direction, make(seed=3).direction)
+    (first / "a.safetensors").unlink()
+    assert torch.equal(store.get("a").direction, make(seed=2).direction)
+
+
+def test_the_store_reads_a_file_again_when_it_changed_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(seed=1).save(tmp_path / "preference.safetensors")
+    store = VectorStore(tmp_path)
+    first = store.get("preference")
+    assert store.get("preference") is first
+    make(seed=2).save(path)
+    os.utime(path, ns=(1, 1))
+    assert torch.equal(store.get("preference").direction, make(seed=2).direction)
+    path.unlink()
+    with pytest.raises(VectorError) as refused:
+        store.get("preference")
+    assert (refused.value.code, "available: none" in str(refused.value)) == ("unknown_vector", True)
+
+
+def test_an_unknown_name_is_told_what_there_is(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        make(name).save(tmp_path / f"{name}.safetensors")
+    with pytest.raises(VectorError, match=r"no steering vector 'c'; available: a, b\."):
+        VectorStore(tmp_path).get("c")
+
+
+def test_files_that_cannot_be_asked_for_are_not_listed(tmp_path: Path) -> None:
+    make("a").save(tmp_path / "a.safetensors")
+    make("a").save(tmp_path / "My Vector.safetensors")
+    make("a").save(tmp_path / ".hidden.safetensors")
+    (tmp_path / "a.txt").write_text("")
+    assert VectorStore(tmp_path).names() == ["a"]
+
+
+def test_a_damaged_file_in_the_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(make("a").to_bytes()[:-5])
+    with pytest.raises(VectorError) as refused:
+        VectorStore(tmp_path).get("a")
+    assert refused.value.code == "bad_vector"
