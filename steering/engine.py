@@ -241,7 +241,7 @@ class Engine:
         if sequence.error is not None and slot >= 0:
             self._runner.pool.clear(slot)
         self._scheduler.release(sequence)
-        sequence.embedded = sequence.prompt_logits = None
+        sequence.release()
         self._counts["faults" if sequence.error else "finished" if sequence.finish_reason else "cancelled"] += 1
         self._rate.tick()
         if sequence.finish_reason is None:

@@ -7,7 +7,6 @@ import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from steering import attention, residual
+from steering.embedded import Embedded, Overlay
 from steering.errors import UnsupportedModel
 from steering.processor import load_processor
 
@@ -25,34 +25,6 @@ TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "to
 
 class _Intercepted(Exception):
     """Carries the decoder's inputs out of the wrapper's forward pass."""
-
-
-@dataclass
-class Embedded:
-    """What the language model's decoder receives for one prompt of n tokens.
-
-    embeds: (1, n, d). positions: (1, n) or (axes, 1, n) for multi-axis rotary positions. mask: None where attention is
-    plainly causal, else what the wrapper built (4-D, or a dict of them). extras: further decoder inputs (DeepStack).
-    """
-
-    embeds: torch.Tensor
-    positions: torch.Tensor
-    mask: Any
-    extras: dict[str, Any]
-
-    @property
-    def length(self) -> int:
-        return self.embeds.shape[1]
-
-    @property
-    def rope_delta(self) -> int:
-        """What must be added to a cache length to get the next rotary position (mrope compresses images)."""
-        return int(self.positions.max()) + 1 - self.length
-
-    @property
-    def divisible(self) -> bool:
-        """Whether it may be cut into chunks or padded into a batch: causal, and no extras that are laid on tokens."""
-        return self.mask is None and not self.extras
 
 
 class MLLM:
@@ -129,7 +101,9 @@ class MLLM:
             and value is not None
             and name not in {"input_ids", "past_key_values", "use_cache"}
         }
-        return Embedded(embeds, positions, mask, extras)
+        if overlay := Overlay.find(extras, embeds.shape[1]):
+            extras = {}
+        return Embedded(embeds, positions, mask, overlay, extras)
 
     def _image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         arguments = {name: value for name, value in pictures.items() if name in self._feature_arguments}

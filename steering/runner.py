@@ -9,9 +9,10 @@ import torch
 from steering import residual
 from steering.attention import Capture, Decode, KVPool, Prefill, PrefillCapture
 from steering.diagnostics.captures import attention_shares
+from steering.embedded import Embedded
 from steering.interventions.steer import generated_delta, prompt_delta
 from steering.layout import FIRST_IMAGE, QUESTION
-from steering.mllm import MLLM, Embedded, ImageCache
+from steering.mllm import MLLM, ImageCache
 from steering.residual import DecodeResidual, PrefillResidual
 from steering.sampler import Needs, Sampled, SamplerRows, sample
 from steering.sequence import Readings, Sequence
@@ -55,19 +56,20 @@ class Runner:
 
         Returns the last logits (rows, vocabulary), or None while a prompt is not complete.
         """
-        embedded = [self.embedded(sequence) for sequence in sequences]
+        prompts = [self.embedded(sequence) for sequence in sequences]
         start = sequences[0].computed
-        count = embedded[0].length - start
-        if len(sequences) == 1 and embedded[0].divisible:
-            count = min(count, budget)
-        batch = _chunk(embedded[0], start, count) if len(sequences) == 1 else _padded(embedded)
+        end = prompts[0].length
+        if len(prompts) > 1:
+            batch, lengths = Embedded.join(prompts), [prompt.length for prompt in prompts]
+        else:
+            if prompts[0].divisible:
+                end = min(end, start + budget)
+            batch = prompts[0] if (start, end) == (0, prompts[0].length) else prompts[0].cut(start, end)
+            lengths = [end - start]
+        complete = end == prompts[0].length
         if start == 0:
             for sequence in sequences:
                 self._place(sequence)
-        lengths = [min(e.length, start + count) - start for e in embedded]
-        if len(sequences) > 1:
-            lengths = [e.length for e in embedded]
-        complete = start + lengths[0] == embedded[0].length
         last = torch.tensor(lengths, device=self.mllm.device) - 1
         step = Prefill(
             self.pool,
@@ -76,15 +78,10 @@ class Runner:
             start,
             self._prefill_capture(sequences, start, lengths, complete),
         )
-        mask = batch.mask if start == 0 else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.mllm.device)
-        hidden = self.mllm.decoder(
-            inputs_embeds=batch.embeds,
-            position_ids=batch.positions,
-            attention_mask=mask,
-            use_cache=False,
-            step=step,
-            **batch.extras,
-        ).last_hidden_state
+        arguments = batch.arguments
+        if start:
+            arguments["attention_mask"] = self._own_mask(1)
+        hidden = self.mllm.decoder(**arguments, use_cache=False, step=step).last_hidden_state
         self._keep(sequences, step, lengths)
         if not complete:
             return None
@@ -144,18 +141,19 @@ class Runner:
         rope = (positions + self.rope_delta[:count])[:, None]
         if self.rope_axes is not None:
             rope = rope.expand(self.rope_axes, -1, -1)
-        mask = torch.ones(
-            count, 1, 1, 1, dtype=torch.bool, device=rope.device
-        )  # ours; keeps the model from building one
         embeds = self.mllm.model.get_input_embeddings()(self.token[:count, None])
         hidden = self.mllm.decoder(
-            inputs_embeds=embeds, position_ids=rope, attention_mask=mask, use_cache=False, step=step
+            inputs_embeds=embeds, position_ids=rope, attention_mask=self._own_mask(count), use_cache=False, step=step
         ).last_hidden_state
         if capture is not None:
             self.output_sums[:count] += capture.sums.transpose(0, 1)
             self.decay[torch.arange(count, device=positions.device), positions] = attention_shares(capture.sums)
         self.position[:count] += 1
         return self.mllm.head(hidden[:, -1])
+
+    def _own_mask(self, rows: int) -> torch.Tensor:
+        """Stands for a mask that our attention makes itself; it keeps the model from building one."""
+        return torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=self.mllm.device)
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
@@ -274,25 +272,3 @@ class Runner:
                     question if sequence.question_sums is None else sequence.question_sums + question
                 )
                 sequence.last_sums = last if sequence.last_sums is None else sequence.last_sums + last
-
-
-def _chunk(embedded: Embedded, start: int, count: int) -> Embedded:
-    """Tokens start..start+count of a prompt."""
-    if count == embedded.length:
-        return embedded
-    return Embedded(embedded.embeds[:, start : start + count], embedded.positions[..., start : start + count], None, {})
-
-
-def _padded(embedded: list[Embedded]) -> Embedded:
-    """Several prompts as one batch, padded on the right, where a causal mask never looks.
-
-    Padded positions go on counting: transformers would take a jump back for the begin of a packed sequence.
-    """
-    width = max(e.length for e in embedded)
-    embeds = embedded[0].embeds.new_zeros(len(embedded), width, embedded[0].embeds.shape[2])
-    positions = []
-    for row, e in enumerate(embedded):
-        embeds[row, : e.length] = e.embeds[0]
-        beyond = e.positions[..., -1:] + 1 + torch.arange(width - e.length, device=e.positions.device)
-        positions.append(torch.cat([e.positions, beyond], dim=-1))
-    return Embedded(embeds, torch.cat(positions, dim=-2), None, {})

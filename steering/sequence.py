@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from steering.diagnostics.options import Diagnose
+from steering.embedded import Embedded
 from steering.interventions.steer import Steer, Touched, applied
 from steering.layout import FIRST_IMAGE, Prompt
-from steering.mllm import Embedded
 from steering.request import Sampling, TokenLogprob
 from steering.text import TextStream
 
@@ -77,6 +77,11 @@ class Sequence:
     def length(self) -> int:
         """Columns of the slot in use: the prompt and every generated token but the last, which was not fed yet."""
         return self.computed + max(len(self.tokens) - 1, 0)
+
+    def release(self) -> None:
+        """Let go of everything large that an ended sequence no longer needs; the layout stays for its readings."""
+        self.embedded = self.prompt_logits = None
+        self.prompt = replace(self.prompt, inputs={})
 
     def touched(self) -> Touched:
         """How many tokens went through the model, by kind."""

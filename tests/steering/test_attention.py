@@ -11,7 +11,7 @@ from torch import nn
 
 from steering import attention
 from steering.attention import Capture, Decode, Heads, KVPool, Prefill, PrefillCapture, attend
-from steering.residual import DecodeResidual, PrefillResidual
+from steering.residual import PrefillResidual
 
 HEADS, KV_HEADS, WIDTH, SLOTS, LENGTH = 6, 2, 8, 5, 32
 SCALING = 0.3

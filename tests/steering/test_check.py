@@ -13,7 +13,7 @@ import torch
 import steering
 from steering import MLLM, UnsupportedModel, attention, check, layout, mllm, residual
 from steering.attention import Decode, KVPool, Prefill
-from steering.mllm import Embedded
+from steering.embedded import Embedded
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]

@@ -318,7 +318,7 @@ class _Sabotage:
         def embed(inputs: Any, cache: Any = None) -> Any:
             embedded = real(inputs, cache)
             if inputs["input_ids"].numpy().tobytes() in self.marked:
-                embedded.embeds = embedded.embeds.clone()
+                embedded = dataclasses.replace(embedded, embeds=embedded.embeds.clone())
                 damage(embedded.embeds)
             return embedded
 

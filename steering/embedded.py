@@ -1,0 +1,121 @@
+"""Prompts on the threshold of the decoder: embedded, positioned, ready to be cut into chunks or joined into a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Features that the decoder adds to some tokens between its first layers (DeepStack).
+
+    mask: (rows, n) bool, the tokens, under the decoder's argument `name`. features: by argument, per layer (k, d), one row
+    for each True of the mask, in order.
+    """
+
+    name: str
+    mask: torch.Tensor
+    features: dict[str, list[torch.Tensor]]
+
+    @classmethod
+    def find(cls, extras: Mapping[str, Any], length: int) -> Overlay | None:
+        """The overlay in a decoder's further arguments, None if they are anything else."""
+        masks = {key: value for key, value in extras.items() if isinstance(value, torch.Tensor)}
+        features = {key: list(value) for key, value in extras.items() if isinstance(value, list)}
+        if len(masks) != 1 or len(features) + 1 != len(extras):
+            return None
+        ((name, mask),) = masks.items()
+        if mask.dtype != torch.bool or mask.shape != (1, length):
+            return None
+        count = int(mask.sum())
+        laid = all(layer.ndim == 2 and len(layer) == count for value in features.values() for layer in value)
+        return cls(name, mask, features) if laid else None
+
+    def cut(self, start: int, end: int) -> Overlay:
+        """The part on tokens start..end of a single prompt."""
+        first, last = int(self.mask[:, :start].sum()), int(self.mask[:, :end].sum())
+        features = {name: [layer[first:last] for layer in value] for name, value in self.features.items()}
+        return Overlay(self.name, self.mask[:, start:end], features)
+
+    @staticmethod
+    def join(overlays: Sequence[Overlay | None], width: int) -> Overlay | None:
+        """One overlay for prompts padded on the right to `width`; a prompt without images has none."""
+        some = next((overlay for overlay in overlays if overlay is not None), None)
+        if some is None:
+            return None
+        mask = some.mask.new_zeros(len(overlays), width)
+        for row, overlay in enumerate(overlays):
+            if overlay is not None:
+                mask[row, : overlay.mask.shape[1]] = overlay.mask[0]
+        present = [overlay for overlay in overlays if overlay is not None]
+        features = {
+            name: [torch.cat([overlay.features[name][layer] for overlay in present]) for layer in range(len(value))]
+            for name, value in some.features.items()
+        }
+        return Overlay(some.name, mask, features)
+
+
+@dataclass
+class Embedded:
+    """What the language model's decoder receives for prompts of up to n tokens.
+
+    embeds: (rows, n, d). positions: (rows, n) or (axes, rows, n) for multi-axis rotary positions. mask: None where attention
+    is plainly causal, else what the wrapper built (4-D, or a dict of them). extras: further decoder arguments.
+    """
+
+    embeds: torch.Tensor
+    positions: torch.Tensor
+    mask: Any = None
+    overlay: Overlay | None = None
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        return self.embeds.shape[1]
+
+    @property
+    def rope_delta(self) -> int:
+        """What must be added to a cache length to get the next rotary position (mrope compresses images)."""
+        return int(self.positions.max()) + 1 - self.length
+
+    @property
+    def divisible(self) -> bool:
+        """Whether it may be cut into chunks or joined into a batch: causal, and every argument is understood."""
+        return self.mask is None and not self.extras
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for the decoder."""
+        laid = {self.overlay.name: self.overlay.mask, **self.overlay.features} if self.overlay is not None else {}
+        return {
+            "inputs_embeds": self.embeds,
+            "position_ids": self.positions,
+            "attention_mask": self.mask,
+            **laid,
+            **self.extras,
+        }
+
+    def cut(self, start: int, end: int) -> Embedded:
+        """Tokens start..end of a single, divisible prompt."""
+        overlay = self.overlay.cut(start, end) if self.overlay is not None else None
+        return Embedded(self.embeds[:, start:end], self.positions[..., start:end], overlay=overlay)
+
+    @staticmethod
+    def join(prompts: Sequence[Embedded]) -> Embedded:
+        """Several divisible prompts as one batch, padded on the right, where a causal mask never looks.
+
+        Padded positions go on counting: transformers would take a jump back for the begin of a packed sequence.
+        """
+        width = max(prompt.length for prompt in prompts)
+        embeds = prompts[0].embeds.new_zeros(len(prompts), width, prompts[0].embeds.shape[2])
+        positions = []
+        for row, prompt in enumerate(prompts):
+            embeds[row, : prompt.length] = prompt.embeds[0]
+            beyond = prompt.positions[..., -1:] + 1 + torch.arange(width - prompt.length, device=embeds.device)
+            positions.append(torch.cat([prompt.positions, beyond], dim=-1))
+        overlay = Overlay.join([prompt.overlay for prompt in prompts], width)
+        return Embedded(embeds, torch.cat(positions, dim=-2), overlay=overlay)
