@@ -110,11 +110,11 @@ def random_conflict(rng: random.Random, scene: Scene, kinds: Sequence[str] = CON
 
 
 def conflict_question(
-    rng: random.Random, scene: Scene, side: str, count: int, instruct: bool = True
+    rng: random.Random, scene: Scene, side: str, count: int, instruct: bool = True, breadth: float = 1.0
 ) -> Question | None:
     """A conflict as a training question: `side` is text, vision or plain; `count` options, 0 for an open question.
 
-    With `instruct` False the instruction is expected in the system message.
+    With `instruct` False the instruction is expected in the system message; `breadth` is that of its wordings.
     """
     marker = rng.choices(list(MARKERS), MARKER_WEIGHTS)[0]
     conflict = random_conflict(rng, scene)
@@ -131,7 +131,7 @@ def conflict_question(
     context = conflict.context(marker)
     if rng.random() < 0.12 and (more := pick_fact(rng, scene, ("background", "count", "at"))) and more.kind != kind:
         context += " " + statement(*more[:3])  # something true besides
-    words = instruction(rng, side) if side != "plain" and instruct else None
+    words = instruction(rng, side, breadth=breadth) if side != "plain" and instruct else None
     where = rng.choice(("middle", "middle", "middle", "end", "first"))
     text, reply, options = ask(rng, kind, key), statement(kind, key, answer), None
     if count:

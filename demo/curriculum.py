@@ -120,6 +120,7 @@ class Plan:
     shapes: tuple[int, ...] = (1, 2, 2, 3, 3, 4)
     several_shapes: tuple[int, ...] = (1, 1, 2)
     conflicts_open: bool = False
+    breadth: float = 0.0  # share of the full range of instructions; the others are simple
 
 
 def make_plan(accuracy: Accuracy) -> Plan:
@@ -131,6 +132,8 @@ def make_plan(accuracy: Accuracy) -> Plan:
     plan = Plan(single, some, differences)
     got = accuracy.get
     plan.conflicts_open = got("vision_options", 0.0) > 0.7
+    learned = min(got("text_open", 0.0), got("vision_open", 0.0))
+    plan.breadth = max(0.0, min(1.0, (learned - 0.75) / 0.2))
     if got("options", 0.0) > 0.85:
         plan.option_counts = (2, 2, 3, 4, 5)
     if got("color", 0.0) > 0.9 and got("position", 0.0) > 0.8:
@@ -193,7 +196,7 @@ def _ask_single(rng: random.Random, scene: Scene, kind: str, plan: Plan) -> Ques
         return questions.lookup(rng, kind)
     side, _, form = kind.partition("_")
     if side in ("text", "vision", "plain"):
-        return conflicts.conflict_question(rng, scene, side, count if form == "options" else 0)
+        return conflicts.conflict_question(rng, scene, side, count if form == "options" else 0, breadth=plan.breadth)
     if kind == "agreeing":
         return conflicts.agreeing_question(rng, scene, rng.choice((0, count)) if plan.conflicts_open else 0)
     if kind.startswith("told"):

@@ -225,17 +225,25 @@ HELD_OUT_INSTRUCTIONS = (
 SYSTEM_MESSAGES = ("You are a helpful assistant.", "You are a helpful assistant.", "Answer briefly.", "Be precise.")
 
 
-def instruction(rng: random.Random, side: str, template: str | None = None) -> str:
+# What an instruction is learned from first: it names the source to follow and nothing else.
+SIMPLE_ACTIONS = tuple(action for action in ACTIONS if "{b}" not in action)
+
+
+def instruction(rng: random.Random, side: str, template: str | None = None, breadth: float = 1.0) -> str:
     """An instruction toward 'text' or 'vision': the paper's four times in ten, else one of the training wordings.
 
+    `breadth` is the share of this full range; the rest are simple instructions that name only the source to follow.
     `template` (with {a} and {b}) replaces the draw, for wordings held out from training.
     """
-    if template is None and rng.random() < 0.4:
+    simple = template is None and rng.random() >= breadth
+    if template is None and not simple and rng.random() < 0.4:
         return TOWARD_TEXT if side == "text" else TOWARD_VISION
     text, image = rng.choice(TEXT_NAMES), rng.choice(IMAGE_NAMES)
     a, b = (text, image) if side == "text" else (image, text)
     x, y = rng.choice(((a, b), (b, a)))
-    if template is None:
+    if simple:
+        template = rng.choice(SIMPLE_ACTIONS) + "."
+    elif template is None:
         template = rng.choice(CONDITIONS) + rng.choice(ACTIONS) + "."
     filled = template.format(a=a, b=b, x=x, y=y)
     return filled[0].upper() + filled[1:]

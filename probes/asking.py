@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tqdm import tqdm
@@ -15,6 +15,9 @@ Question = tuple["Condition", Sample, bool]
 
 MAX_TOKENS = 24
 """Enough for "The correct answer is B. playing in a field"; a model that answers with a letter stops by itself."""
+
+AT_ONCE = 2048
+"""Requests handed to the engine together; their prompts stay in memory until all are answered."""
 
 
 @dataclass(frozen=True)
@@ -52,26 +55,27 @@ def ask(
     """
     plan = [(condition, sample, swapped) for sample in samples for condition in conditions for swapped in (False, True)]
 
-    def requests() -> Iterator[Request]:
-        for condition, sample, swapped in _progress(plan, title, quiet):
+    def requests(part: Sequence[Question]) -> Iterator[Request]:
+        for condition, sample, swapped in part:
+            bar.update()
             yield Request(
                 messages=messages(sample, condition.setting, swapped),
                 sampling=Sampling(max_tokens=MAX_TOKENS),
                 steering=condition.steering,
             )
 
-    results = engine.generate(requests())
-    chosen = [
-        letter(result.choices[0].text, sample.options(swapped))
-        for result, (_, sample, swapped) in zip(results, plan, strict=True)
-    ]
+    chosen: list[str | None] = []
+    with tqdm(total=len(plan), desc=title, unit=" prompts", disable=quiet or None, dynamic_ncols=True) as bar:
+        for begin in range(0, len(plan), AT_ONCE):
+            part = plan[begin : begin + AT_ONCE]
+            results = engine.generate(requests(part))
+            chosen += [
+                letter(result.choices[0].text, sample.options(swapped))
+                for result, (_, sample, swapped) in zip(results, part, strict=True)
+            ]
     answers = [Answers() for _ in conditions]
     pairs = iter(zip(chosen[::2], chosen[1::2], strict=True))
     for _ in samples:
         for answer in answers:
             answer.letters.append(next(pairs))
     return answers
-
-
-def _progress(items: Iterable[Question], title: str, quiet: bool) -> Iterable[Question]:
-    return tqdm(items, desc=title, unit=" prompts", disable=quiet or None, dynamic_ncols=True)
