@@ -108,24 +108,28 @@ class KVPool:
 
 
 @dataclass
-class Capture:
-    """Attention of chosen query rows, reduced on the device to sums over spans of columns.
+class PrefillCapture:
+    """Attention of chosen query rows, reduced on the device to sums over spans of columns, mean over heads.
 
-    spans: (rows, columns, S), 1 where a column belongs to a span. sums: (layers, rows, S), mean over heads; prefill adds
-    to it, decode overwrites it.
+    spans: (rows, columns, S), 1 where a column belongs to a span. rows: (rows, R), query indices in the chunk. weights:
+    (rows, R, G), their share in each of G groups of rows. sums: (layers, rows, G, S), to which each layer adds.
     """
 
     spans: torch.Tensor
+    rows: torch.Tensor
+    weights: torch.Tensor
     sums: torch.Tensor
 
 
-@dataclass
-class PrefillCapture(Capture):
-    """Captures of a prefill: `rows` (rows, R) are query indices in the chunk, `weights` (rows, R, G) their share in each
-    of G groups of rows; sums: (layers, rows, G, S)."""
+class DecodeCapture:
+    """Attention of the one query of each row, mean over heads; a layer writes it, one product reduces all layers."""
 
-    rows: torch.Tensor
-    weights: torch.Tensor
+    def __init__(self, layers: int, rows: int, columns: int, device: torch.device):
+        self.means = torch.empty(rows, layers, columns, device=device)
+
+    def sums(self, spans: torch.Tensor) -> torch.Tensor:
+        """(layers, rows, S) sums over spans of columns. spans: (rows, columns or more, S)."""
+        return (self.means @ spans[:, : self.means.shape[2]]).transpose(0, 1)
 
 
 @dataclass
@@ -203,9 +207,9 @@ class Decode:
     positions: torch.Tensor
     columns: int
     residual: DecodeResidual
-    capture: Capture | None = None
+    capture: DecodeCapture | None = None
     _writes: dict[int, torch.Tensor] = field(default_factory=dict)
-    _masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -215,20 +219,15 @@ class Decode:
         written = self._written(kv_heads)
         keys.view(-1, width).index_copy_(0, written, key.reshape(-1, width))
         values.view(-1, width).index_copy_(0, written, value.reshape(-1, width))
-        # Views (rows * kv_heads, columns, head_dim) of the first rows.
-        keys = keys.flatten(0, 1)[: rows * kv_heads, : self.columns]
-        values = values.flatten(0, 1)[: rows * kv_heads, : self.columns]
-        grouped = query.reshape(rows * kv_heads, -1, width)  # (rows * kv_heads, group, head_dim)
-        visible = self._mask(kv_heads, heads.window, query.dtype)
-        if heads.softcap is None:  # one kernel for product, scale and mask
-            scores = torch.baddbmm(visible, grouped, keys.transpose(1, 2), alpha=heads.scaling)
-        else:
-            scores = heads.scores(grouped, keys) + visible
-        weights = scores.softmax(-1, dtype=torch.float32)
+        keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
+        grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
+        visible = self._mask(heads.window, query.dtype)
+        if self.capture is None and heads.softcap is None:
+            return F.scaled_dot_product_attention(grouped, keys, values, visible, scale=heads.scaling).view(query.shape)
+        weights = (heads.scores(grouped, keys) + visible).softmax(-1)
         if self.capture is not None:
-            mean = weights.view(rows, -1, self.columns).mean(1, keepdim=True)  # (rows, 1, columns)
-            self.capture.sums[heads.layer] = (mean @ self.capture.spans[:rows, : self.columns])[:, 0]
-        return torch.bmm(weights.to(values.dtype), values).view(query.shape)
+            torch.mean(weights.view(rows, -1, self.columns), 1, out=self.capture.means[:, heads.layer])
+        return (weights.to(values.dtype) @ values).view(query.shape)
 
     def _written(self, kv_heads: int) -> torch.Tensor:
         """(rows * kv_heads,) where each row's new key goes in a layer's pool seen as (slots * kv_heads * length)."""
@@ -237,13 +236,13 @@ class Decode:
             self._writes[kv_heads] = heads * self.pool.length + self.positions.repeat_interleave(kv_heads)
         return self._writes[kv_heads]
 
-    def _mask(self, kv_heads: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """(rows * kv_heads, 1, columns) additive: 0 on the columns a row may see, -inf elsewhere."""
-        if (kv_heads, window) not in self._masks:
-            visible = _visible(self.positions, self.columns, window).repeat_interleave(kv_heads, 0)[:, None]
+    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """(rows, 1, 1, columns) additive: 0 on the columns a row may see, -inf elsewhere."""
+        if window not in self._masks:
+            visible = _visible(self.positions, self.columns, window)[:, None, None]
             zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-            self._masks[kv_heads, window] = zeros.masked_fill_(~visible, -torch.inf)
-        return self._masks[kv_heads, window]
+            self._masks[window] = zeros.masked_fill_(~visible, -torch.inf)
+        return self._masks[window]
 
 
 def _visible(rows: torch.Tensor, columns: int, window: int | None) -> torch.Tensor:

@@ -1,10 +1,12 @@
 """What happens to the residual stream behind each decoder layer: vectors are added, states are read.
 
-The hooks are installed once, at load, and find their settings in the step that travels with the forward pass.
+The layers are extended once, at load, and find their settings in the step that travels with the forward pass.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +18,22 @@ TEXT, IMAGE = 0, 1
 
 
 def install(layers: nn.ModuleList) -> None:
-    """Hook every decoder layer; a forward pass without a step is left as it is."""
+    """Extend every decoder layer; a forward pass without a step is left as it is.
+
+    The layer's `forward` is wrapped, because a forward hook that sees keyword arguments takes torch's slow call path.
+    """
     for index, layer in enumerate(layers):
+        layer.forward = _extended(layer.forward, index)
 
-        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: torch.Tensor, index: int = index) -> Any:
-            step = kwargs.get("step")
-            return output if step is None else step.residual.after_layer(index, output)
 
-        layer.register_forward_hook(hook, with_kwargs=True)
+def _extended(forward: Callable[..., torch.Tensor], index: int) -> Callable[..., torch.Tensor]:
+    @functools.wraps(forward)
+    def extended(*args: Any, **kwargs: Any) -> torch.Tensor:
+        output = forward(*args, **kwargs)
+        step = kwargs.get("step")
+        return output if step is None else step.residual.after_layer(index, output)
+
+    return extended
 
 
 class DecodeResidual:

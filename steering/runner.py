@@ -7,7 +7,7 @@ from collections.abc import Sequence as Rows
 import torch
 
 from steering import residual
-from steering.attention import Capture, Decode, KVPool, Prefill, PrefillCapture
+from steering.attention import Decode, DecodeCapture, KVPool, Prefill, PrefillCapture
 from steering.diagnostics.captures import attention_shares
 from steering.embedded import Embedded
 from steering.interventions.steer import generated_delta, prompt_delta
@@ -35,7 +35,6 @@ class Runner:
         self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=device)
         self.delta = torch.zeros(layers, slots, mllm.hidden_size, dtype=mllm.dtype, device=device)
         self.spans = torch.zeros(slots, length, spans, device=device)
-        self.sums = torch.zeros(layers, slots, spans, device=device)
         self.output_sums = torch.zeros(slots, layers, spans, device=device)
         self.decay = torch.zeros(slots, length, 3, device=device)
         self.rope_axes: int | None = None
@@ -135,8 +134,8 @@ class Runner:
         longest = max(sequence.length for sequence in running) + 1
         columns = min(-(-longest // COLUMN_BUCKET) * COLUMN_BUCKET, self.pool.length)
         positions = self.position[:count].clone()
-        capturing = any(sequence.diagnose is not None for sequence in running)
-        capture = Capture(self.spans, self.sums[:, :count]) if capturing else None
+        wanted = [sequence.diagnose.include for sequence in running if sequence.diagnose is not None]
+        capture = DecodeCapture(self.mllm.num_layers, count, columns, positions.device) if wanted else None
         step = Decode(self.pool, positions, columns, DecodeResidual(self.delta[:, :count]), capture)
         rope = (positions + self.rope_delta[:count])[:, None]
         if self.rope_axes is not None:
@@ -146,8 +145,10 @@ class Runner:
             inputs_embeds=embeds, position_ids=rope, attention_mask=self._own_mask(count), use_cache=False, step=step
         ).last_hidden_state
         if capture is not None:
-            self.output_sums[:count] += capture.sums.transpose(0, 1)
-            self.decay[torch.arange(count, device=positions.device), positions] = attention_shares(capture.sums)
+            sums = capture.sums(self.spans[:count])
+            self.output_sums[:count] += sums.transpose(0, 1)
+            if any("decay" in include for include in wanted):
+                self.decay[torch.arange(count, device=positions.device), positions] = attention_shares(sums)
         self.position[:count] += 1
         return self.mllm.head(hidden[:, -1])
 
@@ -255,8 +256,8 @@ class Runner:
                 rows[row, len(question)] = position
                 weights[row, len(question), 1] = 1.0
         spans = self.spans[torch.tensor([sequence.slot for sequence in sequences], device=self.spans.device)]
-        sums = torch.zeros(len(self.sums), len(sequences), 2, spans.shape[2], device=spans.device)
-        return PrefillCapture(spans, sums, rows.to(spans.device), weights.to(spans.device))
+        sums = torch.zeros(self.mllm.num_layers, len(sequences), 2, spans.shape[2], device=spans.device)
+        return PrefillCapture(spans, rows.to(spans.device), weights.to(spans.device), sums)
 
     def _keep(self, sequences: Rows[Sequence], step: Prefill, lengths: list[int]) -> None:
         """Add what a chunk measured to its sequences."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from steering import attention
-from steering.attention import Capture, Decode, Heads, KVPool, Prefill, PrefillCapture, attend
+from steering.attention import Decode, DecodeCapture, Heads, KVPool, Prefill, PrefillCapture, attend
 from steering.residual import PrefillResidual
 
 HEADS, KV_HEADS, WIDTH, SLOTS, LENGTH = 6, 2, 8, 5, 32
@@ -68,7 +68,7 @@ def test_decode_of_ragged_rows(window: int | None, softcap: float | None, column
     positions = torch.tensor([3, 19, 0, 11])
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     spans = (random(SLOTS, LENGTH, 7, seed=3) > 0).float()
-    capture = Capture(spans, torch.full((1, 4, 7), torch.nan))
+    capture = DecodeCapture(1, 4, columns, torch.device("cpu"))
     step = Decode(pool, positions, columns, nothing(), capture)
     output = step.attend(Heads(0, SCALING, window, softcap), query, key, value, None)
     assert output.shape == query.shape
@@ -76,7 +76,7 @@ def test_decode_of_ragged_rows(window: int | None, softcap: float | None, column
         keys[row, :, position], values[row, :, position] = key[row, :, 0], value[row, :, 0]
         expected, weights = by_definition(query[row, :, 0], keys[row], values[row], position, window, softcap)
         torch.testing.assert_close(output[row, :, 0], expected, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(capture.sums[0, row], weights.mean(0) @ spans[row], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(capture.sums(spans[:4])[0, row], weights.mean(0) @ spans[row], rtol=1e-5, atol=1e-6)
     # One column a row was written, and nothing else.
     for ours, theirs in zip(pool.layer(0, nothing(), nothing()), (keys, values), strict=True):
         assert torch.equal(ours, theirs)
@@ -151,7 +151,7 @@ def test_prefill_captures_the_chosen_rows_by_group(mask_kind: str, piece: int, m
     row = torch.arange(n)
     visible = ((row <= row[:, None]) & (row > row[:, None] - window))[None, None]
     mask = {"none": None, "bool": visible, "float": torch.zeros(visible.shape).masked_fill(~visible, -1e30)}[mask_kind]
-    capture = PrefillCapture(spans, torch.zeros(1, 2, 2, 5), rows, weights)
+    capture = PrefillCapture(spans, rows, weights, torch.zeros(1, 2, 2, 5))
     step = Prefill(KVPool(2, LENGTH), [0, 1], PrefillResidual(nothing()), capture=capture)
     step.attend(Heads(0, SCALING, window if mask_kind != "none" else None, None), query, key, value, mask)
     for prompt, groups in enumerate(([[1, 4], [9]], [[2, 3, 5], [8]])):

@@ -374,7 +374,11 @@ def test_a_step_that_fails_for_a_batch_is_tried_again_one_by_one(
     """One prompt makes the common prefill fail; only that one ends, the others' readings are not counted twice."""
     engine = make_engine("qwen2_vl", slots=4)
     chats = conversations("qwen2_vl")
-    requests = [Request(chat, greedy(), diagnose=steering.Diagnose()) for chat in chats[:3]]
+    nothing = torch.zeros(engine.mllm.num_layers)
+    direction = torch.ones(engine.mllm.num_layers, engine.mllm.hidden_size)
+    vector = steering.SteeringVector("v", direction, nothing, nothing, nothing, (1,), engine.mllm.fingerprint)
+    steer = steering.Steer(dataclasses.replace(vector, weight=nothing + 1e-6), 1.0)  # measured, but too weak to matter
+    requests = [Request(chat, greedy(), (steer,), diagnose=steering.Diagnose()) for chat in chats[:3]]
     expected = make_engine("qwen2_vl").generate(requests)
     completions = [engine.submit(request) for request in requests]
     guilty = completions[1].sequences[0]
@@ -392,6 +396,10 @@ def test_a_step_that_fails_for_a_batch_is_tried_again_one_by_one(
         choice, wanted = run_down(engine, completions[number]).choices[0], expected[number].choices[0]
         assert_same(choice, load_plain("qwen2_vl").answer(chats[number], 6))
         torch.testing.assert_close(sigma(choice), sigma(wanted), rtol=1e-4, atol=1e-6)
+        assert choice.applied is not None
+        assert wanted.applied is not None
+        dose = wanted.applied["steering"][0]["dose"]
+        assert choice.applied["steering"][0]["dose"] == pytest.approx(dose, rel=1e-4)
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
 
 

@@ -136,6 +136,8 @@ def test_a_context_line_may_stand_anywhere_but_must_begin_its_line(load_mllm: Lo
     content = "First.\nText context: second.\nThe Text context: third."
     prompt = build_prompt(mllm, user(text(content)))
     assert said(mllm, prompt, CONTEXT) == "Text context: second."
+    # The line break belongs to neither side.
+    assert mllm.tokenizer.decode(prompt.ids[prompt.layout.columns(CONTEXT)]) == "Text context: second."
     assert squeezed(said(mllm, prompt, QUESTION)) == "First.TheTextcontext:third."
 
 
