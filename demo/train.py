@@ -6,6 +6,7 @@ depends on the seed and on step numbers, never on the clock. `helmsight demo tra
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from dataclasses import asdict, dataclass, field
@@ -128,8 +129,19 @@ def losses(
 
 
 def run_rank(rank: int, options: Options) -> None:
-    """Train as one of `options.ranks` data-parallel ranks."""
+    """Train as one of `options.ranks` data-parallel ranks.
+
+    Rank 0 holds the folder's lock, and ranks end when the process that started them is gone: two runs never share a
+    folder. Raises RuntimeError where another run holds it.
+    """
     torch.set_num_threads(1)
+    parent = os.getppid()
+    lock = (options.folder / "lock").open("w")
+    if rank == 0:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RuntimeError(f"another run is training in {options.folder}") from error
     if options.ranks > 1:
         file = (options.folder / "rendezvous").resolve()
         dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=options.ranks)
@@ -165,6 +177,8 @@ def run_rank(rank: int, options: Options) -> None:
     for arrays in batches:
         if progress.step >= options.steps:
             break
+        if os.getppid() != parent:
+            raise RuntimeError("the process that started this rank is gone")
         if progress.step % PLAN_EVERY == 0:
             if rank == 0 and time.monotonic() - saved > options.save_minutes * 60:
                 save()
@@ -189,6 +203,7 @@ def run_rank(rank: int, options: Options) -> None:
     batches.close()
     if rank == 0:
         save()
+    lock.close()
     if options.ranks > 1:
         dist.destroy_process_group()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 
@@ -16,7 +17,7 @@ from demo.muon import orthogonalise
 from demo.options import Options, learning_rate
 from demo.questions import Question
 from demo.stream import Packer, Rows, Shape
-from demo.train import train
+from demo.train import run_rank, train
 from demo.world import random_scene
 
 SHORT = Question("color", (("What color is the star?", "The star is red."),), cell=4)
@@ -144,6 +145,13 @@ def test_options_refuse_what_cannot_run():
         Options(steps=30)
     with pytest.raises(ValueError, match="several ranks"):
         Options(device="cuda", ranks=2)
+
+
+def test_two_runs_never_share_a_folder(tmp_path):
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RuntimeError, match="another run is training"):
+            run_rank(0, Options(folder=tmp_path, ranks=1))
 
 
 def test_a_short_run_learns_exports_and_resumes(tmp_path):
