@@ -6,9 +6,11 @@ depends on the seed and on step numbers, never on the clock. `helmsight demo tra
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,20 +130,27 @@ def losses(
     return total, torch.stack([answers, pictures, looks]).detach(), logits.argmax(-1) == batch["label"]
 
 
-def run_rank(rank: int, options: Options) -> None:
-    """Train as one of `options.ranks` data-parallel ranks.
-
-    Rank 0 holds the folder's lock, and ranks end when the process that started them is gone: two runs never share a
-    folder. Raises RuntimeError where another run holds it.
-    """
-    torch.set_num_threads(1)
-    parent = os.getppid()
-    lock = (options.folder / "lock").open("w")
-    if rank == 0:
+@contextlib.contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock, so that two runs never share it; raises RuntimeError where another run holds it."""
+    with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RuntimeError(f"another run is training in {options.folder}") from error
+            raise RuntimeError(f"another run is training in {folder}") from error
+        yield
+
+
+def run_rank(rank: int, options: Options) -> None:
+    """Train as one of `options.ranks` data-parallel ranks; rank 0 holds the folder's lock."""
+    with only_run(options.folder) if rank == 0 else contextlib.nullcontext():
+        train_rank(rank, options)
+
+
+def train_rank(rank: int, options: Options) -> None:
+    """The training loop of one rank; it ends when the process that started it is gone."""
+    torch.set_num_threads(1)
+    parent = os.getppid()
     if options.ranks > 1:
         file = (options.folder / "rendezvous").resolve()
         dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=options.ranks)
@@ -203,7 +212,6 @@ def run_rank(rank: int, options: Options) -> None:
     batches.close()
     if rank == 0:
         save()
-    lock.close()
     if options.ranks > 1:
         dist.destroy_process_group()
 
