@@ -17,6 +17,7 @@ from server import settings as server_settings
 if TYPE_CHECKING:
     from probes.mc2 import Sample
 
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status."""
     parser = build_parser()
@@ -38,9 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _register_serve(subparsers)
     _register_vectors(subparsers)
-    probes_command.register(
-        subparsers, demo_samples=_demo_samples, default_model=server_settings.embedded_checkpoint()
-    )
+    probes_command.register(subparsers, demo_samples=_demo_samples, default_model=server_settings.embedded_checkpoint())
     demo_command.register(subparsers)
     return parser
 
