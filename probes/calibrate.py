@@ -16,7 +16,7 @@ from probes.asking import Answers, Condition, ask
 from probes.mc2 import Sample, Shares
 from steering import Engine, Steer, SteeringVector
 
-DOSES = (0.15, 0.25, 0.4, 0.6, 1.0)
+DOSES = (0.15, 0.25, 0.3, 0.4, 0.5, 0.6, 1.0)
 """Shares of the published weight that are tried."""
 
 TARGET = 0.95
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 class Point:
     """One layer and dose, measured both ways.
 
-    The accuracies are those of the steered modality alone: image only toward vision, context only toward text; `cross`
-    is the mean fall of the other two (image only toward text, context only toward vision), where the steered modality
-    is missing. All None until measured.
+    `image_accuracy` is that of the image alone, steered toward either side, the lower of the two; `context_accuracy` that
+    of the context alone, steered toward text. `cross_fall` is how much the context alone loses toward vision, where the
+    modality that is asked for is missing. All None until measured.
     """
 
     layer: int
@@ -211,8 +211,8 @@ def _damage(
         image, context, image_cross, context_cross = (
             answer.accuracy(toward) for answer, toward in zip(four, ("vision", "text", "vision", "text"), strict=True)
         )
-        cross = ((baseline.image_accuracy - image_cross) + (baseline.context_accuracy - context_cross)) / 2
-        return replace(point, image_accuracy=image, context_accuracy=context, cross_fall=cross)
+        cross = baseline.context_accuracy - context_cross
+        return replace(point, image_accuracy=min(image, image_cross), context_accuracy=context, cross_fall=cross)
 
     return [measured(point, answers[4 * i : 4 * i + 4]) for i, point in enumerate(points)]
 

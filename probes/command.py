@@ -57,7 +57,7 @@ def _register_probe(subparsers: Any, demo_samples: DemoSamples | None, default_m
         help="find the layer and dose that steer both ways with the least damage",
     )  # fmt: skip
     parser.add_argument(
-        "--calibration-samples", type=_positive, default=48, metavar="N", help="samples for that (default %(default)s)"
+        "--calibration-samples", type=_positive, default=64, metavar="N", help="samples for that (default %(default)s)"
     )
     parser.set_defaults(func=lambda arguments: _guarded(_probe, arguments, demo_samples))
 
