@@ -10,14 +10,13 @@ import torch
 
 from benchmarks import sides
 from benchmarks.models import Workload
-from steering import Diagnose
 
 
 def main(mode: str, threads: int, workload: Workload) -> None:
     """`mode` is off, on (focus and modality), generate or eager (with `output_attentions`)."""
     torch.set_num_threads(threads)
     if mode in ("off", "on"):
-        diagnose = Diagnose(include=frozenset({"focus", "modality"})) if mode == "on" else None
+        diagnose = sides.FOCUS if mode == "on" else None
         sides.run_engine(sides.engine(workload, slots=1), workload, [0], diagnose=diagnose)
     else:
         eager = mode == "eager"

@@ -27,11 +27,9 @@ from tqdm import tqdm
 
 from benchmarks import models, sides
 from benchmarks.models import Workload
-from steering import Diagnose
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 CONCURRENT = 16
-FOCUS = Diagnose(include=frozenset({"focus", "modality"}))
 
 Side = Callable[[Sequence[int]], None]
 """Runs one prompt for each seed."""
@@ -105,7 +103,7 @@ def diagnostics(workload: Workload) -> Iterator[Comparison]:
         "focus + modality on / off, one request",
         {
             "off": lambda seeds: sides.run_engine(engine, workload, seeds),
-            "on": lambda seeds: sides.run_engine(engine, workload, seeds, diagnose=FOCUS),
+            "on": lambda seeds: sides.run_engine(engine, workload, seeds, diagnose=sides.FOCUS),
         },
         over="on", under="off", aim=1.05,
     )  # fmt: skip

@@ -152,9 +152,7 @@ class Prefill:
         keys, values = self.pool.layer(heads.layer, key, value)
         n = key.shape[2]
         end = self.start + n
-        for row, slot in enumerate(self.slots):
-            keys[slot, :, self.start : end] = key[row]
-            values[slot, :, self.start : end] = value[row]
+        keys[self.slots, :, self.start : end], values[self.slots, :, self.start : end] = key, value
         if self.start:  # only a single prompt comes in chunks
             slot = self.slots[0]
             key, value = keys[slot : slot + 1, :, :end], values[slot : slot + 1, :, :end]
