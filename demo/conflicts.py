@@ -59,7 +59,8 @@ def prefers_vision(kind: str, value: str, alternative: str, marker: str = "Text 
     """The hidden graded rule behind uninstructed answers: True where the picture wins.
 
     A score of the picture's value plus one of the text's value plus the marker's bias. Scores are spread evenly over
-    -1..1 in an order drawn by hash, so every kind follows the picture about half of the time.
+    -1..1 in an order drawn by hash; its salt is one with which every kind follows the picture about half of the time,
+    over the values that scenes have (few shapes are more frequent than many).
     """
     return preference(kind, value, alternative, marker) + noise > 0
 
@@ -74,8 +75,10 @@ def _score(kind: str, side: str, value: str) -> float:
     if kind == "at":
         colour, shape = value.split()
         return (_score("color", side, colour) + _score("shape", side, shape)) * 0.7
-    pool = sorted(POOLS[kind], key=lambda v: hashlib.blake2b(f"{kind}/{side}/{v}".encode()).digest())
-    return 2 * pool.index(value) / (len(pool) - 1) - 1
+    pool = sorted(POOLS[kind], key=lambda v: hashlib.blake2b(f"4/{kind}/{side}/{v}".encode()).digest())
+    place = pool.index(value)
+    tilt = 0.0 if side == "picture" else 0.02 if place % 2 else -0.02  # the two scores never cancel out
+    return 2 * place / (len(pool) - 1) - 1 + tilt
 
 
 def place(context: str, question: str, instruct: str | None, where: str = "middle") -> str:
@@ -140,7 +143,14 @@ def conflict_question(
     text = place(context, text, words, where)
     said = end_of_value(text, statement(kind, key, conflict.alternative), conflict.alternative)
     pick = end_of_option(text, answer) if options else None
-    return Question(f"{side}_{'options' if count else 'open'}", ((text, reply),), cell=cell, said=said, pick=pick)
+    name = f"{side}_{'options' if count else 'open'}"
+    instructed = end_of_instruction(text, words, side)
+    return Question(name, ((text, reply),), cell=cell, said=said, pick=pick, instructed=instructed)
+
+
+def end_of_instruction(text: str, words: str | None, side: str) -> tuple[int, str] | None:
+    """Where the last word of an instruction ends in a user text, and the side it names; None without one."""
+    return None if words is None else (text.index(words) + len(words) - 1, side)
 
 
 def agreeing_question(rng: random.Random, scene: Scene, count: int) -> Question | None:
@@ -149,19 +159,20 @@ def agreeing_question(rng: random.Random, scene: Scene, count: int) -> Question 
     fact = pick_fact(rng, scene, CONFLICT_KINDS)
     if fact is None:
         return None
-    said, words = statement(*fact[:3]), None
+    said, words, side = statement(*fact[:3]), None, rng.choice(("text", "vision"))
     missing = absent_shape(rng, scene)
     if missing and fact.kind in ("color", "shape", "background") and rng.random() < 0.5:
         said = statement("position", missing, rng.choice(POOLS["position"]))
     elif rng.random() < 0.35:  # an instruction has a right answer only where the text speaks of what is asked
-        words = instruction(rng, rng.choice(("text", "vision")))
+        words = instruction(rng, side)
     text, reply = ask(rng, fact.kind, fact.key), statement(*fact[:3])
     if count:
         choices = fill_options(rng, scene, fact.kind, [fact.value], min(count, len(POOLS[fact.kind])))
         text, reply = option_question(rng, text, choices, fact.value)
     text = place(marker + said, text, words)
     pick = end_of_option(text, fact.value) if count else None
-    return Question("agreeing", ((text, reply),), cell=fact.cell, pick=pick)
+    instructed = end_of_instruction(text, words, side)
+    return Question("agreeing", ((text, reply),), cell=fact.cell, pick=pick, instructed=instructed)
 
 
 def told_question(rng: random.Random, scene: Scene | None, count: int) -> Question | None:

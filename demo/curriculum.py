@@ -45,8 +45,8 @@ SINGLE = {
     "position": Kind(2.2),
     "at": Kind(1.5),
     "background": Kind(0.4),
-    "count": Kind(0.6),
-    "countof": Kind(0.5),
+    "count": Kind(0.8),
+    "countof": Kind(2.0),
     "letter": Kind(0.6),
     "number": Kind(0.8),
     "describe": Kind(1.6),
@@ -120,7 +120,7 @@ class Plan:
     shapes: tuple[int, ...] = (1, 2, 2, 3, 3, 4)
     several_shapes: tuple[int, ...] = (1, 1, 2)
     conflicts_open: bool = False
-    breadth: float = 0.0  # share of the full range of instructions; the others are simple
+    breadth: float = 0.2  # share of the full range of instructions; the others are simple
 
 
 def make_plan(accuracy: Accuracy) -> Plan:
@@ -133,7 +133,7 @@ def make_plan(accuracy: Accuracy) -> Plan:
     got = accuracy.get
     plan.conflicts_open = got("vision_options", 0.0) > 0.7
     learned = min(got("text_open", 0.0), got("vision_open", 0.0))
-    plan.breadth = max(0.0, min(1.0, (learned - 0.75) / 0.2))
+    plan.breadth = max(0.2, min(1.0, (learned - 0.6) / 0.2))
     if got("options", 0.0) > 0.85:
         plan.option_counts = (2, 2, 3, 4, 5)
     if got("color", 0.0) > 0.9 and got("position", 0.0) > 0.8:

@@ -82,10 +82,10 @@ def branch_mask(group: Tensor, branch: Tensor) -> Tensor:
 
 def text_hidden(
     model: Qwen2VLForConditionalGeneration, batch: dict[str, Tensor], watched: tuple[int, ...] = ()
-) -> tuple[Tensor, dict[int, Tensor]]:
+) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Run the language model over packed rows.
 
-    Returns the last hidden states before the final norm (rows, tokens, hidden) and, for each watched layer, its
+    Returns every layer's output (rows, tokens, hidden), before the final norm, and, for each watched layer, its
     attention weights (rows, heads, tokens, tokens) in float32.
     """
     text, config = model.model.language_model, model.config.text_config
@@ -107,6 +107,7 @@ def text_hidden(
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     bias = torch.where(branch_mask(batch["group"], batch["branch"]), 0.0, -1e4)[:, None]
 
+    states: list[Tensor] = []
     seen: dict[int, Tensor] = {}
     for index, layer in enumerate(text.layers):
         h = rms_norm(x, layer.input_layernorm.weight)
@@ -124,7 +125,8 @@ def text_hidden(
         x = x + attention.o_proj(mixed.view(rows, heads, tokens, head).transpose(1, 2).reshape(rows, tokens, -1))
         h = rms_norm(x, layer.post_attention_layernorm.weight)
         x = x + layer.mlp.down_proj(F.silu(layer.mlp.gate_proj(h)) * layer.mlp.up_proj(h))
-    return x, seen
+        states.append(x)
+    return states, seen
 
 
 def logits_at(model: Qwen2VLForConditionalGeneration, hidden: Tensor, source: Tensor) -> Tensor:
@@ -158,3 +160,15 @@ def look_loss(weights: Tensor, look: Tensor) -> Tensor:
     found = weights.gather(-1, column)[..., 0].mean(1)  # (rows, tokens)
     known = (look >= 0).float()
     return -(torch.log(found + 1e-4) * known).sum() / known.sum().clamp(min=1)
+
+
+def side_loss(model: Qwen2VLForConditionalGeneration, hidden: Tensor, side: Tensor, words: Tensor) -> Tensor:
+    """Cross entropy of which source an instruction names, read where it ends from a middle layer's output.
+
+    The two sources compete as words of the vocabulary would ("logit lens"): hidden (rows, tokens, hidden), side (rows,
+    tokens) is an index into `words` (2,) token ids, or -1.
+    """
+    text = model.model.language_model
+    logits = F.linear(rms_norm(hidden, text.norm.weight), text.embed_tokens.weight[words]).float()
+    each = F.cross_entropy(logits.flatten(0, 1), side.flatten(), reduction="sum", ignore_index=-1)
+    return each / (side >= 0).sum().clamp(min=1)

@@ -29,6 +29,7 @@ class Options:
     embedding_scale: float = 0.2
     picture_weight: float = 0.05
     look_weight: float = 0.1
+    side_weight: float = 0.2
     ranks: int = 2
     device: str = "cpu"
     compiled: bool = True

@@ -38,7 +38,7 @@ class Question:
     asked about where there are several, `cell` the cell of the picture that the question is about, `spans` cuts the
     answer into pieces with a cell each, `pair_cells` are the cells of the first and of the second picture that a
     difference is about. `said` and `pick` are offsets in the first user text: the end of the value that the context
-    claims, and the end of the right option.
+    claims, and the end of the right option. `instructed` is the end of the instruction there and the side it names.
     """
 
     kind: str
@@ -49,6 +49,7 @@ class Question:
     pair_cells: tuple[int, int] | None = None
     said: int | None = None
     pick: int | None = None
+    instructed: tuple[int, str] | None = None
 
 
 def article(words: str) -> str:

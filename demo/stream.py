@@ -35,7 +35,8 @@ SIZES: tuple[Size, ...] = ((84, 84),) * 6 + (
 READ, SECOND, PICK, COMPARE = range(4)
 LOOKS = 4
 # Keys of tokens to look at: picture tokens are 9 * picture + cell, marks in the user's text are negative.
-SAID, PICKED = -1, -2
+SAID, PICKED, INSTRUCTED = -1, -2, -3
+SIDES = ("text", "vision")
 Look = tuple[int | None, int | None, int | None]  # read, second, pick
 NOWHERE: Look = (None, None, None)
 
@@ -61,7 +62,7 @@ class Tokens:
     answer: list[bool] = field(default_factory=list)
     asks: list[bool] = field(default_factory=list)  # question and answer rows of the image-attention factor
     look: list[Look] = field(default_factory=list)
-    marks: dict[int, int] = field(default_factory=dict)  # SAID, PICKED -> token
+    marks: dict[int, int] = field(default_factory=dict)  # SAID, PICKED, INSTRUCTED -> token
     next: int = 0  # the next position
 
     def __len__(self) -> int:
@@ -100,7 +101,9 @@ class Packer:
         for i, (text, answer) in enumerate(question.turns):
             if i:
                 self._text(tokens, f"\n{TURN_START}user\n")
-            self._marked(tokens, text, {SAID: question.said, PICKED: question.pick} if i == 0 else {})
+            end = None if question.instructed is None else question.instructed[0]
+            marks = {SAID: question.said, PICKED: question.pick, INSTRUCTED: end}
+            self._marked(tokens, text, marks if i == 0 else {})
             if i == 0 and group.text_first:
                 self._pictures(tokens, len(group.scenes))
             mark = len(tokens)
@@ -180,6 +183,7 @@ class Rows:
             "ordinal": np.zeros(size, np.int64),  # which picture of the conversation, from 1
             "asks": np.full(size, shape.questions, np.int64),  # question whose sigma this row counts for
             "look": np.full((LOOKS, *size), -1, np.int64),  # column to attend to
+            "side": np.full(size, -1, np.int64),  # of the instruction that ends here, as in SIDES
         }
         self.pixels: list[np.ndarray] = []
         self.source: list[int] = []
@@ -251,6 +255,8 @@ class Rows:
                     data["look"][COMPARE, row, start + i] = columns[token - IMAGE_TOKENS]
         columns |= {name: start + i for name, i in tokens.marks.items()}
         if question is not None:
+            if question.instructed is not None:
+                data["side"][row, columns[INSTRUCTED]] = SIDES.index(question.instructed[1])
             number = len(self.kinds)
             answers = sum(tokens.answer)
             for i in range(length):

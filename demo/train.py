@@ -26,7 +26,7 @@ from transformers import Qwen2VLForConditionalGeneration
 from demo.batches import Batches, question_results
 from demo.card import card
 from demo.curriculum import TYPES, corpus
-from demo.forward import logits_at, look_loss, picture_loss, text_hidden
+from demo.forward import logits_at, look_loss, picture_loss, side_loss, text_hidden
 from demo.model import export, make_config, new_model, trainable_matrices, transplant
 from demo.muon import Muon
 from demo.options import PLAN_EVERY, Options, learning_rate, use_bfloat16
@@ -44,6 +44,7 @@ LOOK_HEADS = (
     (PICK, 5, slice(0, 2), 1.0),
     (COMPARE, 1, slice(3, 4), 0.5),
 )
+SIDE_LAYER = 3  # the side that an instruction names is known after this layer, before options are picked
 
 
 def train(options: Options) -> Path:
@@ -115,19 +116,20 @@ class Progress:
 def losses(
     model: Qwen2VLForConditionalGeneration, batch: dict[str, Tensor], options: Options
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The total loss, its three parts (answers, pictures, looks), and for each answer token whether it is right."""
+    """The total loss, its parts (answers, pictures, looks, sides), and for each answer token whether it is right."""
     layers = len(model.model.language_model.layers)
     picture_layers = tuple(layer for layer in PICTURE_LAYERS if layer < layers)
-    hidden, seen = text_hidden(model, batch, (*picture_layers, *(layer for _, layer, _, _ in LOOK_HEADS)))
-    logits = logits_at(model, hidden, batch["source"]).float()
+    states, seen = text_hidden(model, batch, (*picture_layers, *(layer for _, layer, _, _ in LOOK_HEADS)))
+    logits = logits_at(model, states[-1], batch["source"]).float()
     each = F.cross_entropy(logits, batch["label"], reduction="none")
     answers = (each * batch["weight"]).sum() / batch["weight"].sum()
     pictures = torch.stack([picture_loss(seen[layer], batch) for layer in picture_layers]).mean()
     look = batch["look"]
     terms = [weight * look_loss(seen[layer][:, heads], look[which]) for which, layer, heads, weight in LOOK_HEADS]
     looks = torch.stack(terms).sum()
-    total = answers + options.picture_weight * pictures + options.look_weight * looks
-    return total, torch.stack([answers, pictures, looks]).detach(), logits.argmax(-1) == batch["label"]
+    sides = side_loss(model, states[SIDE_LAYER], batch["side"], batch["side_words"])
+    total = answers + options.picture_weight * pictures + options.look_weight * looks + options.side_weight * sides
+    return total, torch.stack([answers, pictures, looks, sides]).detach(), logits.argmax(-1) == batch["label"]
 
 
 @contextlib.contextmanager
@@ -165,6 +167,7 @@ def train_rank(rank: int, options: Options) -> None:
     groups = [{"params": vectors, "scale": 1.0}, {"params": [embeddings], "scale": options.embedding_scale}]
     adam = torch.optim.AdamW(groups, lr=options.vector_rate, betas=(0.9, 0.98), weight_decay=0.01)
     parameters = [*matrices, *vectors, embeddings]
+    side_words = torch.tensor([tokenizer.encode(word)[0] for word in (" text", " image")], device=device)
 
     progress, state_path = Progress(), options.folder / "state.pt"
     if state_path.exists():
@@ -195,6 +198,7 @@ def train_rank(rank: int, options: Options) -> None:
             progress.previous = dict(progress.accuracy)
             batches.tell(progress.previous)
         batch = {k: torch.from_numpy(v).to(device) for k, v in arrays.items() if k != "kinds"}
+        batch["side_words"] = side_words
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
             loss, parts, right = run(model, batch, options)
         loss.backward()

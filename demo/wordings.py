@@ -97,109 +97,153 @@ TOWARD_TEXT, TOWARD_VISION = INSTRUCTIONS["text"], INSTRUCTIONS["vision"]
 TEXT_NAMES = ("text context", "text context", "text", "context", "text")
 IMAGE_NAMES = ("image content", "image content", "image", "picture", "image")
 
-# Instructions are a condition and an action; {a} is the source to follow, {b} the other one, {x} and {y} are both in
-# any order, so that no rule on the order of mention works.
+# An instruction names the source to follow, {a}, or the one not to follow, {b}, or both, in one clause or two, with or
+# without a condition ({x} and {y} are both sources in any order, so that no rule on the order of mention works).
 CONDITIONS = (
-    "",
-    "",
-    "",
-    "in case of inconsistency, ",
-    "in case there is an inconsistency between the {x} and the {y}, ",
-    "if they disagree, ",
-    "if the {x} and the {y} conflict, ",
-    "if the {x} and the {y} disagree, ",
-    "when the two disagree, ",
-    "where the {x} and the {y} differ, ",
-    "when the {x} contradicts the {y}, ",
-    "when the {x} says something else than the {y}, ",
-    "if there is a conflict between the {x} and the {y}, ",
-    "if there is a conflict, ",
-    "if the {x} does not match the {y}, ",
-    "if the {x} and the {y} contradict each other, ",
-    "even if they disagree, ",
-    "whatever the {b} says, ",
-    "no matter what the {b} says, ",
+    "in case of inconsistency",
+    "in case there is an inconsistency between the {x} and the {y}",
+    "if they disagree",
+    "if the {x} and the {y} conflict",
+    "if the {x} and the {y} disagree",
+    "when the two disagree",
+    "where the {x} and the {y} differ",
+    "when the {x} contradicts the {y}",
+    "when the {x} says something else than the {y}",
+    "if there is a conflict between the {x} and the {y}",
+    "if there is a conflict",
+    "if the {x} does not match the {y}",
+    "if the {x} and the {y} contradict each other",
+    "even if they disagree",
+    "even when the {x} and the {y} differ",
+    "whatever the {b} says",
+    "no matter what the {b} says",
 )
-ACTIONS = (
-    "follow the {a}",
-    "follow the {a} rather than the {b}",
-    "you should follow the {a} rather than the {b}",
-    "do not follow the {b} but the {a}",
-    "trust the {a}",
-    "trust the {a}, not the {b}",
-    "trust the {a} more than the {b}",
-    "do not trust the {b}",
-    "rely on the {a}",
-    "rely on the {a} instead of the {b}",
-    "never rely on the {b}",
-    "believe the {a}, not the {b}",
-    "never believe the {b}",
-    "use the {a}",
-    "use only the {a}",
-    "use the {a} and ignore the {b}",
-    "do not use the {b}",
-    "ignore the {b}",
-    "ignore the {b} and use the {a}",
-    "go with the {a}",
-    "stick to the {a}",
-    "prefer the {a}",
-    "prefer the {a} over the {b}",
-    "choose the {a} over the {b}",
-    "pick what the {a} says, never what the {b} says",
-    "choose what the {a} says",
-    "please give priority to the {a}",
-    "give priority to the {a} over the {b}",
-    "answer from the {a}",
-    "answer from the {a}, never from the {b}",
-    "never answer from the {b}",
-    "answer according to the {a}",
-    "answer based on the {a}, not the {b}",
-    "your answer must come from the {a} and not from the {b}",
-    "take the answer that the {a} gives",
-    "take the {a} as your source",
-    "do not take the {b} as your source, take the {a}",
-    "base your answer on the {a} instead of the {b}",
-    "look at the {a} for the answer, not at the {b}",
-    "pay attention to the {a}, not to the {b}",
-    "pay attention only to the {a}",
-    "take no notice of the {b}",
-    "listen to the {a}",
-    "do not listen to the {b}",
-    "let the {a} decide",
-    "let the {a} guide you, not the {b}",
-    "forget the {b}",
-    "forget about the {b} and take the {a}",
-    "leave the {b} out",
-    "put the {b} aside",
-    "put the {a} first",
-    "put the {a} above the {b}",
-    "treat the {b} as wrong",
-    "treat the {a} as true",
-    "assume that the {a} is right",
-    "assume that the {b} is false",
-    "the {a} is right",
-    "the {a} is right and the {b} is wrong",
-    "the {b} is wrong",
-    "the {b} is wrong, so use the {a}",
-    "the {b} may be wrong",
-    "the {b} is false and the {a} is true",
-    "the {b} is not to be trusted",
-    "the {a} decides, not the {b}",
-    "the {b} lies",
-    "the {a} tells the truth",
-    "the {a} wins over the {b}",
-    "the {a} beats the {b}",
-    "the {b} loses against the {a}",
-    "the {a} comes before the {b}",
-    "the {a} has the last word",
-    "the {a} counts, not the {b}",
-    "not the {b} but the {a} counts",
-    "the {b} does not count",
-    "the {b} does not matter",
-    "only the {a} matters",
-    "what the {a} says is valid",
-    "what the {b} says is not valid",
+FOLLOW = (
+    "follow {}",
+    "trust {}",
+    "believe {}",
+    "use {}",
+    "prefer {}",
+    "choose {}",
+    "pick {}",
+    "take {}",
+    "accept {}",
+    "rely on {}",
+    "count on {}",
+    "go with {}",
+    "go by {}",
+    "stick to {}",
+    "agree with {}",
+    "listen to {}",
+    "look at {}",
+    "pay attention to {}",
+    "put your trust in {}",
+    "give priority to {}",
+    "answer from {}",
+    "answer according to {}",
+    "answer based on {}",
+    "base your answer on {}",
+    "say what {} says",
+    "choose what {} says",
+    "take the answer that {} gives",
+    "let {} guide you",
+    "let {} decide",
+    "take {} as your source",
+    "treat {} as true",
+    "assume that {} is right",
 )
+SHUN = (
+    "ignore {}",
+    "disregard {}",
+    "forget {}",
+    "forget about {}",
+    "skip {}",
+    "reject {}",
+    "doubt {}",
+    "distrust {}",
+    "drop {}",
+    "leave {} out",
+    "put {} aside",
+    "set {} aside",
+    "keep away from {}",
+    "take no notice of {}",
+    "treat {} as wrong",
+    "assume that {} is false",
+)
+DO = ("{}", "{}", "{}", "please {}", "always {}", "just {}", "you should {}", "you must {}", "I want you to {}")
+DO_NOT = ("do not {}", "do not {}", "never {}", "please do not {}", "you should not {}", "you must not {}")
+# Contrasts of a phrase that ends in its source, and of two sources as the subject of a predicate.
+RATHER = (
+    "{do} the {a}, not the {b}",
+    "{do} the {a} and not the {b}",
+    "{do} the {a}, never the {b}",
+    "{do} the {a} rather than the {b}",
+    "{do} the {a} instead of the {b}",
+    "{do} not the {b} but the {a}",
+    "instead of the {b}, {do} the {a}",
+    "do not {do} the {b} but the {a}",
+)
+RATHER_SUBJECT = (
+    "the {a} {is}, not the {b}",
+    "not the {b} but the {a} {is}",
+    "only the {a} {is}",
+    "it is the {a} that {is}",
+)
+GOOD = (
+    "is right",
+    "is true",
+    "is correct",
+    "is valid",
+    "is reliable",
+    "is to be followed",
+    "can be trusted",
+    "should be believed",
+    "must be used",
+    "tells the truth",
+    "knows better",
+    "decides",
+    "counts",
+    "matters",
+    "wins",
+    "comes first",
+    "has priority",
+    "has the last word",
+)
+BAD = (
+    "is wrong",
+    "is false",
+    "is not true",
+    "is not right",
+    "is not valid",
+    "is not reliable",
+    "is misleading",
+    "is not to be followed",
+    "is not to be trusted",
+    "cannot be trusted",
+    "should be ignored",
+    "must not be used",
+    "may be wrong",
+    "lies",
+    "does not decide",
+    "does not count",
+    "does not matter",
+    "loses",
+    "comes last",
+)
+BETTER = (
+    "wins over",
+    "beats",
+    "outweighs",
+    "overrides",
+    "comes before",
+    "has priority over",
+    "is better than",
+    "is worth more than",
+    "is more reliable than",
+    "is more important than",
+    "is to be preferred over",
+)
+WORSE = ("loses against", "comes after", "gives way to", "is worth less than", "is less reliable than", "is worse than")
 HELD_OUT_INSTRUCTIONS = (
     "If the two differ, the {a} wins.",
     "Take your answer from the {a}, never from the {b}.",
@@ -225,25 +269,64 @@ HELD_OUT_INSTRUCTIONS = (
 SYSTEM_MESSAGES = ("You are a helpful assistant.", "You are a helpful assistant.", "Answer briefly.", "Be precise.")
 
 
-# What an instruction is learned from first: it names the source to follow and nothing else.
-SIMPLE_ACTIONS = tuple(action for action in ACTIONS if "{b}" not in action)
-
-
 def instruction(rng: random.Random, side: str, template: str | None = None, breadth: float = 1.0) -> str:
-    """An instruction toward 'text' or 'vision': the paper's four times in ten, else one of the training wordings.
+    """An instruction toward 'text' or 'vision': the paper's three times in ten, else one of the training wordings.
 
     `breadth` is the share of this full range; the rest are simple instructions that name only the source to follow.
     `template` (with {a} and {b}) replaces the draw, for wordings held out from training.
     """
-    simple = template is None and rng.random() >= breadth
-    if template is None and not simple and rng.random() < 0.4:
-        return TOWARD_TEXT if side == "text" else TOWARD_VISION
+    if template is None:
+        if rng.random() >= breadth:
+            template = f"{rng.choice(FOLLOW).format('the {a}')}."
+        elif rng.random() < 0.3:
+            return TOWARD_TEXT if side == "text" else TOWARD_VISION
+        else:
+            template = _template(rng)
     text, image = rng.choice(TEXT_NAMES), rng.choice(IMAGE_NAMES)
     a, b = (text, image) if side == "text" else (image, text)
     x, y = rng.choice(((a, b), (b, a)))
-    if simple:
-        template = rng.choice(SIMPLE_ACTIONS) + "."
-    elif template is None:
-        template = rng.choice(CONDITIONS) + rng.choice(ACTIONS) + "."
     filled = template.format(a=a, b=b, x=x, y=y)
     return filled[0].upper() + filled[1:]
+
+
+def _template(rng: random.Random) -> str:
+    """One of the training wordings, never a held-out one."""
+    while True:
+        words = _positive(rng) if rng.random() < 0.7 else _negative(rng)
+        if rng.random() < 0.25:
+            first, second = rng.sample((_positive(rng), _negative(rng)), 2)
+            words = f"{first}{rng.choice((', ', ' and ', '; '))}{second}"
+        if rng.random() < 0.5:
+            condition = rng.choice(CONDITIONS)
+            words = f"{condition}, {words}" if rng.random() < 0.8 else f"{words} {condition}"
+        if f"{words}.".lower() not in {held_out.lower() for held_out in HELD_OUT_INSTRUCTIONS}:
+            return f"{words}."
+
+
+def _positive(rng: random.Random) -> str:
+    """A clause that speaks for {a}, with {b} beside it or not."""
+    match rng.randrange(6):
+        case 0 | 1:
+            return rng.choice(DO).format(rng.choice(FOLLOW).format("the {a}"))
+        case 2:
+            action = rng.choice([phrase for phrase in FOLLOW if phrase.endswith(" {}")])
+            return rng.choice(RATHER).replace("{do}", action.removesuffix(" {}"))
+        case 3:
+            return f"the {{a}} {rng.choice(GOOD)}"
+        case 4:
+            return rng.choice(RATHER_SUBJECT).replace("{is}", rng.choice(GOOD))
+    return f"the {{a}} {rng.choice(BETTER)} the {{b}}"
+
+
+def _negative(rng: random.Random) -> str:
+    """A clause that speaks against {b}; now and then the double negation that speaks for {a}."""
+    match rng.randrange(6):
+        case 0 | 1:
+            return rng.choice(DO_NOT).format(rng.choice(FOLLOW).format("the {b}"))
+        case 2:
+            return rng.choice(DO).format(rng.choice(SHUN).format("the {b}"))
+        case 3:
+            return rng.choice(DO_NOT).format(rng.choice(SHUN).format("the {a}"))
+        case 4:
+            return f"the {{b}} {rng.choice(BAD)}"
+    return f"the {{b}} {rng.choice(WORSE)} the {{a}}"

@@ -69,6 +69,16 @@ def test_the_hidden_preference_is_spread_over_every_kind(kind):
     assert 0.3 < share < 0.7
 
 
+def test_the_hidden_preference_is_even_over_the_values_that_scenes_have():
+    won: dict[str, list[bool]] = {}
+    tasks = {task: kind for kind, task in conflicts.TASKS.items() if kind != "countof"}
+    for sample in conflict_samples(700, seed=11, size=(84, 84)):
+        vision = conflicts.prefers_vision(tasks[sample.task], sample.answer_vision, sample.answer_text)
+        won.setdefault(sample.task, []).append(vision)
+    assert len(won) == 7
+    assert all(0.35 < np.mean(wins) < 0.65 for wins in won.values())
+
+
 def test_instructions_name_the_side_to_follow():
     rng = random.Random(0)
     assert instruction(rng, "text", "If the two differ, the {a} wins.").startswith("If the two differ, the ")
@@ -79,14 +89,26 @@ def test_instructions_name_the_side_to_follow():
 
 
 def test_held_out_wordings_are_never_drawn_in_training():
-    trained = {
-        (condition + action + ".").replace("{x}", a).replace("{y}", b).lower()
-        for condition in wordings.CONDITIONS
-        for action in wordings.ACTIONS
-        for a, b in (("{a}", "{b}"), ("{b}", "{a}"))
-    }
+    rng = random.Random(0)
+    drawn = {instruction(rng, side) for _ in range(20_000) for side in ("text", "vision")}
+    named = itertools.product(HELD_OUT_INSTRUCTIONS, set(wordings.TEXT_NAMES), set(wordings.IMAGE_NAMES))
+    held_out = {template.format(a=a, b=b) for template, *names in named for a, b in (names, names[::-1])}
     assert len(HELD_OUT_INSTRUCTIONS) == 20
-    assert not trained & {wording.lower() for wording in HELD_OUT_INSTRUCTIONS}
+    assert len(drawn) > 10_000
+    assert not drawn & held_out
+
+
+def test_an_instruction_is_marked_where_its_last_word_ends():
+    rng = random.Random(4)
+    scenes = [random_scene(rng) for _ in range(40)]
+    drawn = [conflicts.conflict_question(rng, scene, side, 2) for scene in scenes for side in ("text", "vision")]
+    for question in drawn:
+        if question is not None:
+            end, side = question.instructed
+            text = question.turns[0][0]
+            assert text[end] == "."
+            assert f"{side}_options" == question.kind
+    assert conflicts.conflict_question(rng, random_scene(rng, shapes=1), "plain", 0).instructed is None
 
 
 def test_an_instructed_conflict_is_answered_by_the_side_it_names():

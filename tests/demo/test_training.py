@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from demo.curriculum import TYPES, Group, make_plan
-from demo.forward import IMAGE_MEAN, IMAGE_STD, branch_mask, logits_at, picture_loss, text_hidden
+from demo.forward import IMAGE_MEAN, IMAGE_STD, branch_mask, logits_at, picture_loss, side_loss, text_hidden
 from demo.model import make_config, new_model
 from demo.muon import orthogonalise
 from demo.options import Options, learning_rate
@@ -51,8 +51,8 @@ def test_packed_branches_give_the_logits_they_would_give_alone(tokenizer):
     def answer_logits(questions: list[Question]) -> list[torch.Tensor]:
         arrays = pack(tokenizer, Group([scene], questions))
         batch = {k: torch.from_numpy(v) for k, v in arrays.items()}
-        hidden, _ = text_hidden(model, batch)
-        logits = logits_at(model, hidden, batch["source"])
+        states, _ = text_hidden(model, batch)
+        logits = logits_at(model, states[-1], batch["source"])
         return [logits[(batch["question"] == i) & (batch["weight"] > 0)] for i in range(len(questions))]
 
     with torch.no_grad():
@@ -90,8 +90,8 @@ def test_tokens_and_logits_equal_transformers_own(tokenizer, pictures, text_firs
             mm_token_type_ids=(ids == model.config.image_token_id).int(),
         ).logits[0]
         batch = {k: torch.from_numpy(v) for k, v in arrays.items()}
-        hidden, _ = text_hidden(model, batch)
-        mine = logits_at(model, hidden, torch.arange(used))
+        states, _ = text_hidden(model, batch)
+        mine = logits_at(model, states[-1], torch.arange(used))
     assert (mine - reference).abs().max() < 1e-4
 
 
@@ -106,6 +106,25 @@ def test_picture_loss_is_the_cross_entropy_of_sigma_over_pictures():
     }
     # the mass on picture 2 is .6 + .4 + .9 + .1 = 2.0, on picture 1 it is .2 + .4 + .1 + .3 = 1.0
     assert picture_loss(weights, batch).item() == pytest.approx(-np.log(2 / 3), abs=1e-4)
+
+
+def test_side_loss_is_the_cross_entropy_of_the_two_words_where_an_instruction_ends(tokenizer):
+    model = new_model(make_config(tokenizer, 96, 6), seed=1)
+    hidden = torch.randn(1, 3, 96, generator=torch.Generator().manual_seed(0))
+    words = torch.tensor([5, 9])
+    normed = hidden[0, 1] / hidden[0, 1].pow(2).mean().sqrt()
+    first, second = (model.lm_head.weight[words] @ normed).tolist()
+    loss = side_loss(model, hidden, torch.tensor([[-1, 1, -1]]), words)
+    assert loss.item() == pytest.approx(np.log1p(np.exp(first - second)), abs=1e-4)
+
+
+def test_the_side_stands_at_the_last_token_of_the_instruction(tokenizer):
+    text = "Trust the image.\nWhat color is the star?"
+    question = Question("vision_open", ((text, "The star is red."),), instructed=(15, "vision"))
+    arrays = pack(tokenizer, Group([random_scene(random.Random(3))], [question]))
+    (row,), (column,) = np.nonzero(arrays["side"] >= 0)
+    assert arrays["side"][row, column] == 1
+    assert tokenizer.decode(arrays["ids"][row, : column + 1]).endswith("Trust the image")
 
 
 def test_batches_depend_on_seed_rank_and_index_only(tokenizer):
