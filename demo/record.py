@@ -34,7 +34,7 @@ class Record:
         self.rank, self.folder, self.log = rank, options.folder, Log(options.folder)
         self.bar = tqdm(total=options.steps, initial=step, desc="training", mininterval=10, disable=rank > 0)
         self.parts, self.counts, self.steps, self.since = (
-            torch.zeros(3),
+            torch.zeros(4),
             torch.zeros(len(TYPES), 2),
             0,
             time.monotonic(),

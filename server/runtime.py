@@ -81,6 +81,7 @@ def load(settings: Settings) -> Serving:
         max_images=max(1, settings.max_images),
         image_cache_bytes=settings.image_cache,
         threads=settings.threads,
+        compiled=settings.compiled,
     )
     engine.start()
     return Serving(engine, vector_store(settings, mllm.path))

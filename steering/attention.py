@@ -125,11 +125,11 @@ class DecodeCapture:
     """Attention of the one query of each row, mean over heads; a layer writes it, one product reduces all layers."""
 
     def __init__(self, layers: int, rows: int, columns: int, device: torch.device):
-        self.means = torch.empty(rows, layers, columns, device=device)
+        self.means = torch.empty(layers, rows, columns, device=device)
 
     def sums(self, spans: torch.Tensor) -> torch.Tensor:
-        """(layers, rows, S) sums over spans of columns. spans: (rows, columns or more, S)."""
-        return (self.means @ spans[:, : self.means.shape[2]]).transpose(0, 1)
+        """(rows, layers, S) sums over spans of columns. spans: (rows, columns or more, S)."""
+        return self.means.transpose(0, 1) @ spans[:, : self.means.shape[2]]
 
 
 @dataclass
@@ -224,7 +224,7 @@ class Decode:
             return F.scaled_dot_product_attention(grouped, keys, values, visible, scale=heads.scaling).view(query.shape)
         weights = (heads.scores(grouped, keys) + visible).softmax(-1)
         if self.capture is not None:
-            torch.mean(weights.view(rows, -1, self.columns), 1, out=self.capture.means[:, heads.layer])
+            torch.mean(weights.view(rows, -1, self.columns), 1, out=self.capture.means[heads.layer])
         return (weights.to(values.dtype) @ values).view(query.shape)
 
     def _written(self, kv_heads: int) -> torch.Tensor:

@@ -25,22 +25,22 @@ HALF_TOLERANCE = 5e-2
 
 
 @torch.inference_mode()
-def self_check(mllm: MLLM) -> None:
+def self_check(mllm: MLLM, compiled: bool = False) -> None:
     """Compare prefill and several decoding steps of two ragged prompts with the plain model on eager attention.
 
+    With `compiled` the decoding steps are those that torch compiled.
     Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
     """
-    picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
     try:
         prompts = [
             build_prompt(
                 mllm,
-                [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": text}]}],
+                [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": text}]}],
             )
             for text in ("What is this?", "Describe the picture in a few words, then say what is missing.")
         ]
         references = [_reference(mllm, prompt) for prompt in prompts]
-        ours = _engine_logits(mllm, prompts, [tokens for tokens, _ in references])
+        ours = _engine_logits(mllm, prompts, [tokens for tokens, _ in references], compiled)
     except UnsupportedModel:
         raise
     except Exception as error:
@@ -60,6 +60,11 @@ def self_check(mllm: MLLM) -> None:
                 f"{mllm.name} cannot be served exactly: its logits differ from the plain model's by "
                 f"{float(difference[step]):.1e} of their range, first at {where}."
             )
+
+
+def picture() -> Image.Image:
+    """A small picture that every processor takes."""
+    return Image.linear_gradient("L").resize((112, 84)).convert("RGB")
 
 
 @contextmanager
@@ -89,10 +94,10 @@ def _reference(mllm: MLLM, prompt: Prompt) -> tuple[list[int], torch.Tensor]:
     return out.sequences[0, prompt.length :].tolist(), torch.cat(out.logits).float()
 
 
-def _engine_logits(mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]]) -> list[torch.Tensor]:
+def _engine_logits(mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], compiled: bool) -> list[torch.Tensor]:
     """Logits (steps, vocabulary) of the engine for each prompt, the reference's tokens forced on it, in one batch."""
     length = max(prompt.length for prompt in prompts) + STEPS
-    runner = Runner(mllm, len(prompts), length, max_images=1, image_cache=ImageCache(0))
+    runner = Runner(mllm, len(prompts), length, max_images=1, image_cache=ImageCache(0), compiled=compiled)
     sequences = [_sequence(mllm, prompt, slot) for slot, prompt in enumerate(prompts)]
     logits = []
     for sequence in sequences:

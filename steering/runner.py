@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from typing import Any
 
 import torch
+import torch.fx.experimental._config
 
 from steering import residual
 from steering.attention import Decode, DecodeCapture, KVPool, Prefill, PrefillCapture
@@ -24,8 +27,11 @@ COLUMN_BUCKET = 64
 class Runner:
     """Owns every tensor with a slot dimension. All settings live in fixed tensors, neutral where nothing was asked."""
 
-    def __init__(self, mllm: MLLM, slots: int, length: int, max_images: int, image_cache: ImageCache):
+    def __init__(
+        self, mllm: MLLM, slots: int, length: int, max_images: int, image_cache: ImageCache, compiled: bool = False
+    ):
         self.mllm = mllm
+        self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
         self.image_cache = image_cache
         self.pool = KVPool(slots, length)
         self.sampler = SamplerRows(slots, mllm.vocab_size, mllm.device)
@@ -141,12 +147,12 @@ class Runner:
         if self.rope_axes is not None:
             rope = rope.expand(self.rope_axes, -1, -1)
         embeds = self.mllm.model.get_input_embeddings()(self.token[:count, None])
-        hidden = self.mllm.decoder(
+        hidden = self._decode_step(
             inputs_embeds=embeds, position_ids=rope, attention_mask=self._own_mask(count), use_cache=False, step=step
         ).last_hidden_state
         if capture is not None:
             sums = capture.sums(self.spans[:count])
-            self.output_sums[:count] += sums.transpose(0, 1)
+            self.output_sums[:count] += sums
             if any("decay" in include for include in wanted):
                 self.decay[torch.arange(count, device=positions.device), positions] = attention_shares(sums)
         self.position[:count] += 1
@@ -172,9 +178,7 @@ class Runner:
             return
         rows = max(len(sequence.tokens) - 1, 0)
         first = sequence.prompt.length
-        decay = torch.cat(
-            [attention_shares(sequence.last_sums[:, None]), self.decay[sequence.slot, first : first + rows]]
-        )
+        decay = torch.cat([attention_shares(sequence.last_sums)[None], self.decay[sequence.slot, first : first + rows]])
         sequence.readings = Readings(
             sequence.question_sums.cpu(),
             sequence.last_sums.cpu(),
@@ -273,3 +277,10 @@ class Runner:
                     question if sequence.question_sums is None else sequence.question_sums + question
                 )
                 sequence.last_sums = last if sequence.last_sums is None else sequence.last_sums + last
+
+
+def _compiled(decoder: torch.nn.Module) -> Callable[..., Any]:
+    """The decoder for any number of rows and columns, compiled as one graph."""
+    # Else a number of columns that happens to equal the width of a head is taken for that width, which never changes.
+    torch.fx.experimental._config.use_duck_shape = False
+    return torch.compile(decoder, dynamic=True, fullgraph=True)

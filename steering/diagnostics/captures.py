@@ -8,12 +8,12 @@ from steering.layout import CONTEXT, FIRST_IMAGE, SYSTEM
 
 
 def attention_shares(sums: torch.Tensor) -> torch.Tensor:
-    """(rows, 3): shares of vision, system and user text, normalised over the three, mean over layers.
+    """(..., 3): shares of vision, system and user text, normalised over the three, mean over layers.
 
-    sums: (layers, rows, spans). Attention by span and step (SAGE paper, section 3). A layer whose window holds no such
+    sums: (..., layers, spans). Attention by span and step (SAGE paper, section 3). A layer whose window holds no such
     span does not count; NaN where none does.
     """
     vision = sums[..., FIRST_IMAGE:].sum(-1)
     user = sums[..., CONTEXT:FIRST_IMAGE].sum(-1)
     parts = torch.stack([vision, sums[..., SYSTEM], user], dim=-1)
-    return (parts / parts.sum(-1, keepdim=True)).nanmean(0)
+    return (parts / parts.sum(-1, keepdim=True)).nanmean(-2)

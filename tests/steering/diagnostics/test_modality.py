@@ -31,18 +31,18 @@ def test_a_layer_whose_window_holds_neither_has_none() -> None:
 
 
 def test_shares_of_vision_system_and_user_text() -> None:
-    sums = torch.zeros(2, 1, FIRST_IMAGE + 2)  # two layers, one row, two images
+    sums = torch.zeros(1, 2, FIRST_IMAGE + 2)  # one row, two layers, two images
     sums[0, 0, [SYSTEM, CONTEXT, QUESTION, USER, FIRST_IMAGE, FIRST_IMAGE + 1]] = torch.tensor(
         [0.1, 0.05, 0.1, 0.05, 0.3, 0.2]
     )
-    sums[1, 0, [SYSTEM, QUESTION]] = torch.tensor([0.3, 0.1])
+    sums[0, 1, [SYSTEM, QUESTION]] = torch.tensor([0.3, 0.1])
     # Layer 0: 0.5, 0.1, 0.2 of 0.8; layer 1: 0, 0.3, 0.1 of 0.4.
     torch.testing.assert_close(attention_shares(sums), torch.tensor([[0.3125, 0.4375, 0.25]]))
 
 
 def test_shares_leave_out_layers_that_see_none_of_the_three() -> None:
     sums = torch.zeros(2, 2, FIRST_IMAGE)
-    sums[1, 0, SYSTEM] = 0.2
+    sums[0, 1, SYSTEM] = 0.2
     shares = attention_shares(sums)
     torch.testing.assert_close(shares[0], torch.tensor([0.0, 1.0, 0.0]))
     assert shares[1].isnan().all()

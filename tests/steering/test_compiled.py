@@ -1,0 +1,72 @@
+"""The compiled decode step: the same answers, and no compiling again once the engine is ready."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+from PIL import Image
+
+import steering
+from steering import MLLM, Diagnose, Request, Sampling, UnsupportedModel, attention
+from steering.vectors import SteeringVector
+from tests import families
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch's own compiler uses it
+]
+LoadMLLM = Callable[[str], MLLM]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    torch.compiler.reset()  # compiled code of other models counts against the same limit
+
+
+def requests(mllm: MLLM, count: int) -> list[Request]:
+    """Prompts of different lengths and settings, every other one steered, the last with diagnostics."""
+    ones = torch.ones(mllm.num_layers)
+    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
+    vector = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint)
+    return [
+        Request(
+            [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what " * i}]}],
+            Sampling(max_tokens=40, ignore_eos=True, logprobs=2),
+            steering=(steering.Steer(vector, 0.5),) * (i % 2),
+            diagnose=Diagnose() if i == count - 1 else None,
+        )
+        for i, picture in enumerate(Image.linear_gradient("L").resize((112, 84)).convert("RGB") for _ in range(count))
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
+def test_answers_are_those_of_the_plain_step_and_nothing_is_compiled_later(family: str, load_mllm: LoadMLLM) -> None:
+    assert family in families.FAMILIES
+    mllm = load_mllm(family)
+    expected = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
+    compiled = steering.Engine(mllm, slots=4, max_length=512, compiled=True)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for count in (1, 3, 4):
+            asked = requests(mllm, count)
+            for one, other in zip(expected.generate(asked), compiled.generate(asked), strict=True):
+                assert one.choices[0].token_ids == other.choices[0].token_ids
+                for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
+                    assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+
+
+def test_a_step_that_cannot_be_compiled_is_refused_at_the_start(
+    load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = attention.Decode.attend
+
+    def attend(*args: object) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attention.Decode, "attend", attend)
+    with pytest.raises(UnsupportedModel, match="compile"):
+        steering.Engine(load_mllm("qwen2_vl"), slots=1, max_length=256, compiled=True)
