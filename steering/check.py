@@ -11,8 +11,9 @@ from torch import nn
 
 from steering.attention import NAME
 from steering.errors import RequestError, UnsupportedModel
+from steering.images import ImageCache
 from steering.layout import Prompt, build_prompt
-from steering.mllm import MLLM, ImageCache
+from steering.mllm import MLLM
 from steering.request import Sampling
 from steering.runner import Runner
 from steering.sequence import Sequence

@@ -15,9 +15,10 @@ from steering import check
 from steering.completion import Completion
 from steering.diagnostics.options import Diagnose
 from steering.errors import Busy, ContextOverflow, Fault, RequestError, UnsupportedModel, VectorError
+from steering.images import ImageCache
 from steering.interventions.steer import Steer
 from steering.layout import Prompt, build_prompt
-from steering.mllm import MLLM, ImageCache
+from steering.mllm import MLLM
 from steering.request import Request, Result, Sampling, TokenLogprob
 from steering.runner import Runner
 from steering.sampler import Sampled, answer_seed
@@ -156,6 +157,8 @@ class Engine:
             for sequence in [s for s in self._alive if s.done]:
                 self._leave(sequence)
         forks = self._scheduler.next_forks()
+        if not forks:
+            self._embed(self._scheduler.upcoming())
         batch = forks or self._scheduler.next_prefill(self._divisible)
         if batch:
             self._prefill(batch, forks=bool(forks))
@@ -186,12 +189,18 @@ class Engine:
         except Exception as error:
             self._fail(running, error)
 
-    def _divisible(self, sequence: Sequence) -> bool:
-        """Whether a waiting prompt may share a prefill; one whose images fail to encode runs, and fails, alone."""
+    def _embed(self, sequences: list[Sequence]) -> None:
+        """Embed waiting prompts, their images together; one whose images cannot be encoded does not stop the others."""
         try:
-            return self._runner.embedded(sequence).divisible
+            self._runner.embed(sequences)
         except Exception:
-            return False
+            for sequence in sequences if len(sequences) > 1 else ():
+                self._embed([sequence])
+
+    @staticmethod
+    def _divisible(sequence: Sequence) -> bool:
+        """Whether a waiting prompt may share a prefill; one that could not be embedded runs, and fails, alone."""
+        return sequence.embedded is not None and sequence.embedded.divisible
 
     def _hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
         """Give every sequence its token; the only place where the host waits for the device."""

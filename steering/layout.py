@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from steering.errors import RequestError
+from steering.images import Picture, divide
 from steering.mllm import MLLM
 
 OTHER, SYSTEM, CONTEXT, QUESTION, USER, FIRST_IMAGE = -1, 0, 1, 2, 3, 4
@@ -54,10 +55,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A tokenised chat. ids: (n,) int64; inputs: everything the model's wrapper takes, on the CPU."""
+    """A tokenised chat. ids: (n,) int64; inputs: everything the model's wrapper takes, on the CPU; pictures: its images."""
 
     ids: torch.Tensor
     inputs: dict[str, torch.Tensor]
+    pictures: tuple[Picture, ...]
     layout: Layout
 
     @property
@@ -79,7 +81,7 @@ def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]]) -> Prompt:
     Messages follow the Hugging Face chat format with PIL images; see `Request`. The ids equal those of
     `processor.apply_chat_template(..., tokenize=True)`, except that special tokens written by a user stay text.
     """
-    special = _special_pattern(mllm)
+    special = mllm.special_pattern
     chat, parts, images = _normalise(messages, special)
     if mllm.image_size is not None:
         images = [image.resize(mllm.image_size, Image.Resampling.BICUBIC) for image in images]
@@ -106,7 +108,7 @@ def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]]) -> Prompt:
         }
 
     ids = inputs["input_ids"][0]
-    if bool((torch.isin(ids, _special_ids(mllm)) & chars.written(offsets)).any()):
+    if bool((torch.isin(ids, mllm.special_ids) & chars.written(offsets)).any()):
         raise RequestError("Texts of the messages join into a special token; they must not.", param="messages")
     spans = chars.of_tokens(offsets)
     columns = (ids == mllm.image_token_id).nonzero()[:, 0]
@@ -117,7 +119,7 @@ def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]]) -> Prompt:
     for number, own in enumerate(columns.split(counts)):
         spans[own] = FIRST_IMAGE + number
         image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own)))
-    return Prompt(ids, inputs, Layout(spans, tuple(image_spans)))
+    return Prompt(ids, inputs, divide(inputs), Layout(spans, tuple(image_spans)))
 
 
 def _normalise(
@@ -204,26 +206,6 @@ def _encode(mllm: MLLM, text: str, images: list[Image.Image], add_special_tokens
         )
     except ValueError as error:
         raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
-
-
-def _special_pattern(mllm: MLLM) -> re.Pattern[str]:
-    """Matches every token that must not be written by a user: special ones and the placeholders of pictures."""
-    added = mllm.tokenizer.added_tokens_decoder.values()
-    tokens = {token.content for token in added if token.special} | set(mllm.tokenizer.all_special_tokens)
-    tokens |= {
-        token
-        for name in ("image_token", "video_token")
-        if isinstance(token := getattr(mllm.processor, name, None), str)
-    }
-    return re.compile(
-        "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True) if len(token) > 1) or r"(?!)"
-    )
-
-
-def _special_ids(mllm: MLLM) -> torch.Tensor:
-    """Ids that only a template may write; that of unknown characters may come of a text."""
-    special = {token for token, added in mllm.tokenizer.added_tokens_decoder.items() if added.special}
-    return torch.tensor(sorted({*special, mllm.image_token_id} - {mllm.tokenizer.unk_token_id}))
 
 
 def _text_spans(

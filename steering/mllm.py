@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,6 @@ from steering import attention, residual
 from steering.embedded import Embedded, Overlay
 from steering.errors import UnsupportedModel
 from steering.processor import load_processor
-
-TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
-"""Processor outputs with one value a token; everything else describes the images."""
 
 
 class _Intercepted(Exception):
@@ -55,19 +53,39 @@ class MLLM:
         residual.install(self.layers)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
         self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)
-        self._takes_encoder_outputs = "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
+        self.takes_image_features = "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
 
-    def embed(self, inputs: Mapping[str, torch.Tensor], image_cache: ImageCache | None = None) -> Embedded:
+    @cached_property
+    def special_pattern(self) -> re.Pattern[str]:
+        """Matches every token that must not be written by a user: special ones and the placeholders of pictures."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        tokens = {token.content for token in added if token.special} | set(self.tokenizer.all_special_tokens)
+        tokens |= {
+            token
+            for name in ("image_token", "video_token")
+            if isinstance(token := getattr(self.processor, name, None), str)
+        }
+        return re.compile(
+            "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True) if len(token) > 1) or r"(?!)"
+        )
+
+    @cached_property
+    def special_ids(self) -> torch.Tensor:
+        """Ids that only a template may write; that of unknown characters may come of a text."""
+        special = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special}
+        return torch.tensor(sorted({*special, self.image_token_id} - {self.tokenizer.unk_token_id}))
+
+    def embed(self, inputs: Mapping[str, torch.Tensor], features: Any = None) -> Embedded:
         """Run the wrapper up to its decoder call and return what the decoder would have received.
 
         No family needs code of its own: image features, multi-axis positions and special masks are the wrapper's work.
+        `features` of all images, where they were encoded before, are what `image_features` returns.
         """
-        inputs = {name: value.to(self.device) for name, value in inputs.items()}
-        arguments: dict[str, Any] = inputs
-        pictures = {name: value for name, value in inputs.items() if name not in TEXT_INPUTS}
-        if pictures and image_cache is not None and self._takes_encoder_outputs:
-            features = image_cache.get(pictures, lambda: self._image_features(pictures))
+        arguments: dict[str, Any] = dict(inputs)
+        if features is not None:
             arguments = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
+        arguments = {name: value.to(self.device) for name, value in arguments.items()}
+        if features is not None:
             arguments["mm_encoder_outputs"] = {"image": features}
         received: dict[str, Any] = {}
 
@@ -105,8 +123,9 @@ class MLLM:
             extras = {}
         return Embedded(embeds, positions, mask, overlay, extras)
 
-    def _image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
-        arguments = {name: value for name, value in pictures.items() if name in self._feature_arguments}
+    def image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
+        """Encode images, given as the processor's tensors; returns what the wrapper's `get_image_features` does."""
+        arguments = {name: value.to(self.device) for name, value in pictures.items() if name in self._feature_arguments}
         return self.model.model.get_image_features(**arguments, return_dict=True)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -119,49 +138,6 @@ class MLLM:
         if (scaling := getattr(self.text_config, "logits_scaling", None)) is not None:
             logits = logits / scaling
         return logits.float()
-
-
-class ImageCache:
-    """Image features by content, least recently used out first, bounded in bytes."""
-
-    def __init__(self, capacity: int):
-        self.capacity = capacity
-        self.bytes = 0
-        self.hits = 0
-        self.misses = 0
-        self._entries: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
-
-    def get(self, pictures: Mapping[str, torch.Tensor], encode: Callable[[], Any]) -> Any:
-        """The features of these processed images; `encode` makes them the first time."""
-        hasher = hashlib.sha256()
-        for name in sorted(pictures):
-            value = pictures[name].contiguous().cpu()
-            hasher.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-            hasher.update(value.flatten().view(torch.uint8).numpy().tobytes())
-        key = hasher.digest()
-        if key in self._entries:
-            self.hits += 1
-            self._entries.move_to_end(key)
-            return self._entries[key][0]
-        self.misses += 1
-        features = encode()
-        size = _tensor_bytes(features)
-        if size <= self.capacity:
-            self._entries[key] = (features, size)
-            self.bytes += size
-            while self.bytes > self.capacity:
-                self.bytes -= self._entries.popitem(last=False)[1][1]
-        return features
-
-
-def _tensor_bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    if isinstance(value, Mapping):
-        return sum(_tensor_bytes(item) for item in value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(_tensor_bytes(item) for item in value)
-    return 0
 
 
 def load(

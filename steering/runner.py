@@ -13,9 +13,10 @@ from steering import residual
 from steering.attention import Decode, DecodeCapture, KVPool, Prefill, PrefillCapture
 from steering.diagnostics.captures import attention_shares
 from steering.embedded import Embedded
+from steering.images import ImageCache
 from steering.interventions.steer import generated_delta, prompt_delta
 from steering.layout import FIRST_IMAGE, QUESTION
-from steering.mllm import MLLM, ImageCache
+from steering.mllm import MLLM
 from steering.residual import DecodeResidual, PrefillResidual
 from steering.sampler import Needs, Sampled, SamplerRows, sample
 from steering.sequence import Readings, Sequence
@@ -46,14 +47,17 @@ class Runner:
         self.rope_axes: int | None = None
 
     @torch.inference_mode()
-    def embedded(self, sequence: Sequence) -> Embedded:
-        """The decoder's inputs for a sequence's prompt, made once; image features come from the cache."""
-        if sequence.embedded is None:
-            sequence.embedded = self.mllm.embed(sequence.prompt.inputs, self.image_cache)
+    def embed(self, sequences: Rows[Sequence]) -> None:
+        """Make the decoder's inputs of prompts that have none yet; their new images are encoded together."""
+        sequences = [sequence for sequence in sequences if sequence.embedded is None]
+        shown = [s for s in sequences if s.prompt.pictures and self.mllm.takes_image_features]
+        features = self.image_cache.get(self.mllm.image_features, [sequence.prompt.pictures for sequence in shown])
+        by_sequence = dict(zip(shown, features, strict=True))
+        for sequence in sequences:
+            sequence.embedded = self.mllm.embed(sequence.prompt.inputs, by_sequence.get(sequence))
             sequence.rope_delta = sequence.embedded.rope_delta
             if sequence.embedded.positions.ndim == 3:
                 self.rope_axes = sequence.embedded.positions.shape[0]
-        return sequence.embedded
 
     @torch.inference_mode()
     def prefill(self, sequences: Rows[Sequence], budget: int) -> torch.Tensor | None:
@@ -61,7 +65,8 @@ class Runner:
 
         Returns the last logits (rows, vocabulary), or None while a prompt is not complete.
         """
-        prompts = [self.embedded(sequence) for sequence in sequences]
+        self.embed(sequences)
+        prompts = [sequence.embedded for sequence in sequences if sequence.embedded is not None]
         start = sequences[0].computed
         end = prompts[0].length
         if len(prompts) > 1:

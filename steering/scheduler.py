@@ -29,8 +29,19 @@ class Scheduler:
             self._admit(batch)
         return batch
 
+    def upcoming(self) -> list[Sequence]:
+        """The waiting sequences for which there are slots and whose prompts fit the budget together, at least one."""
+        fitting: list[Sequence] = []
+        widest = 0
+        for sequence in self.waiting:
+            widest = max(widest, sequence.prompt.length)
+            if not self._can_admit(fitting) or (fitting and widest * (len(fitting) + 1) > self.budget):
+                break
+            fitting.append(sequence)
+        return fitting
+
     def next_prefill(self, divisible: Callable[[Sequence], bool]) -> list[Sequence]:
-        """The sequences whose prompts run in this step: the one begun earlier, or new ones that fit the budget together.
+        """The sequences whose prompts run in this step: the one begun earlier, or upcoming ones together.
 
         The first always runs; it is prefilled in chunks when it is longer than the budget. A prompt that is not
         `divisible` runs alone and whole. Slots are assigned.
@@ -38,13 +49,9 @@ class Scheduler:
         if self.filling is not None:
             return [self.filling]
         batch: list[Sequence] = []
-        widest = 0
-        while self._can_admit(batch):
-            sequence = self.waiting[0]
-            widest = max(widest, sequence.prompt.length)
+        for sequence in self.upcoming():
             if batch and (
-                widest * (len(batch) + 1) > self.budget
-                or sequence.fork_of in batch
+                sequence.fork_of in batch
                 or sequence.alone
                 or batch[0].alone
                 or not (divisible(batch[0]) and divisible(sequence))

@@ -81,7 +81,7 @@ class Sequence:
     def release(self) -> None:
         """Let go of everything large that an ended sequence no longer needs; the layout stays for its readings."""
         self.embedded = self.prompt_logits = None
-        self.prompt = replace(self.prompt, inputs={})
+        self.prompt = replace(self.prompt, inputs={}, pictures=())
 
     def touched(self) -> Touched:
         """How many tokens went through the model, by kind."""

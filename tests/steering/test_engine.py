@@ -315,8 +315,8 @@ class _Sabotage:
         real = mllm.embed
         self.marked: set[bytes] = set()
 
-        def embed(inputs: Any, cache: Any = None) -> Any:
-            embedded = real(inputs, cache)
+        def embed(inputs: Any, features: Any = None) -> Any:
+            embedded = real(inputs, features)
             if inputs["input_ids"].numpy().tobytes() in self.marked:
                 embedded = dataclasses.replace(embedded, embeds=embedded.embeds.clone())
                 damage(embedded.embeds)
@@ -676,7 +676,9 @@ def test_cached_images_give_the_same_answers(family: str, make_engine: MakeEngin
     requests = [Request(chat, greedy()) for chat in [*chats, chats[0]]]
     ours = [exact(cached.generate([request])[0].choices[0]) for request in requests]
     assert ours == [exact(uncached.generate([request])[0].choices[0]) for request in requests]
-    assert (cached.stats()["image_cache_hits"], cached.stats()["image_cache_misses"]) == (2, 1)
+    pieces = cached.stats()["image_cache_misses"]  # tiles, where a family cuts an image into them
+    assert pieces >= 1
+    assert cached.stats()["image_cache_hits"] == 2 * pieces
     assert (uncached.stats()["image_cache_hits"], uncached.stats()["image_cache_bytes"]) == (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""Loading and patching a model: what is read off it, what its decoder receives, and the cache of image features."""
+"""Loading and patching a model: what is read off it, what its decoder receives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 import steering
 from steering import MLLM, attention
 from steering.layout import build_prompt
-from steering.mllm import ImageCache
 from tests import families
 from tests.steering.plain import Plain
 
@@ -150,27 +149,24 @@ def received(plain: Plain, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
     return out
 
 
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("encoded_before", [False, True])
 @pytest.mark.parametrize("family", EVERY)
 def test_embedding_gives_what_the_wrapper_gives_its_decoder(
-    family: str, cached: bool, load_mllm: LoadMLLM, load_plain: LoadPlain
+    family: str, encoded_before: bool, load_mllm: LoadMLLM, load_plain: LoadPlain
 ) -> None:
     inputs = load_plain(family).inputs(families.example_messages(family, 2))
     expected = received(load_plain(family), inputs)
-    cache = ImageCache(2**20) if cached else None
+    mllm = load_mllm(family)
     with torch.inference_mode():
-        for _ in range(2):
-            embedded = load_mllm(family).embed(inputs, cache)
+        features = mllm.image_features(inputs) if encoded_before else None
+        embedded = mllm.embed(inputs, features)
     torch.testing.assert_close(embedded.embeds, expected["inputs_embeds"], rtol=1e-4, atol=1e-4)
     assert embedded.length == inputs["input_ids"].shape[1]
     if expected.get("position_ids") is not None:
         assert torch.equal(embedded.positions, expected["position_ids"])
         # The next token's position is one more than the largest.
         assert embedded.length + embedded.rope_delta == int(expected["position_ids"].max()) + 1
-    if cache is not None:
-        assert (cache.hits, cache.misses) == (1, 1)
-    handle_count = len(load_mllm(family).decoder._forward_pre_hooks)
-    assert handle_count == 0
+    assert len(mllm.decoder._forward_pre_hooks) == 0
 
 
 def test_a_failing_picture_leaves_no_hook_behind(load_mllm: LoadMLLM, load_plain: LoadPlain) -> None:
@@ -178,93 +174,5 @@ def test_a_failing_picture_leaves_no_hook_behind(load_mllm: LoadMLLM, load_plain
     inputs = load_plain("qwen2_vl").inputs(families.example_messages("qwen2_vl"))
     broken = inputs | {"pixel_values": inputs["pixel_values"][:-1]}
     with pytest.raises((RuntimeError, ValueError, IndexError)):
-        mllm.embed(broken, ImageCache(2**20))
+        mllm.embed(broken)
     assert not mllm.decoder._forward_pre_hooks
-
-
-# --- the image cache -------------------------------------------------------------------------------------------------
-
-
-def pictures(number: int) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.full((4,), float(number)), "image_grid_thw": torch.tensor([[1, 2, 2]])}
-
-
-class Encoder:
-    """Makes features of 100 float32 numbers (400 bytes) and remembers which ones."""
-
-    def __init__(self, cache: ImageCache):
-        self.cache = cache
-        self.made: list[int] = []
-
-    def get(self, number: int) -> torch.Tensor:
-        def encode() -> dict[str, Any]:
-            self.made.append(number)
-            return {"pooler_output": [torch.full((100,), float(number))], "hidden_states": None}
-
-        features: torch.Tensor = self.cache.get(pictures(number), encode)["pooler_output"][0]
-        return features
-
-
-def test_the_same_picture_is_encoded_once() -> None:
-    encoder = Encoder(ImageCache(10_000))
-    for number in (1, 2, 1, 1, 2):
-        assert float(encoder.get(number)[0]) == number
-    assert encoder.made == [1, 2]
-    assert (encoder.cache.hits, encoder.cache.misses, encoder.cache.bytes) == (3, 2, 800)
-
-
-def test_the_least_recently_used_leaves_first_and_the_bytes_are_bounded() -> None:
-    encoder = Encoder(ImageCache(1000))
-    for number in (1, 2, 1, 3):
-        encoder.get(number)
-        assert encoder.cache.bytes <= 1000
-    assert encoder.made == [1, 2, 3]
-    encoder.get(1)
-    assert encoder.made == [1, 2, 3]
-    encoder.get(2)
-    assert encoder.made == [1, 2, 3, 2]
-    assert encoder.cache.bytes == 800
-
-
-def test_what_is_larger_than_the_cache_is_not_kept() -> None:
-    encoder = Encoder(ImageCache(399))
-    encoder.get(1)
-    encoder.get(1)
-    assert (encoder.made, encoder.cache.bytes) == ([1, 1], 0)
-
-
-def test_a_failed_encoding_is_not_remembered() -> None:
-    cache = ImageCache(1000)
-
-    def fail() -> None:
-        raise RuntimeError("out of memory")
-
-    for _ in range(2):
-        with pytest.raises(RuntimeError):
-            cache.get(pictures(1), fail)
-    assert (cache.bytes, cache.hits) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"pixel_values": torch.zeros(4, dtype=torch.float64), "image_grid_thw": torch.tensor([[1, 2, 2]])},
-        {"pixel_values": torch.zeros(2, 2), "image_grid_thw": torch.tensor([[1, 2, 2]])},
-        {"pixel_values": torch.zeros(4), "image_grid_thw": torch.tensor([[1, 1, 4]])},
-        {"pixel_values": torch.zeros(4)},
-        {"pixels": torch.zeros(4), "image_grid_thw": torch.tensor([[1, 2, 2]])},
-    ],
-)
-def test_everything_that_makes_another_picture_makes_another_key(other: dict[str, torch.Tensor]) -> None:
-    cache = ImageCache(1000)
-    cache.get(pictures(0), lambda: torch.zeros(1))
-    cache.get(other, lambda: torch.zeros(1))
-    assert (cache.hits, cache.misses) == (0, 2)
-
-
-def test_how_pictures_lie_in_memory_does_not_matter() -> None:
-    cache = ImageCache(1000)
-    pixels = torch.randn(6, 4, dtype=torch.bfloat16)
-    cache.get({"pixel_values": pixels}, lambda: torch.zeros(1))
-    cache.get({"pixel_values": pixels.T.contiguous().T}, lambda: torch.zeros(1))
-    assert (cache.hits, cache.misses) == (1, 1)

@@ -1,0 +1,163 @@
+"""Image features: each image is encoded once, several requests' new ones in one call, and kept by content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
+"""Processor outputs with one value a token; everything else describes the images."""
+
+Encode = Callable[[Mapping[str, torch.Tensor]], Any]
+"""From the processor's tensors to what the model's `get_image_features` returns."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What the processor made of one image, or of one tile. key: a hash of the tensors, which are on the CPU."""
+
+    key: bytes
+    tensors: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Picture:
+        hasher = hashlib.sha256()
+        for name in sorted(tensors):
+            value = tensors[name].contiguous()
+            hasher.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+            hasher.update(value.flatten().view(torch.uint8).numpy().data)
+        return cls(hasher.digest(), tensors)
+
+    @classmethod
+    def join(cls, pictures: Iterable[Picture]) -> Picture:
+        """Several pictures that are encoded, and kept, as one."""
+        pictures = list(pictures)
+        key = hashlib.sha256(b"".join(picture.key for picture in pictures)).digest()
+        return pictures[0] if len(pictures) == 1 else cls(key, _joined(pictures))
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Equal for pictures that can be encoded in one call: they differ only in their first dimension."""
+        return tuple((name, value.dtype, *value.shape[1:]) for name, value in sorted(self.tensors.items()))
+
+
+def _joined(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+    return {name: torch.cat([picture.tensors[name] for picture in pictures]) for name in pictures[0].tensors}
+
+
+def divide(inputs: Mapping[str, torch.Tensor]) -> tuple[Picture, ...]:
+    """The pictures in a processor's output, none without images; one of all images where they cannot be told apart.
+
+    The first dimension of every tensor counts images or tiles, or, where the images have grids, patches.
+    """
+    tensors = {name: value for name, value in inputs.items() if name not in TEXT_INPUTS}
+    if not tensors:
+        return ()
+    grids = tensors.get("image_grid_thw")
+    sizes = [1] * min(len(value) for value in tensors.values()) if grids is None else grids.prod(-1).tolist()
+    parts: dict[str, Sequence[torch.Tensor]] = {}
+    for name, value in tensors.items():
+        if len(value) == len(sizes):
+            parts[name] = value.split(1)
+        elif len(value) == sum(sizes):
+            parts[name] = value.split(sizes)
+        else:
+            return (Picture.of(tensors),)
+    return tuple(Picture.of({name: part[i] for name, part in parts.items()}) for i in range(len(sizes)))
+
+
+class ImageCache:
+    """Features by content, the least recently used let go first, bounded in bytes."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self._entries: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+        self._separable = True  # whether the model's features can be told apart by picture
+
+    def get(self, encode: Encode, prompts: Sequence[Sequence[Picture]]) -> list[Any]:
+        """The features of each prompt's pictures; what is new is encoded, as far as it has one shape in one call."""
+        if not self._separable:
+            prompts = [(Picture.join(pictures),) for pictures in prompts]
+        found: dict[bytes, Any] = {}
+        missing: dict[tuple[object, ...], dict[bytes, Picture]] = {}
+        for picture in (picture for pictures in prompts for picture in pictures):
+            if picture.key in self._entries:
+                self.hits += 1
+                self._entries.move_to_end(picture.key)
+                found[picture.key] = self._entries[picture.key][0]
+            else:
+                shape = picture.shape if self._separable else (picture.key,)
+                missing.setdefault(shape, {})[picture.key] = picture
+        for pictures in missing.values():
+            encoded = encode(_joined(list(pictures.values())))
+            parts = _separate(encoded, len(pictures)) if self._separable else [encoded]
+            if parts is None:  # found out at the first image that a model sees
+                self._separable = False
+                return self.get(encode, prompts)
+            self.misses += len(pictures)
+            for key, part in zip(pictures, parts, strict=True):
+                found[key] = part
+                self._keep(key, part)
+        return [_join_features([found[picture.key] for picture in pictures]) for pictures in prompts]
+
+    def _keep(self, key: bytes, features: Any) -> None:
+        size = _tensor_bytes(features)
+        if size > self.capacity:
+            return
+        self._entries[key] = (features, size)
+        self.bytes += size
+        while self.bytes > self.capacity:
+            self.bytes -= self._entries.popitem(last=False)[1][1]
+
+
+def _separate(output: Any, count: int) -> list[Any] | None:
+    """The features of each of `count` pictures as outputs of their own, None where the output does not tell.
+
+    Besides the features themselves only those of DeepStack are used by the models; both are copied, or one picture would
+    keep the memory of all.
+    """
+    pooled, deep = output.pooler_output, output.get("deepstack_features")
+    if len(pooled) != count:
+        return None
+    layers: list[Sequence[torch.Tensor]] = []
+    for layer in deep or ():
+        lengths = [len(part) for part in pooled]
+        if sum(lengths) != len(layer):
+            return None
+        layers.append(layer.split(lengths))
+    separate = []
+    for i in range(count):
+        part = pooled[i : i + 1]
+        part = part.clone() if isinstance(part, torch.Tensor) else type(part)(tensor.clone() for tensor in part)
+        fields = {"deepstack_features": [layer[i].clone() for layer in layers]} if deep else {}
+        separate.append(type(output)(pooler_output=part, **fields))
+    return separate
+
+
+def _join_features(parts: Sequence[Any]) -> Any:
+    """The inverse of `_separate`."""
+    if len(parts) == 1:
+        return parts[0]
+    pooled = [part.pooler_output for part in parts]
+    joined = torch.cat(pooled) if isinstance(pooled[0], torch.Tensor) else sum(pooled[1:], pooled[0])
+    deep = [part.get("deepstack_features") for part in parts]
+    fields = {"deepstack_features": [torch.cat(layer) for layer in zip(*deep, strict=True)]} if deep[0] else {}
+    return type(parts[0])(pooler_output=joined, **fields)
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return sum(_tensor_bytes(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_tensor_bytes(item) for item in value)
+    return 0
