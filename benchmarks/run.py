@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import platform
@@ -27,6 +28,7 @@ from tqdm import tqdm
 
 from benchmarks import models, sides
 from benchmarks.models import Workload
+from steering import Engine
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 CONCURRENT = 16
@@ -65,22 +67,30 @@ class Row:
 
 def throughput(workload: Workload) -> Iterator[Comparison]:
     """16 concurrent requests against 16 sequential `generate()` calls."""
-    engine, plain = sides.engine(workload, CONCURRENT), sides.Plain(workload)
-    yield Comparison(
-        f"{CONCURRENT} sequential generate() / {CONCURRENT} concurrent",
-        {"generate()": plain.run, "engine": lambda seeds: sides.run_engine(engine, workload, seeds)},
-        over="generate()", under="engine", aim=8.0, at_least=True, requests=CONCURRENT,
-    )  # fmt: skip
+    plain = sides.Plain(workload)
+    for title, engine in _engines(workload):
+        yield Comparison(
+            f"{CONCURRENT} sequential generate() / {CONCURRENT} concurrent{title}",
+            {"generate()": plain.run, "engine": functools.partial(sides.run_engine, engine, workload)},
+            over="generate()", under="engine", aim=8.0, at_least=True, requests=CONCURRENT,
+        )  # fmt: skip
 
 
 def latency(workload: Workload) -> Iterator[Comparison]:
     """One request against `generate()`."""
-    engine, plain = sides.engine(workload, CONCURRENT), sides.Plain(workload)
-    yield Comparison(
-        "one request / generate()",
-        {"generate()": plain.run, "engine": lambda seeds: sides.run_engine(engine, workload, seeds)},
-        over="engine", under="generate()", aim=0.9,
-    )  # fmt: skip
+    plain = sides.Plain(workload)
+    for title, engine in _engines(workload):
+        yield Comparison(
+            f"one request{title} / generate()",
+            {"generate()": plain.run, "engine": functools.partial(sides.run_engine, engine, workload)},
+            over="engine", under="generate()", aim=0.9,
+        )  # fmt: skip
+
+
+def _engines(workload: Workload) -> Iterator[tuple[str, Engine]]:
+    """The engine as it comes, and with its decode step compiled."""
+    yield "", sides.engine(workload, CONCURRENT)
+    yield ", compiled", sides.engine(workload, CONCURRENT, compiled=True)
 
 
 def steering(workload: Workload) -> Iterator[Comparison]:

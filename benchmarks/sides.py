@@ -20,10 +20,10 @@ FOCUS = Diagnose(include=frozenset({"focus", "modality"}))
 """The readouts whose cost is measured."""
 
 
-def engine(workload: Workload, slots: int) -> steering.Engine:
-    """An engine on the workload's model; its load-time check is not part of any figure."""
+def engine(workload: Workload, slots: int, compiled: bool = False) -> steering.Engine:
+    """An engine on the workload's model; neither its load-time check nor compiling is part of any figure."""
     mllm = steering.load(workload.folder, device="cpu")
-    return steering.Engine(mllm, slots=slots, max_length=workload.max_length, self_check=False)
+    return steering.Engine(mllm, slots=slots, max_length=workload.max_length, self_check=False, compiled=compiled)
 
 
 def run_engine(

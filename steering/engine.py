@@ -112,7 +112,9 @@ class Engine:
         return [completion.result() for completion in completions]
 
     def start(self) -> None:
-        """Step in a background thread from now on."""
+        """Step in a background thread from now on; raises RuntimeError when one does already."""
+        if self._thread is not None:
+            raise RuntimeError("The engine was started before.")
         self._thread = threading.Thread(target=self._run, name="helmsight-engine", daemon=True)
         self._thread.start()
 

@@ -62,6 +62,21 @@ class SteeringVector:
                 f"Steering vector {self.name!r}: layers {list(self.layers)} must be in 0..{len(self.direction) - 1}.",
                 code="bad_vector",
             )
+        _ = self.calibrated_range
+
+    @property
+    def calibrated_range(self) -> tuple[float, float] | None:
+        """The least and greatest strength that calibration measured; None for a vector that was not calibrated."""
+        calibration = self.info.get("calibration")
+        if calibration is None:
+            return None
+        try:
+            low, high = (float(strength) for strength in calibration["range"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise VectorError(
+                f"Steering vector {self.name!r}: its calibration has no range of two strengths.", code="bad_vector"
+            ) from error
+        return low, high
 
     def delta(self, scale: float, layers: Sequence[int] | None = None) -> torch.Tensor:
         """What is added to the residual stream: (layers, d), scale * w_l * v_l at `layers` (default: its own)."""

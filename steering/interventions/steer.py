@@ -120,10 +120,9 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], touched: Touched) -> d
         for layer in layers
         if sum(counts)
     ]
-    calibrated = steer.vector.info.get("calibration", {}).get("range")
     warning = None
-    if calibrated and abs(steer.scale) > calibrated[1]:
-        warning = f"strength {abs(steer.scale):g} is beyond the calibrated range {calibrated[0]:g} to {calibrated[1]:g}"
+    if (known := steer.vector.calibrated_range) is not None and abs(steer.scale) > known[1]:
+        warning = f"strength {abs(steer.scale):g} is beyond the calibrated range {known[0]:g} to {known[1]:g}"
     return {
         "name": steer.vector.name,
         "toward": steer.toward,

@@ -563,6 +563,11 @@ def running(make_engine: MakeEngine) -> Iterator[Engine]:
     engine.stop()
 
 
+def test_an_engine_is_started_once(running: Engine) -> None:
+    with pytest.raises(RuntimeError, match="started before"):
+        running.start()
+
+
 def test_many_threads_may_submit_at_once(running: Engine, load_plain: LoadPlain) -> None:
     chats = conversations("qwen2_vl")
     answers = [load_plain("qwen2_vl").answer(chat, 5) for chat in chats]

@@ -213,6 +213,9 @@ def test_missing_tensors_are_noticed(name: str) -> None:
         {"layers": "[" * 100_000},
         {"info": "[1]"},
         {"info": "[" * 100_000},
+        {"info": '{"calibration": []}'},
+        {"info": '{"calibration": {"range": [1]}}'},
+        {"info": '{"calibration": {"range": ["low", 2]}}'},
         {"sha256": "0" * 64},
     ],
 )
