@@ -25,7 +25,7 @@ def resolve(chat: ChatRequest, mllm: MLLM, store: VectorStore, settings: Setting
     steers = _steering(chat.steering, store, settings) if chat.steering else ()
     diagnose = _diagnose(chat.diagnostics) if chat.diagnostics else None
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
-    return Request(messages, sampling, steers, diagnose, n=n, baseline=bool(chat.baseline))
+    return Request(messages, sampling, steers, diagnose=diagnose, n=n, baseline=bool(chat.baseline))
 
 
 def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:

@@ -7,7 +7,10 @@ from steering.completion import Completion
 from steering.diagnostics.options import READOUTS, Diagnose
 from steering.engine import Engine
 from steering.errors import Busy, ContextOverflow, Fault, RequestError, SteeringError, UnsupportedModel, VectorError
+from steering.interventions.sage import Sage
+from steering.interventions.see import See
 from steering.interventions.steer import TOKENS, TOWARD, Steer
+from steering.interventions.think import Think
 from steering.mllm import MLLM, load
 from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
 from steering.vectors import NAME, SteeringVector, VectorStore
@@ -30,10 +33,13 @@ __all__ = [
     "Request",
     "RequestError",
     "Result",
+    "Sage",
     "Sampling",
+    "See",
     "Steer",
     "SteeringError",
     "SteeringVector",
+    "Think",
     "TokenLogprob",
     "UnsupportedModel",
     "VectorError",

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from steering.interventions.see import SeeRows
 from steering.residual import DecodeResidual, PrefillResidual
 
 NAME = "helmsight"
@@ -144,6 +145,7 @@ class Prefill:
     residual: PrefillResidual
     start: int = 0
     capture: PrefillCapture | None = None
+    see: SeeRows | None = None
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def attend(
@@ -159,14 +161,13 @@ class Prefill:
             mask = self._chunk_mask(n, heads.window, query.device)
         if self.capture is not None:
             self._capture(self.capture, heads, query, key, mask)
-        if heads.softcap is not None:
-            return _explicit(heads, query, key, value, mask)
-        causal = mask is None
-        if query.dtype != torch.float32 and mask is not None and mask.dtype != torch.bool:
-            mask = mask.to(query.dtype)
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, scale=heads.scaling, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
-        )
+
+        def product(value: torch.Tensor) -> torch.Tensor:
+            return _product(heads, query, key, value, mask)
+
+        if self.see is not None and heads.layer < self.see.depth:
+            return self.see.attend(heads.layer, value, product)
+        return product(value)
 
     def _chunk_mask(self, n: int, window: int | None, device: torch.device) -> torch.Tensor:
         """(1, 1, n, start + n): causal with an offset, which is_causal cannot say, and within the window."""
@@ -189,7 +190,10 @@ class Prefill:
                 visible = _visible(rows + self.start, columns, None)[:, None]
             else:
                 visible = mask.expand(batch, -1, -1, -1).gather(2, rows[:, None, :, None].expand(-1, 1, -1, columns))
-            weights = _masked(scores, visible).softmax(-1).mean(1)  # (rows, R, columns)
+            weights = _masked(scores, visible).softmax(-1)
+            if self.see is not None and heads.layer < self.see.depth:
+                weights = self.see.enhance(heads.layer, weights)
+            weights = weights.mean(1)  # (rows, R, columns)
             groups = capture.weights[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, G, R)
             capture.sums[heads.layer] += groups @ (weights @ spans)
 
@@ -206,6 +210,7 @@ class Decode:
     columns: int
     residual: DecodeResidual
     capture: DecodeCapture | None = None
+    see: SeeRows | None = None
     _writes: dict[int, torch.Tensor] = field(default_factory=dict)
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
@@ -220,9 +225,11 @@ class Decode:
         keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
         grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
         visible = self._mask(heads.window, query.dtype)
-        if self.capture is None and heads.softcap is None:
+        if self.capture is None and self.see is None and heads.softcap is None:
             return F.scaled_dot_product_attention(grouped, keys, values, visible, scale=heads.scaling).view(query.shape)
         weights = (heads.scores(grouped, keys) + visible).softmax(-1)
+        if self.see is not None:
+            weights = self.see.enhance(heads.layer, weights)
         if self.capture is not None:
             torch.mean(weights.view(rows, -1, self.columns), 1, out=self.capture.means[heads.layer])
         return (weights.to(values.dtype) @ values).view(query.shape)
@@ -259,6 +266,20 @@ def _grouped_scores(heads: Heads, query: torch.Tensor, key: torch.Tensor) -> tor
     rows, count, n, width = query.shape
     grouped = query.reshape(rows, key.shape[1], -1, width)
     return heads.scores(grouped, key).view(rows, count, n, -1)
+
+
+def _product(
+    heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Attention without materialised weights, where the scores allow it; causal without a mask."""
+    if heads.softcap is not None:
+        return _explicit(heads, query, key, value, mask)
+    causal = mask is None
+    if query.dtype != torch.float32 and mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(query.dtype)
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, scale=heads.scaling, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
+    )
 
 
 def _explicit(

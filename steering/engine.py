@@ -291,6 +291,7 @@ class Engine:
     def _enqueue(self, request: Request, refuse: Callable[[int], None]) -> Completion:
         prompt = build_prompt(self.mllm, request.messages)
         max_tokens = self._validate(request, prompt)
+        thresholds = self._thresholds(request)
         completion = Completion(prompt.length, request.n, request.baseline, self.focus_layers, self._wake)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
 
@@ -303,6 +304,8 @@ class Engine:
                 text=TextStream(self.mllm.tokenizer, request.sampling.stop),
                 notify=completion.receive,
                 steering=() if baseline else request.steering,
+                sage=None if baseline else request.sage,
+                thresholds=thresholds,
                 diagnose=request.diagnose,
                 wants_states=request.states,
                 fork_of=first,
@@ -336,7 +339,22 @@ class Engine:
         for steer in request.steering:
             self._validate_steer(steer)
         self._validate_diagnose(request.diagnose, images)
+        if request.sage is not None and request.sage.see is not None:
+            if not images:
+                raise RequestError("'sage.see' needs an image in the request.", param="sage.see")
+            request.sage.see.depth(self.mllm.num_layers)
         return room if asked is None else asked
+
+    def _thresholds(self, request: Request) -> torch.Tensor | None:
+        """(layers,) thresholds of the divergence, None where the request does not think."""
+        if request.sage is None or request.sage.think is None:
+            return None
+        if request.sage.think.threshold is None:
+            raise RequestError(
+                f"{self.mllm.name} was not calibrated for 'sage.think'; give 'sage.think.threshold'.",
+                param="sage.think.threshold",
+            )
+        return torch.full((self.mllm.num_layers,), request.sage.think.threshold)
 
     def _validate_steer(self, steer: Steer) -> None:
         if steer.vector.fingerprint != self.mllm.fingerprint:

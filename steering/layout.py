@@ -14,9 +14,7 @@ from PIL import Image
 from steering.errors import RequestError
 from steering.images import Picture, divide
 from steering.mllm import MLLM
-
-OTHER, SYSTEM, CONTEXT, QUESTION, USER, FIRST_IMAGE = -1, 0, 1, 2, 3, 4
-"""Span numbers: template and earlier answers, system prompt, text context, question, other user text, images from 4 on."""
+from steering.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, SYSTEM, USER
 
 CONTEXT_LINE = "Text context:"
 """A line of user text that begins so is a text context (modality-preference paper, prompt of section 3)."""

@@ -11,6 +11,7 @@ import torch
 
 from steering.diagnostics.options import Diagnose
 from steering.errors import RequestError
+from steering.interventions.sage import Sage
 from steering.interventions.steer import Steer
 
 MAX_TOP_LOGPROBS = 20
@@ -79,6 +80,7 @@ class Request:
     messages: Sequence[Mapping[str, Any]]
     sampling: Sampling = field(default_factory=Sampling)
     steering: tuple[Steer, ...] = ()
+    sage: Sage | None = None
     diagnose: Diagnose | None = None
     n: int = 1
     baseline: bool = False

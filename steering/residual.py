@@ -1,4 +1,4 @@
-"""What happens to the residual stream behind each decoder layer: vectors are added, states are read.
+"""What happens to the residual stream behind each decoder layer: updates are damped, vectors added, states read.
 
 The layers are extended once, at load, and find their settings in the step that travels with the forward pass.
 """
@@ -13,37 +13,71 @@ from typing import Any
 import torch
 from torch import nn
 
+from steering.interventions.think import ThinkRows
+
 TEXT, IMAGE = 0, 1
 """Classes of prompt tokens that a vector may be added to separately."""
+
+
+class Updates:
+    """The two updates that a layer adds to the residual stream, (rows, n, d), kept while the layer runs.
+
+    Where a family normalises behind a sub-block, the update is what leaves that norm.
+    """
+
+    def __init__(self, layer: nn.Module):
+        self.mha = self.ffn = torch.empty(0)
+        after_mha = getattr(layer, "post_self_attn_layernorm", None)
+        if after_mha is None and hasattr(layer, "pre_feedforward_layernorm"):
+            after_mha = layer.post_attention_layernorm
+        after_ffn = getattr(layer, "post_mlp_layernorm", None) or getattr(layer, "post_feedforward_layernorm", None)
+        self._keep("mha", getattr(layer, "self_attn", None) if after_mha is None else after_mha)
+        self._keep("ffn", getattr(layer, "mlp", None) if after_ffn is None else after_ffn)
+
+    def _keep(self, name: str, module: nn.Module | Any) -> None:
+        if module is None:
+            return
+        forward = module.forward
+
+        @functools.wraps(forward)
+        def keeping(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            setattr(self, name, output[0] if isinstance(output, tuple) else output)
+            return output
+
+        module.forward = keeping
 
 
 def install(layers: nn.ModuleList) -> None:
     """Extend every decoder layer; a forward pass without a step is left as it is.
 
-    The layer's `forward` is wrapped, because a forward hook that sees keyword arguments takes torch's slow call path.
+    `forward` is wrapped, because a forward hook that sees keyword arguments takes torch's slow call path.
     """
     for index, layer in enumerate(layers):
-        layer.forward = _extended(layer.forward, index)
+        layer.forward = _extended(layer.forward, index, Updates(layer))
 
 
-def _extended(forward: Callable[..., torch.Tensor], index: int) -> Callable[..., torch.Tensor]:
+def _extended(forward: Callable[..., torch.Tensor], index: int, updates: Updates) -> Callable[..., torch.Tensor]:
     @functools.wraps(forward)
     def extended(*args: Any, **kwargs: Any) -> torch.Tensor:
         output = forward(*args, **kwargs)
         step = kwargs.get("step")
-        return output if step is None else step.residual.after_layer(index, output)
+        return output if step is None else step.residual.after_layer(index, output, updates)
 
     return extended
 
 
 class DecodeResidual:
     """What is added to each row's token. delta: (layers, rows, d), zero where a row is not steered: the same work for
-    every batch."""
+    every batch. think: the damping that comes before, None where no row thinks."""
 
-    def __init__(self, delta: torch.Tensor):
+    def __init__(self, delta: torch.Tensor, think: ThinkRows | None = None):
         self._by_layer = delta.unsqueeze(2).unbind(0)  # views (rows, 1, d)
+        self.think = think
 
-    def after_layer(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+    def after_layer(self, layer: int, hidden: torch.Tensor, updates: Updates) -> torch.Tensor:
+        if self.think is not None:
+            hidden = self.think.damp(layer, hidden, updates.mha, updates.ffn)
         return hidden + self._by_layer[layer]
 
 
@@ -61,8 +95,11 @@ class PrefillResidual:
     norms: dict[int, torch.Tensor] = field(default_factory=dict)
     last: torch.Tensor | None = None
     states: torch.Tensor | None = None
+    think: ThinkRows | None = None
 
-    def after_layer(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+    def after_layer(self, layer: int, hidden: torch.Tensor, updates: Updates) -> torch.Tensor:
+        if self.think is not None:
+            hidden = self.think.damp(layer, hidden, updates.mha, updates.ffn)
         if layer in self.delta:
             self.norms[layer] = (hidden.float().norm(dim=-1, keepdim=True) * self.classes).sum(1)
             hidden = hidden + (self.classes.to(hidden.dtype) @ self.delta[layer])

@@ -14,12 +14,15 @@ from steering.attention import Decode, DecodeCapture, KVPool, Prefill, PrefillCa
 from steering.diagnostics.captures import attention_shares
 from steering.embedded import Embedded
 from steering.images import ImageCache
+from steering.interventions.sage import SageReadings
+from steering.interventions.see import SeeSlots
 from steering.interventions.steer import generated_delta, prompt_delta
-from steering.layout import FIRST_IMAGE, QUESTION
+from steering.interventions.think import ThinkSlots
 from steering.mllm import MLLM
 from steering.residual import DecodeResidual, PrefillResidual
 from steering.sampler import Needs, Sampled, SamplerRows, sample
 from steering.sequence import Readings, Sequence
+from steering.spans import FIRST_IMAGE, QUESTION
 
 COLUMN_BUCKET = 64
 """Decode reads a multiple of this many columns, so that shapes repeat."""
@@ -44,6 +47,8 @@ class Runner:
         self.spans = torch.zeros(slots, length, spans, device=device)
         self.output_sums = torch.zeros(slots, layers, spans, device=device)
         self.decay = torch.zeros(slots, length, 3, device=device)
+        self.see = SeeSlots(slots, length, layers, device)
+        self.think = ThinkSlots(slots, layers, device)
         self.rope_axes: int | None = None
 
     @torch.inference_mode()
@@ -81,12 +86,14 @@ class Runner:
             for sequence in sequences:
                 self._place(sequence)
         last = torch.tensor(lengths, device=self.mllm.device) - 1
+        slots = [sequence.slot for sequence in sequences]
         step = Prefill(
             self.pool,
-            [sequence.slot for sequence in sequences],
+            slots,
             self._prefill_residual(sequences, start, lengths, last if complete else None),
             start,
             self._prefill_capture(sequences, start, lengths, complete),
+            self.see.rows(slots, [sequence.see for sequence in sequences], generated=False),
         )
         arguments = batch.arguments
         if start:
@@ -110,9 +117,12 @@ class Runner:
             source = sequence.fork_of
             assert source is not None
             assert source.prompt_logits is not None
+            assert source.prompt_think is not None
             sequence.rope_delta = source.rope_delta
             self._place(sequence)
             self.pool.copy(source.slot, sequence.slot, source.prompt.length)
+            self.see.first[sequence.slot] = self.see.first[source.slot]
+            self.think.measured[sequence.slot] = source.prompt_think
             sequence.computed = source.prompt.length
             sequence.states, sequence.norms = source.states, source.norms
             sequence.question_sums, sequence.last_sums = source.question_sums, source.last_sums
@@ -147,12 +157,17 @@ class Runner:
         positions = self.position[:count].clone()
         wanted = [sequence.diagnose.include for sequence in running if sequence.diagnose is not None]
         capture = DecodeCapture(self.mllm.num_layers, count, columns, positions.device) if wanted else None
-        step = Decode(self.pool, positions, columns, DecodeResidual(self.delta[:, :count]), capture)
+        rows, real = slice(0, count), torch.ones(count, 1, device=positions.device)
+        think = self.think.rows(rows, [sequence.think for sequence in running], real)
+        see = self.see.rows(rows, [sequence.see for sequence in running], generated=True)
+        step = Decode(self.pool, positions, columns, DecodeResidual(self.delta[:, rows], think), capture, see)
         rope = (positions + self.rope_delta[:count])[:, None]
         if self.rope_axes is not None:
             rope = rope.expand(self.rope_axes, -1, -1)
         embeds = self.mllm.model.get_input_embeddings()(self.token[:count, None])
-        hidden = self._decode_step(
+        # Compiled is what most steps are; one with See or Think would need code of its own for every mixture of them.
+        decoder = self._decode_step if see is None and think is None else self.mllm.decoder
+        hidden = decoder(
             inputs_embeds=embeds, position_ids=rope, attention_mask=self._own_mask(count), use_cache=False, step=step
         ).last_hidden_state
         if capture is not None:
@@ -160,6 +175,9 @@ class Runner:
             self.output_sums[:count] += sums
             if any("decay" in include for include in wanted):
                 self.decay[torch.arange(count, device=positions.device), positions] = attention_shares(sums)
+        self.think.record(think, rows)
+        if see is not None:
+            self.see.record(see, positions)
         self.position[:count] += 1
         return self.mllm.head(hidden[:, -1])
 
@@ -174,11 +192,19 @@ class Runner:
         for tensor in (self.token, self.position, self.rope_delta, self.spans, self.output_sums, self.decay):
             tensor[target] = tensor[source]
         self.delta[:, target] = self.delta[:, source]
-        self.sampler.move(source, target)
+        for slots in (self.sampler, self.see, self.think):
+            slots.move(source, target)
 
     @torch.inference_mode()
     def read(self, sequence: Sequence) -> None:
         """Take the readings of a finished sequence out of its slot, to the CPU."""
+        if sequence.sage is not None:
+            first, generated = sequence.prompt.length, max(len(sequence.tokens) - 1, 0)
+            sequence.sage_readings = SageReadings(
+                self.see.steps[sequence.slot, first : first + generated].to("cpu", copy=True),
+                self.think.measured[sequence.slot].to("cpu", copy=True),
+                first + generated,
+            )
         if sequence.diagnose is None or sequence.question_sums is None or sequence.last_sums is None:
             return
         rows = max(len(sequence.tokens) - 1, 0)
@@ -206,9 +232,11 @@ class Runner:
         self.delta[:, slot] = generated_delta(sequence.steering, self.mllm.num_layers, self.mllm.hidden_size).to(
             self.delta
         )
+        self.see.place(slot, sequence.see, sequence.prompt.layout.spans)
+        self.think.place(slot, sequence.think, sequence.thresholds)
         self.spans[slot] = 0.0
         self.output_sums[slot] = 0.0
-        if sequence.diagnose is not None:
+        if sequence.wants_shares:
             spans = sequence.prompt.layout.spans
             columns = (spans >= 0).nonzero()[:, 0]
             self.spans[slot, columns.to(self.spans.device), spans[columns].to(self.spans.device)] = 1.0
@@ -240,13 +268,18 @@ class Runner:
             {layer: table.to(self.mllm.device, self.mllm.dtype) for layer, table in tables.items()},
             last=last,
             states=states,
+            think=self.think.rows(
+                [sequence.slot for sequence in sequences],
+                [sequence.think for sequence in sequences],
+                (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).float().to(self.mllm.device),
+            ),
         )
 
     def _prefill_capture(
         self, sequences: Rows[Sequence], start: int, lengths: list[int], complete: bool
     ) -> PrefillCapture | None:
         """Captures of the question rows (group 0) and of each prompt's last row (group 1) in this chunk."""
-        if all(sequence.diagnose is None for sequence in sequences):
+        if not any(sequence.wants_shares for sequence in sequences):
             return None
         wanted = []
         for row, sequence in enumerate(sequences):
@@ -270,18 +303,22 @@ class Runner:
 
     def _keep(self, sequences: Rows[Sequence], step: Prefill, lengths: list[int]) -> None:
         """Add what a chunk measured to its sequences."""
+        self.think.record(step.residual.think, step.slots)
         for row, sequence in enumerate(sequences):
             sequence.computed += lengths[row]
             for layer, norms in step.residual.norms.items():
                 sequence.norms[layer] = sequence.norms.get(layer, 0) + norms[row].cpu()
             if step.residual.states is not None and sequence.wants_states:
                 sequence.states = step.residual.states[:, row].float().cpu()
-            if step.capture is not None and sequence.diagnose is not None:
+            if sequence.expects_forks:
+                sequence.prompt_think = self.think.measured[sequence.slot].clone()
+            if step.capture is not None and sequence.wants_shares:
                 question, last = step.capture.sums[:, row].unbind(1)
                 sequence.question_sums = (
                     question if sequence.question_sums is None else sequence.question_sums + question
                 )
                 sequence.last_sums = last if sequence.last_sums is None else sequence.last_sums + last
+                self.see.first[sequence.slot] = sequence.last_sums[:, FIRST_IMAGE:].sum(-1)
 
 
 def _compiled(decoder: torch.nn.Module) -> Callable[..., Any]:

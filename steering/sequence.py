@@ -9,9 +9,13 @@ import torch
 
 from steering.diagnostics.options import Diagnose
 from steering.embedded import Embedded
+from steering.interventions.sage import Sage, SageReadings
+from steering.interventions.see import See
 from steering.interventions.steer import Steer, Touched, applied
-from steering.layout import FIRST_IMAGE, Prompt
+from steering.interventions.think import Think
+from steering.layout import Prompt
 from steering.request import Sampling, TokenLogprob
+from steering.spans import FIRST_IMAGE
 from steering.text import TextStream
 
 
@@ -41,6 +45,8 @@ class Sequence:
     text: TextStream
     notify: Callable[[Sequence, str, list[TokenLogprob]], None]
     steering: tuple[Steer, ...] = ()
+    sage: Sage | None = None
+    thresholds: torch.Tensor | None = None  # (layers,), of the divergence where it thinks
     diagnose: Diagnose | None = None
     wants_states: bool = False
     fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
@@ -58,11 +64,26 @@ class Sequence:
     cancelled: bool = False
 
     prompt_logits: torch.Tensor | None = None
+    prompt_think: torch.Tensor | None = None
     states: torch.Tensor | None = None
     norms: dict[int, torch.Tensor] = field(default_factory=dict)
     question_sums: torch.Tensor | None = None
     last_sums: torch.Tensor | None = None
     readings: Readings | None = None
+    sage_readings: SageReadings | None = None
+
+    @property
+    def see(self) -> See | None:
+        return None if self.sage is None else self.sage.see
+
+    @property
+    def think(self) -> Think | None:
+        return None if self.sage is None else self.sage.think
+
+    @property
+    def wants_shares(self) -> bool:
+        """Whether attention is to be summed by span: for diagnostics, or for the decay that See measures."""
+        return self.diagnose is not None or self.see is not None
 
     @property
     def done(self) -> bool:
@@ -90,6 +111,9 @@ class Sequence:
 
     def applied(self) -> dict[str, object] | None:
         """The `applied` report, None when no intervention was asked for."""
-        if not self.steering:
-            return None
-        return {"steering": [applied(steer, self.norms, self.touched()) for steer in self.steering]}
+        report: dict[str, object] = {}
+        if self.steering:
+            report["steering"] = [applied(steer, self.norms, self.touched()) for steer in self.steering]
+        if self.sage is not None and self.sage_readings is not None:
+            report["sage"] = self.sage.report(self.sage_readings)
+        return report or None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from steering.layout import CONTEXT, FIRST_IMAGE, SYSTEM
+from steering.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 
 
 def attention_shares(sums: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ import torch
 
 from steering.diagnostics.focus import focus, image_attention_factor
 from steering.diagnostics.modality import modality
-from steering.layout import CONTEXT, FIRST_IMAGE, QUESTION
 from steering.sequence import Sequence
+from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION
 
 VERSION = 1
 

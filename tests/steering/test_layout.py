@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 from steering import MLLM, RequestError
-from steering.layout import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, SYSTEM, USER, Prompt, build_prompt
+from steering.layout import Prompt, build_prompt
+from steering.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, SYSTEM, USER
 from tests import families
 from tests.steering.plain import Messages, Plain
 

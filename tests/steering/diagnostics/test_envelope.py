@@ -12,7 +12,8 @@ import torch
 
 from steering import MLLM, Choice, Diagnose, Request, RequestError, Sampling, Steer, SteeringVector, attention
 from steering.diagnostics.focus import lnd, m_lnd, mc_lnd
-from steering.layout import CONTEXT, QUESTION, SYSTEM, USER, Layout, build_prompt
+from steering.layout import Layout, build_prompt
+from steering.spans import CONTEXT, QUESTION, SYSTEM, USER
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Addition, Answer, Messages, Plain

@@ -7,7 +7,7 @@ import torch
 
 from steering.diagnostics.captures import attention_shares
 from steering.diagnostics.modality import modality
-from steering.layout import CONTEXT, FIRST_IMAGE, QUESTION, SYSTEM, USER
+from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION, SYSTEM, USER
 
 
 def test_the_ratio_compares_the_mean_image_token_with_the_mean_context_token() -> None:

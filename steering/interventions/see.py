@@ -1,0 +1,200 @@
+"""SAGE's first stage, See: attention to images is enhanced (SAGE paper, section 5.1, equations 3 and 4).
+
+The formula is lost in the paper's text; both readings are here. With alpha of a row in a layer, m_v and m_t its attention
+to the images and to the system's and the user's text:
+
+- "scale": visual weights times (1 + alpha), then the row is normalised again;
+- "transfer": a share alpha of m_t moves to the images, in proportion to the weights inside them.
+
+Shallow layers have the fixed alpha, in every row. Deeper ones have alpha * clip(decay, 0, ceiling) in the rows of
+generated tokens, decay = 1 - m_v(t) / m_v(1), where t = 1 is the prompt's last row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from steering.errors import RequestError
+from steering.spans import FIRST_IMAGE, SYSTEM
+
+READINGS = ("scale", "transfer")
+
+
+@dataclass(frozen=True)
+class See:
+    """`shallow` layers, counted from the first, have the fixed alpha (None: the model's first quarter)."""
+
+    alpha: float = 0.1
+    reading: str = "scale"
+    shallow: int | None = None
+    ceiling: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value, high in (("alpha", self.alpha, 1.0), ("ceiling", self.ceiling, 1.0)):
+            if not (math.isfinite(value) and 0 <= value <= high):
+                raise RequestError(
+                    f"'sage.see.{name}' must be from 0 to {high:g}; got {value}.", param=f"sage.see.{name}"
+                )
+        if self.reading not in READINGS:
+            raise RequestError(
+                f"'sage.see.reading' must be one of {', '.join(READINGS)}; got {self.reading!r}.",
+                param="sage.see.reading",
+            )
+
+    def depth(self, layers: int) -> int:
+        """How many of a model's layers are shallow; raises RequestError when it has fewer than asked for."""
+        if self.shallow is not None and not 0 <= self.shallow <= layers:
+            raise RequestError(
+                f"'sage.see.shallow' must be from 0 to {layers}, the model's layers; got {self.shallow}.",
+                param="sage.see.shallow",
+            )
+        return max(1, layers // 4) if self.shallow is None else self.shallow
+
+
+@dataclass
+class SeeRows:
+    """The enhancement of one forward pass. visual, text: (rows, columns), 1 on the columns of images, and of the system's
+    and the user's text. fixed, adaptive: (layers, rows), alpha of shallow and of deeper layers, 0 elsewhere. first:
+    (layers, rows), m_v(1). ceiling: (rows,). transfer: (rows,) bool, the reading; `transfers` is whether any row does.
+    depth: how many layers are shallow in some row.
+
+    A decode leaves `measured` (layers, rows, 3) behind: alpha, and m_v before and after, means over heads.
+    """
+
+    visual: torch.Tensor
+    text: torch.Tensor
+    fixed: torch.Tensor
+    adaptive: torch.Tensor
+    first: torch.Tensor
+    ceiling: torch.Tensor
+    transfer: torch.Tensor
+    transfers: bool
+    depth: int
+    measured: torch.Tensor | None = None
+
+    def enhance(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
+        """Attention weights (rows, heads, n, columns) of shallow layers, and of deeper ones where rows are generated
+        tokens (n is 1)."""
+        columns = weights.shape[-1]
+        visual, text = self.visual[:, None, None, :columns], self.text[:, None, None, :columns]
+        seen = (weights * visual).sum(-1, keepdim=True)  # (rows, heads, n, 1)
+        alpha = self.fixed[layer]
+        if self.measured is not None:
+            share, first = seen.mean((1, 2, 3)), self.first[layer]
+            decay = torch.where(first > 0, 1 - share / first, 0.0)
+            alpha = alpha + self.adaptive[layer] * torch.minimum(decay.clamp(min=0), self.ceiling)
+        up, down, total = self._factors(alpha, seen, (weights * text).sum(-1, keepdim=True))
+        enhanced = weights * (1 + up * visual - down * text) / total
+        if self.measured is not None:
+            after = (seen * (1 + up) / total).mean((1, 2, 3))
+            self.measured[layer] = torch.stack([alpha, share, after], -1)
+        return enhanced
+
+    def attend(self, layer: int, value: torch.Tensor, attend: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """A shallow layer's output (rows, heads, n, head_dim) without its weights: `attend` gives the weights' product
+        with any values (rows, kv_heads, columns, head_dim), and m_v and m_t are such products."""
+        columns = value.shape[2]
+        visual, text = self.visual[:, None, :columns, None], self.text[:, None, :columns, None]
+        indicators = torch.zeros_like(value)
+        indicators[..., :1], indicators[..., 1:2] = visual, text
+        masses = attend(indicators)
+        up, down, total = self._factors(self.fixed[layer], masses[..., :1], masses[..., 1:2])
+        more = up * attend(value * visual.to(value.dtype))
+        if self.transfers:
+            more = more - down * attend(value * text.to(value.dtype))
+        return ((attend(value) + more) / total).to(value.dtype)
+
+    def _factors(
+        self, alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """By how much visual weights rise and text weights fall, as shares of themselves, and what normalises the row.
+
+        alpha: (rows,). seen, read: (rows, heads, n, 1), m_v and m_t. A row that sees no image is left as it is.
+        """
+        alpha, transfer = alpha[:, None, None, None] * (seen > 0), self.transfer[:, None, None, None]
+        up = torch.where(transfer, alpha * read / seen.clamp(min=1e-12), alpha)
+        return up, alpha * transfer, torch.where(transfer, 1.0, 1 + alpha * seen)
+
+
+class SeeSlots:
+    """The settings of every slot, neutral where nothing was asked for, and what each generated token saw."""
+
+    def __init__(self, slots: int, length: int, layers: int, device: torch.device):
+        self.layers = layers
+        self.visual = torch.zeros(slots, length, device=device)
+        self.text = torch.zeros(slots, length, device=device)
+        self.fixed = torch.zeros(slots, layers, device=device)
+        self.adaptive = torch.zeros(slots, layers, device=device)
+        self.first = torch.zeros(slots, layers, device=device)
+        self.ceiling = torch.zeros(slots, device=device)
+        self.transfer = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.steps = torch.zeros(slots, length, 4, device=device)  # alpha: mean, greatest; m_v: before, after
+
+    @property
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        return (
+            self.visual, self.text, self.fixed, self.adaptive, self.first, self.ceiling, self.transfer, self.steps,
+        )  # fmt: skip
+
+    def place(self, slot: int, see: See | None, spans: torch.Tensor) -> None:
+        """Write a sequence's settings into its slot. spans: (n,), the prompt's span numbers."""
+        for tensor in self._tensors:
+            tensor[slot] = 0
+        if see is None:
+            return
+        depth = see.depth(self.layers)
+        self.visual[slot, : len(spans)] = (spans >= FIRST_IMAGE).to(self.visual)
+        self.text[slot, : len(spans)] = ((spans >= SYSTEM) & (spans < FIRST_IMAGE)).to(self.text)
+        self.fixed[slot, :depth] = see.alpha
+        self.adaptive[slot, depth:] = see.alpha
+        self.ceiling[slot] = see.ceiling
+        self.transfer[slot] = see.reading == "transfer"
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a slot's settings to another slot."""
+        for tensor in self._tensors:
+            tensor[target] = tensor[source]
+
+    def rows(self, slots: slice | list[int], sees: Sequence[See | None], generated: bool) -> SeeRows | None:
+        """The enhancement of a forward pass on some slots, None where none of them asks for any."""
+        asked = [see for see in sees if see is not None]
+        if not asked:
+            return None
+        count = len(sees)
+        return SeeRows(
+            self.visual[slots],
+            self.text[slots],
+            self.fixed[slots].T,
+            self.adaptive[slots].T,
+            self.first[slots].T,
+            self.ceiling[slots],
+            self.transfer[slots],
+            any(see.reading == "transfer" for see in asked),
+            max(see.depth(self.layers) for see in asked),
+            torch.zeros(self.layers, count, 3, device=self.fixed.device) if generated else None,
+        )
+
+    def record(self, rows: SeeRows, positions: torch.Tensor) -> None:
+        """Keep what a decode measured. positions: (rows,)."""
+        if rows.measured is None:
+            return
+        alpha, before, after = rows.measured.unbind(-1)  # (layers, rows)
+        steps = torch.stack([alpha.mean(0), alpha.amax(0), before.mean(0), after.mean(0)], -1)
+        self.steps[torch.arange(len(positions), device=positions.device), positions] = steps
+
+
+def report(see: See, steps: torch.Tensor) -> dict[str, Any]:
+    """What was done. steps: (tokens, 4) as `SeeSlots.steps`, one for each generated token that went through the model."""
+    mean, greatest, before, after = steps.T.tolist() if len(steps) else ([], [], [], [])
+    return {
+        "reading": see.reading,
+        "alpha": mean,
+        "alpha_max": greatest,
+        "share_before": sum(before) / len(before) if before else None,
+        "share_after": sum(after) / len(after) if after else None,
+    }

@@ -1,0 +1,315 @@
+"""SAGE's stages against plain transformers: eager attention whose weights are changed, hooks on the sub-blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+import steering
+from steering import MLLM, Diagnose, Engine, Request, RequestError, Sampling
+from steering.interventions.sage import Sage
+from steering.interventions.see import See
+from steering.interventions.think import Think
+from steering.layout import build_prompt
+from steering.spans import FIRST_IMAGE, SYSTEM
+from tests import families
+from tests.steering.plain import Plain
+
+LoadMLLM = Callable[[str], MLLM]
+LoadPlain = Callable[[str], Plain]
+STEPS = 6
+FAMILIES = (
+    "qwen2_vl",
+    "llava",
+    "gemma3",
+    "glm4v",
+    "internvl",
+    "paligemma2",
+)  # three of them normalise behind sub-blocks
+SEES = {
+    "scale": See(alpha=0.7),
+    "transfer": See(alpha=0.6, reading="transfer"),
+    "deep": See(alpha=0.9, shallow=0),
+    "all layers": See(alpha=0.5, shallow=families.LAYERS, reading="transfer"),
+}
+
+
+class Reference:
+    """Plain generation in which attention and FFN updates are changed by the paper's definitions, token by token."""
+
+    def __init__(self, plain: Plain, spans: torch.Tensor, see: See | None, think: Think | None):
+        self.plain, self.see, self.think = plain, see, think
+        self.visual = spans >= FIRST_IMAGE
+        self.text = (spans >= SYSTEM) & ~self.visual
+        self.first: dict[int, float] = {}
+        self.alphas: list[dict[int, float]] = []  # by generated token and layer
+        self.damped: list[list[bool]] = [[] for _ in plain.layers]
+        self.divergences: list[list[float]] = [[] for _ in plain.layers]
+
+    def answer(self, inputs: dict[str, torch.Tensor]) -> tuple[list[int], torch.Tensor]:
+        """Greedy tokens and logits (steps, vocabulary)."""
+        with self._attention(), self._updates():
+            out = self.plain.model.generate(
+                **inputs, max_new_tokens=STEPS, min_new_tokens=STEPS, do_sample=False,
+                output_logits=True, return_dict_in_generate=True,
+            )  # fmt: skip
+        return out.sequences[0, inputs["input_ids"].shape[1] :].tolist(), torch.cat(out.logits).float()
+
+    @contextmanager
+    def _attention(self) -> Iterator[None]:
+        AttentionInterface.register("reference", self._attend)
+        AttentionMaskInterface.register("reference", eager_mask)
+        self.plain.model.set_attn_implementation({"text_config": "reference"})
+        yield
+        self.plain.model.set_attn_implementation({"text_config": "eager"})
+
+    def _attend(
+        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = query @ key.transpose(-1, -2) * scaling
+        if kwargs.get("softcap") is not None:
+            scores = torch.tanh(scores / kwargs["softcap"]) * kwargs["softcap"]
+        if mask is not None:
+            scores = scores + mask[:, :, :, : key.shape[2]]
+        weights = scores.softmax(-1)[0]  # (heads, n, columns)
+        if self.see is not None:
+            weights = self._enhance(module.layer_idx, weights)
+        return (weights @ value[0]).transpose(0, 1)[None].contiguous(), None
+
+    def _enhance(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
+        heads, rows, columns = weights.shape
+        if rows == 1 and layer == 0:
+            self.alphas.append({})
+        generated = torch.zeros(len(self.alphas), dtype=torch.bool)
+        visual = torch.cat([self.visual, generated])[-columns:]  # a window keeps the latest columns
+        text = torch.cat([self.text, generated])[-columns:]
+        share = float(weights[:, -1, visual].sum(-1).mean())
+        if rows > 1:
+            self.first[layer] = share
+        depth = max(1, len(self.plain.layers) // 4) if self.see.shallow is None else self.see.shallow
+        if layer < depth:
+            alpha = self.see.alpha
+        else:
+            decay = 0.0 if rows > 1 or self.first[layer] == 0 else 1 - share / self.first[layer]
+            alpha = self.see.alpha * max(0.0, decay)
+        if rows == 1:
+            self.alphas[-1][layer] = alpha
+        out = weights.clone()
+        for head in range(heads):
+            for row in range(rows):
+                w = out[head, row]
+                seen, read = float(w[visual].sum()), float(w[text].sum())
+                if seen == 0:
+                    continue
+                if self.see.reading == "scale":
+                    w[visual] *= 1 + alpha
+                    w /= w.sum()
+                else:
+                    w[visual] += alpha * read * w[visual] / seen
+                    w[text] *= 1 - alpha
+        return out
+
+    @contextmanager
+    def _updates(self) -> Iterator[None]:
+        handles, state = [], {}
+
+        def before(layer: int) -> Any:
+            return lambda module, args, kwargs: state.__setitem__(layer, args[0] if args else kwargs["hidden_states"])
+
+        def ffn(layer: int) -> Any:
+            return lambda module, args, output: state.__setitem__(("ffn", layer), output)
+
+        def after(layer: int) -> Any:
+            def hook(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+                update = state["ffn", layer]
+                mha = output - update - state[layer]
+                p, q = mha.softmax(-1), update.softmax(-1)
+                d = (p * (p / q).log()).sum(-1)
+                damped = d > self.think.threshold
+                self.damped[layer] += damped[0].tolist()
+                self.divergences[layer] += d[0].tolist()
+                return state[layer] + mha + torch.where(damped[..., None], self.think.gamma, 1.0) * update
+
+            return hook
+
+        if self.think is not None:
+            for number, layer in enumerate(self.plain.layers):
+                norm = getattr(layer, "post_mlp_layernorm", None) or getattr(layer, "post_feedforward_layernorm", None)
+                handles += [
+                    layer.register_forward_pre_hook(before(number), with_kwargs=True),
+                    (norm or layer.mlp).register_forward_hook(ffn(number)),
+                    layer.register_forward_hook(after(number)),
+                ]
+        yield
+        for handle in handles:
+            handle.remove()
+
+
+def check(
+    family: str, sage: Sage, load_mllm: LoadMLLM, load_plain: LoadPlain, engine: Engine, images: int = 2
+) -> tuple[Any, Reference]:
+    """Compare the engine's answer with the reference's; returns the choice and the reference."""
+    chat = families.example_messages(family, images, system="Answer in one word." if family != "paligemma2" else None)
+    prompt = build_prompt(load_mllm(family), chat)
+    plain = load_plain(family)
+    reference = Reference(plain, prompt.layout.spans, sage.see, sage.think)
+    tokens, logits = reference.answer(plain.inputs(chat))
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
+    choice = engine.generate([Request(chat, sampling, sage=sage)])[0].choices[0]
+    assert list(choice.token_ids) == tokens
+    for got, row in zip(choice.logprobs, logits.log_softmax(-1), strict=True):
+        assert got.logprob == pytest.approx(float(row[got.token_id]), abs=1e-4)
+        for other in got.top:
+            assert other.logprob == pytest.approx(float(row[other.token_id]), abs=1e-4)
+    return choice, reference
+
+
+@pytest.fixture
+def plainly(load_plain: LoadPlain) -> Callable[[str], list[int]]:
+    """The tokens of the plain model, to be sure that an intervention did something."""
+    return lambda family: load_plain(family).answer(families.example_messages(family, 2), STEPS).tokens
+
+
+@pytest.mark.parametrize("name", SEES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_see_changes_attention_as_defined(
+    family: str, name: str, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+) -> None:
+    see = SEES[name]
+    choice, reference = check(family, Sage(see), load_mllm, load_plain, make_engine(family))
+    report = choice.applied["sage"]["see"]
+    for mean, greatest, alphas in zip(report["alpha"], report["alpha_max"], reference.alphas, strict=True):
+        assert mean == pytest.approx(sum(alphas.values()) / families.LAYERS, abs=1e-4)
+        assert greatest == pytest.approx(max(alphas.values()), abs=1e-4)
+    assert len(report["alpha"]) == STEPS - 1
+    if name != "deep":
+        assert report["share_after"] > report["share_before"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_think_damps_updates_as_defined(
+    family: str, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+) -> None:
+    plain = load_plain(family)
+    chat = families.example_messages(family, 2)
+    spans = build_prompt(load_mllm(family), chat).layout.spans
+    probe = Reference(plain, spans, None, Think(threshold=1e9))
+    probe.answer(plain.inputs(chat))
+    values = torch.tensor([d for layer in probe.divergences for d in layer])
+    think = Think(gamma=0.3, threshold=float(values.median()))
+    choice, reference = check(family, Sage(think=think), load_mllm, load_plain, make_engine(family))
+    report = choice.applied["sage"]["think"]
+    # A value within rounding of the threshold may fall on either side.
+    for layer in range(families.LAYERS):
+        assert report["suppressed"][layer] == pytest.approx(
+            sum(reference.damped[layer]) / len(reference.damped[layer]), abs=0.02
+        )
+        mean = sum(reference.divergences[layer]) / len(reference.divergences[layer])
+        assert report["divergence"][layer] == pytest.approx(mean, rel=1e-3)
+    assert 0.2 < sum(report["suppressed"]) / families.LAYERS < 0.8
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
+def test_both_stages_together_and_in_chunks(
+    family: str, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+) -> None:
+    sage = Sage(See(alpha=0.5, reading="transfer"), Think(gamma=0.5, threshold=0.01))
+    check(family, sage, load_mllm, load_plain, make_engine(family))
+    check(family, sage, load_mllm, load_plain, make_engine(family, prefill_budget=16))
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_neutral_settings_are_plain_decoding(family: str, make_engine: Any) -> None:
+    sage = Sage(See(alpha=0.0), Think(gamma=1.0, threshold=0.0))
+    chat = families.example_messages(family, 2)
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=2)
+    plain, neutral = (
+        make_engine(family).generate([Request(chat, sampling, sage=asked)])[0].choices[0] for asked in (None, sage)
+    )
+    assert plain.token_ids == neutral.token_ids
+    for one, other in zip(plain.logprobs, neutral.logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+def test_a_mixed_batch_gives_each_row_what_it_gets_alone(make_engine: Any) -> None:
+    family = "qwen2_vl"
+    sages = [None, *(Sage(see) for see in SEES.values()), Sage(think=Think(0.4, threshold=0.01)), None]
+    sages.append(Sage(See(0.4), Think(0.6, threshold=0.02)))
+    requests = [
+        Request(
+            families.example_messages(family, 1 + i % 3, seed=i, text="What is this? " * (1 + i % 4)),
+            Sampling(max_tokens=STEPS + i % 3, ignore_eos=True, logprobs=2),
+            sage=sage,
+            diagnose=Diagnose() if i % 3 == 0 else None,
+        )
+        for i, sage in enumerate(sages)
+    ]
+    engine = make_engine(family, slots=5)
+    together = [result.choices[0] for result in engine.generate(requests)]
+    alone = [engine.generate([request])[0].choices[0] for request in requests]
+    for one, other in zip(together, alone, strict=True):
+        assert one.token_ids == other.token_ids
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+        if other.applied is not None:
+            for stage, report in other.applied["sage"].items():
+                for name, value in (report or {}).items():
+                    assert one.applied["sage"][stage][name] == (
+                        value if isinstance(value, str) else pytest.approx(value, abs=1e-4)
+                    )
+
+
+def test_several_answers_of_one_prompt_report_what_one_reports(make_engine: Any) -> None:
+    chat = families.example_messages("qwen2_vl", 2)
+    sage = Sage(See(0.5), Think(0.5, threshold=0.01))
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
+    one = make_engine("qwen2_vl").generate([Request(chat, sampling, sage=sage)])[0].choices[0]
+    three = make_engine("qwen2_vl").generate([Request(chat, sampling, sage=sage, n=3, baseline=True)])[0].choices
+    for choice in three:
+        assert choice.token_ids == one.token_ids
+        assert choice.applied["sage"]["think"]["divergence"] == pytest.approx(
+            one.applied["sage"]["think"]["divergence"], rel=1e-4
+        )
+        assert choice.baseline.applied is None
+
+
+@pytest.mark.parametrize(
+    ("make", "param"),
+    [
+        (lambda: See(alpha=-0.1), "sage.see.alpha"),
+        (lambda: See(alpha=float("nan")), "sage.see.alpha"),
+        (lambda: See(reading="sideways"), "sage.see.reading"),
+        (lambda: See(ceiling=2.0), "sage.see.ceiling"),
+        (lambda: Think(gamma=1.1), "sage.think.gamma"),
+        (lambda: Think(gamma=float("inf")), "sage.think.gamma"),
+        (lambda: Think(quantile=float("nan")), "sage.think.quantile"),
+        (lambda: Think(threshold=-1.0), "sage.think.threshold"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make: Callable[[], object], param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        make()
+    assert refused.value.param == param
+
+
+def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
+    engine = make_engine("qwen2_vl")
+    text_only = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    for chat, sage, param in (
+        (text_only, Sage(See()), "sage.see"),
+        (families.example_messages("qwen2_vl", 1), Sage(See(shallow=99)), "sage.see.shallow"),
+        (families.example_messages("qwen2_vl", 1), Sage(think=Think()), "sage.think.threshold"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            engine.submit(Request(chat, sage=sage))
+        assert refused.value.param == param
+    assert steering.Sage is Sage
