@@ -142,8 +142,8 @@ def test_one_layer_that_is_one_percent_too_strong(
 ) -> None:
     real = residual.PrefillResidual.after_layer
 
-    def after_layer(self: Any, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        return real(self, layer, hidden) * (1.01 if layer == broken else 1.0)
+    def after_layer(self: Any, layer: int, hidden: torch.Tensor, updates: Any) -> torch.Tensor:
+        return real(self, layer, hidden, updates) * (1.01 if layer == broken else 1.0)
 
     monkeypatch.setattr(residual.PrefillResidual, "after_layer", after_layer)
     model = load_mllm(family)
@@ -152,13 +152,17 @@ def test_one_layer_that_is_one_percent_too_strong(
 
 def test_a_layer_that_is_wrong_only_in_decoding(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        residual.DecodeResidual, "after_layer", lambda self, layer, hidden: hidden * (1.01 if layer == 1 else 1.0)
+        residual.DecodeResidual,
+        "after_layer",
+        lambda self, layer, hidden, updates: hidden * (1.01 if layer == 1 else 1.0),
     )
     assert refusal(load_mllm("llava")) == "decoding step 1"
 
 
 def test_logits_that_are_no_numbers(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residual.PrefillResidual, "after_layer", lambda self, layer, hidden: hidden * torch.nan)
+    monkeypatch.setattr(
+        residual.PrefillResidual, "after_layer", lambda self, layer, hidden, updates: hidden * torch.nan
+    )
     assert refusal(load_mllm("llava")).startswith("decoder layer 0")
 
 
