@@ -7,6 +7,7 @@ from steering.completion import Completion
 from steering.diagnostics.options import READOUTS, Diagnose
 from steering.engine import Engine
 from steering.errors import Busy, ContextOverflow, Fault, RequestError, SteeringError, UnsupportedModel, VectorError
+from steering.interventions.generate import Generate
 from steering.interventions.sage import Sage
 from steering.interventions.see import See
 from steering.interventions.steer import TOKENS, TOWARD, Steer
@@ -30,6 +31,7 @@ __all__ = [
     "Diagnose",
     "Engine",
     "Fault",
+    "Generate",
     "Request",
     "RequestError",
     "Result",

@@ -113,13 +113,16 @@ class PrefillCapture:
     """Attention of chosen query rows, reduced on the device to sums over spans of columns, mean over heads.
 
     spans: (rows, columns, S), 1 where a column belongs to a span. rows: (rows, R), query indices in the chunk. weights:
-    (rows, R, G), their share in each of G groups of rows. sums: (layers, rows, G, S), to which each layer adds.
+    (rows, R, G), their share in each of G groups of rows. sums: (layers, rows, G, S), to which each layer adds. maps: where
+    wanted (rows, columns), to which the layers from `maps_from` on add the weights of the last group.
     """
 
     spans: torch.Tensor
     rows: torch.Tensor
     weights: torch.Tensor
     sums: torch.Tensor
+    maps: torch.Tensor | None = None
+    maps_from: int = 0
 
 
 class DecodeCapture:
@@ -196,6 +199,8 @@ class Prefill:
             weights = weights.mean(1)  # (rows, R, columns)
             groups = capture.weights[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, G, R)
             capture.sums[heads.layer] += groups @ (weights @ spans)
+            if capture.maps is not None and heads.layer >= capture.maps_from:
+                capture.maps[:, :columns] += (groups[:, -1:] @ weights)[:, 0]
 
 
 @dataclass

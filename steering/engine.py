@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -15,7 +16,9 @@ from steering import check
 from steering.completion import Completion
 from steering.diagnostics.options import Diagnose
 from steering.errors import Busy, ContextOverflow, Fault, RequestError, UnsupportedModel, VectorError
-from steering.images import ImageCache
+from steering.images import ImageCache, divide
+from steering.interventions.generate import masked_pixels
+from steering.interventions.sage import Sage
 from steering.interventions.steer import Steer
 from steering.layout import Prompt, build_prompt
 from steering.mllm import MLLM
@@ -85,12 +88,13 @@ class Engine:
 
         Raises RequestError, ContextOverflow or VectorError when it is wrong, Busy when the queue is full.
         """
-        answers = request.n * (2 if request.baseline else 1)
+        contrasts = request.n if request.sage is not None and request.sage.generate is not None else 0
+        answers = request.n * (2 if request.baseline else 1) + contrasts
         if request.n < 1:
             raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
         if answers > self._scheduler.slots:
             raise RequestError(
-                f"'n' is too large: this server runs {self._scheduler.slots} answers at once (baselines count).",
+                f"'n' is too large: this server runs {self._scheduler.slots} answers at once (baselines and twins count).",
                 param="n",
             )
         with self._changed:
@@ -173,11 +177,25 @@ class Engine:
             logits = self._runner.fork(batch) if forks else self._runner.prefill(batch, self._prefill_budget)
             if logits is None:
                 return
-            sampled = self._runner.first_tokens(batch, logits)
+            ready: list[tuple[Sequence, torch.Tensor]] = []
+            for row, sequence in enumerate(batch):
+                leader = sequence.leader
+                if sequence.generate is not None:
+                    sequence.held_logits = logits[row]
+                    self._add_twin(sequence)
+                elif leader is None:
+                    ready.append((sequence, logits[row]))
+                elif leader.held_logits is not None:
+                    full, masked = leader.held_logits[None], logits[row : row + 1]
+                    ready.append((leader, self._runner.contrast([leader], full, masked)[0]))
+                    leader.held_logits = None
+            first = [sequence for sequence, _ in ready]
+            sampled = self._runner.first_tokens(first, torch.stack([row for _, row in ready])) if ready else None
             for sequence in batch:
                 self._scheduler.prefilled(sequence)
-            self._counts["prompt_tokens"] += sum(sequence.prompt.length for sequence in batch)
-            self._hand_out(batch, sampled)
+                self._counts["prompt_tokens"] += 0 if sequence.leader else sequence.prompt.length
+            if sampled is not None:
+                self._hand_out(first, sampled)
         except Exception as error:
             if len(batch) == 1 or any(sequence in self._scheduler.running for sequence in batch):
                 self._fail(batch, error)
@@ -214,7 +232,7 @@ class Engine:
                 zip(sampled.logprob.tolist(), sampled.top_id.tolist(), sampled.top_logprob.tolist(), strict=True)
             )
         for row, sequence in enumerate(sequences):
-            if sequence.done:
+            if sequence.done or sequence.paused or sequence.leader is not None:
                 continue
             if not finite[row]:
                 sequence.error = Fault("The model produced logits that are not finite for this request.")
@@ -233,7 +251,9 @@ class Engine:
 
     def _append(self, sequence: Sequence, token: int, logprobs: list[TokenLogprob]) -> None:
         self._counts["generated_tokens"] += 1
-        sequence.tokens.append(token)
+        for one in (sequence, sequence.twin):
+            if one is not None:
+                one.tokens.append(token)
         ended = token in self.mllm.stop_ids and not sequence.sampling.ignore_eos
         if not ended:
             sequence.logprobs.extend(logprobs)
@@ -257,6 +277,11 @@ class Engine:
             self._runner.pool.clear(slot)
         self._scheduler.release(sequence)
         sequence.release()
+        if sequence.leader is not None:
+            return
+        if sequence.twin is not None:
+            sequence.twin.cancelled = True
+            self._leave(sequence.twin)
         self._counts["faults" if sequence.error else "finished" if sequence.finish_reason else "cancelled"] += 1
         self._rate.tick()
         if sequence.finish_reason is None:
@@ -267,11 +292,39 @@ class Engine:
         """End sequences whose step raised."""
         log.error("A step failed for %d sequences.", len(sequences), exc_info=error)
         with self._changed:
-            for sequence in sequences:
+            for sequence in [sequence.leader or sequence for sequence in sequences]:
                 sequence.error = sequence.error or Fault(f"The request failed in the engine: {error}")
                 self._leave(sequence)
 
     # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _add_twin(self, leader: Sequence) -> None:
+        """Queue the sequence that repeats a leader's tokens on its masked images."""
+        assert leader.mask is not None
+        assert leader.sage is not None
+        source = leader.fork_of
+        inputs, prompt = leader.prompt.inputs, leader.prompt
+        if leader.mask.pixels:
+            inputs = masked_pixels(inputs, prompt.layout.images, leader.mask.chosen) or inputs
+            prompt = replace(prompt, inputs=inputs, pictures=divide(inputs))
+        leader.twin = Sequence(
+            prompt=prompt,
+            sampling=Sampling(),
+            max_tokens=leader.max_tokens,
+            seed=0,
+            text=leader.text,
+            notify=lambda *_: None,
+            steering=leader.steering,
+            sage=replace(leader.sage, generate=None),
+            thresholds=leader.thresholds,
+            fork_of=None if source is None else source.twin,
+            expects_forks=leader.expects_forks,
+            leader=leader,
+            mask=leader.mask,
+        )
+        with self._changed:
+            self._scheduler.enqueue_twin(leader.twin)
+            self._alive[leader.twin] = None
 
     def _compile(self) -> None:
         """Answer small requests of every kind that has code of its own: one row and several, with captures or without."""
@@ -339,10 +392,8 @@ class Engine:
         for steer in request.steering:
             self._validate_steer(steer)
         self._validate_diagnose(request.diagnose, images)
-        if request.sage is not None and request.sage.see is not None:
-            if not images:
-                raise RequestError("'sage.see' needs an image in the request.", param="sage.see")
-            request.sage.see.depth(self.mllm.num_layers)
+        if request.sage is not None:
+            self._validate_sage(request.sage, prompt)
         return room if asked is None else asked
 
     def _thresholds(self, request: Request) -> torch.Tensor | None:
@@ -355,6 +406,16 @@ class Engine:
                 param="sage.think.threshold",
             )
         return torch.full((self.mllm.num_layers,), request.sage.think.threshold)
+
+    def _validate_sage(self, sage: Sage, prompt: Prompt) -> None:
+        images = prompt.layout.images
+        for name, stage in (("see", sage.see), ("generate", sage.generate)):
+            if stage is not None and not images:
+                raise RequestError(f"'sage.{name}' needs an image in the request.", param=f"sage.{name}")
+        if sage.see is not None:
+            sage.see.depth(self.mllm.num_layers)
+        if sage.generate is not None and any(image.tokens < 2 for image in images):
+            raise RequestError("'sage.generate' cannot mask an image that is a single token.", param="sage.generate")
 
     def _validate_steer(self, steer: Steer) -> None:
         if steer.vector.fingerprint != self.mllm.fingerprint:

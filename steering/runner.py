@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,15 @@ from steering.attention import Decode, DecodeCapture, KVPool, Prefill, PrefillCa
 from steering.diagnostics.captures import attention_shares
 from steering.embedded import Embedded
 from steering.images import ImageCache
+from steering.interventions.generate import (
+    Generate,
+    Mask,
+    activation_map,
+    chosen_patches,
+    contrasted,
+    masked_features,
+    masked_pixels,
+)
 from steering.interventions.sage import SageReadings
 from steering.interventions.see import SeeSlots
 from steering.interventions.steer import generated_delta, prompt_delta
@@ -49,6 +59,7 @@ class Runner:
         self.decay = torch.zeros(slots, length, 3, device=device)
         self.see = SeeSlots(slots, length, layers, device)
         self.think = ThinkSlots(slots, layers, device)
+        self.changed = torch.zeros(slots, dtype=torch.int32, device=device)  # tokens that a contrast changed
         self.rope_axes: int | None = None
 
     @torch.inference_mode()
@@ -60,6 +71,9 @@ class Runner:
         by_sequence = dict(zip(shown, features, strict=True))
         for sequence in sequences:
             sequence.embedded = self.mllm.embed(sequence.prompt.inputs, by_sequence.get(sequence))
+            if sequence.leader is not None and sequence.mask is not None and not sequence.mask.pixels:
+                embeds = masked_features(sequence.embedded.embeds, sequence.prompt.layout.images, sequence.mask.chosen)
+                sequence.embedded = replace(sequence.embedded, embeds=embeds)
             sequence.rope_delta = sequence.embedded.rope_delta
             if sequence.embedded.positions.ndim == 3:
                 self.rope_axes = sequence.embedded.positions.shape[0]
@@ -99,10 +113,15 @@ class Runner:
         if start:
             arguments["attention_mask"] = self._own_mask(1)
         hidden = self.mllm.decoder(**arguments, use_cache=False, step=step).last_hidden_state
-        self._keep(sequences, step, lengths)
+        self._keep(sequences, step, lengths, hidden, start)
         if not complete:
             return None
         logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
+        for row, sequence in enumerate(sequences):
+            if sequence.generate is not None and step.capture is not None and step.capture.maps is not None:
+                sequence.mask = self._mask(
+                    sequence, sequence.generate, step.capture.maps[row], int(logits[row].argmax())
+                )
         for row, sequence in enumerate(sequences):
             sequence.embedded = None
             if sequence.expects_forks:
@@ -126,27 +145,77 @@ class Runner:
             sequence.computed = source.prompt.length
             sequence.states, sequence.norms = source.states, source.norms
             sequence.question_sums, sequence.last_sums = source.question_sums, source.last_sums
+            sequence.mask, sequence.prompt_think = source.mask, source.prompt_think
             logits.append(source.prompt_logits)
         return torch.stack(logits)
 
     @torch.inference_mode()
     def first_tokens(self, sequences: Rows[Sequence], logits: torch.Tensor) -> Sampled:
         """Sample the first token of sequences that finished their prefill. logits: (rows, vocabulary)."""
+        for sequence in sequences:
+            if sequence.twin is not None:
+                self._resume(sequence)
         rows = torch.tensor([sequence.slot for sequence in sequences], device=logits.device)
         self.position[rows] = torch.tensor([sequence.prompt.length for sequence in sequences], device=logits.device)
         needs = Needs.of([sequence.sampling for sequence in sequences])
         sampled = sample(logits, self.sampler, rows, self.position[rows], needs)
         self.token[rows] = sampled.tokens
+        for row, sequence in enumerate(sequences):
+            if sequence.twin is not None:
+                self.token[sequence.twin.slot] = sampled.tokens[row]
+                self.position[sequence.twin.slot] = sequence.twin.prompt.length
         return sampled
+
+    def contrast(self, leaders: Rows[Sequence], full: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+        """Logits (leaders, vocabulary) of leaders against those of their twins."""
+        weights = [sequence.generate.weight for sequence in leaders if sequence.generate is not None]
+        out = contrasted(full, masked, torch.tensor(weights, device=full.device)[:, None])
+        slots = torch.tensor([sequence.slot for sequence in leaders], device=full.device)
+        self.changed[slots] += (out.argmax(-1) != full.argmax(-1)).int()
+        return out
 
     @torch.inference_mode()
     def decode(self, running: Rows[Sequence]) -> Sampled:
         """One token for every running sequence; row i is slot i."""
         logits = self.decode_logits(running)
+        leaders = [sequence for sequence in running if sequence.twin is not None and not sequence.paused]
+        index, twins = (
+            torch.tensor([sequence.slot for sequence in some], dtype=torch.int64, device=logits.device)
+            for some in (leaders, [sequence.twin for sequence in leaders if sequence.twin is not None])
+        )
+        if leaders:
+            logits = logits.index_copy(0, index, self.contrast(leaders, logits[index], logits[twins]))
         rows = slice(0, len(running))
         sampled = sample(logits, self.sampler, rows, self.position[rows], Needs.of([s.sampling for s in running]))
         self.token[rows] = sampled.tokens
+        if leaders:
+            self.token[twins] = sampled.tokens[index]
         return sampled
+
+    def _resume(self, sequence: Sequence) -> None:
+        """Forget what a sequence measured while it waited for its twin."""
+        assert sequence.prompt_think is not None
+        self.output_sums[sequence.slot] = 0.0
+        self.think.measured[sequence.slot] = sequence.prompt_think
+        self.sampler.place(
+            sequence.slot, sequence.sampling, sequence.seed, sequence.prompt.ids, torch.zeros(0, dtype=torch.int64)
+        )
+
+    def _mask(self, sequence: Sequence, generate: Generate, attention: torch.Tensor, token: int) -> Mask:
+        """What to occlude for a sequence's twin. attention: (columns,), of the prompt's last row."""
+        images = sequence.prompt.layout.images
+        head = self.mllm.model.get_output_embeddings().weight[token]
+        states = torch.cat(sequence.image_states)
+        where = torch.cat([image.columns for image in images]).sort().indices.to(states.device)
+        activation = torch.empty(len(states), device=states.device)
+        activation[where] = activation_map(states, head)  # from the order of columns to that of images
+        parts = activation.split([image.tokens for image in images])
+        chosen = [
+            chosen_patches(attention[image.columns.to(attention.device)], part, generate.top).cpu()
+            for image, part in zip(images, parts, strict=True)
+        ]
+        sequence.image_states = []
+        return Mask(tuple(chosen), masked_pixels(sequence.prompt.inputs, images, chosen) is not None)
 
     @torch.inference_mode()
     def decode_logits(self, running: Rows[Sequence]) -> torch.Tensor:
@@ -178,7 +247,7 @@ class Runner:
         self.think.record(think, rows)
         if see is not None:
             self.see.record(see, positions)
-        self.position[:count] += 1
+        self.position[:count] += torch.tensor([not sequence.paused for sequence in running], device=positions.device)
         return self.mllm.head(hidden[:, -1])
 
     def _own_mask(self, rows: int) -> torch.Tensor:
@@ -192,6 +261,7 @@ class Runner:
         for tensor in (self.token, self.position, self.rope_delta, self.spans, self.output_sums, self.decay):
             tensor[target] = tensor[source]
         self.delta[:, target] = self.delta[:, source]
+        self.changed[target] = self.changed[source]
         for slots in (self.sampler, self.see, self.think):
             slots.move(source, target)
 
@@ -204,6 +274,8 @@ class Runner:
                 self.see.steps[sequence.slot, first : first + generated].to("cpu", copy=True),
                 self.think.measured[sequence.slot].to("cpu", copy=True),
                 first + generated,
+                sequence.mask,
+                int(self.changed[sequence.slot]),
             )
         if sequence.diagnose is None or sequence.question_sums is None or sequence.last_sums is None:
             return
@@ -222,6 +294,7 @@ class Runner:
         """Write a sequence's settings into its slot."""
         slot = sequence.slot
         self.rope_delta[slot] = sequence.rope_delta
+        self.position[slot] = sequence.prompt.length
         self.sampler.place(
             slot,
             sequence.sampling,
@@ -234,6 +307,7 @@ class Runner:
         )
         self.see.place(slot, sequence.see, sequence.prompt.layout.spans)
         self.think.place(slot, sequence.think, sequence.thresholds)
+        self.changed[slot] = 0
         self.spans[slot] = 0.0
         self.output_sums[slot] = 0.0
         if sequence.wants_shares:
@@ -299,9 +373,15 @@ class Runner:
                 weights[row, len(question), 1] = 1.0
         spans = self.spans[torch.tensor([sequence.slot for sequence in sequences], device=self.spans.device)]
         sums = torch.zeros(self.mllm.num_layers, len(sequences), 2, spans.shape[2], device=spans.device)
-        return PrefillCapture(spans, rows.to(spans.device), weights.to(spans.device), sums)
+        maps = None
+        if any(sequence.generate is not None for sequence in sequences):
+            maps = torch.zeros(len(sequences), start + max(lengths), device=spans.device)
+        first = self.mllm.num_layers - self.mllm.focus_layers
+        return PrefillCapture(spans, rows.to(spans.device), weights.to(spans.device), sums, maps, first)
 
-    def _keep(self, sequences: Rows[Sequence], step: Prefill, lengths: list[int]) -> None:
+    def _keep(
+        self, sequences: Rows[Sequence], step: Prefill, lengths: list[int], hidden: torch.Tensor, start: int
+    ) -> None:
         """Add what a chunk measured to its sequences."""
         self.think.record(step.residual.think, step.slots)
         for row, sequence in enumerate(sequences):
@@ -310,7 +390,10 @@ class Runner:
                 sequence.norms[layer] = sequence.norms.get(layer, 0) + norms[row].cpu()
             if step.residual.states is not None and sequence.wants_states:
                 sequence.states = step.residual.states[:, row].float().cpu()
-            if sequence.expects_forks:
+            if sequence.generate is not None:
+                spans = sequence.prompt.layout.spans[start : start + lengths[row]]
+                sequence.image_states.append(hidden[row, : lengths[row]][(spans >= FIRST_IMAGE).to(hidden.device)])
+            if sequence.expects_forks or sequence.generate is not None:
                 sequence.prompt_think = self.think.measured[sequence.slot].clone()
             if step.capture is not None and sequence.wants_shares:
                 question, last = step.capture.sums[:, row].unbind(1)

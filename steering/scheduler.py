@@ -32,13 +32,18 @@ class Scheduler:
     def upcoming(self) -> list[Sequence]:
         """The waiting sequences for which there are slots and whose prompts fit the budget together, at least one."""
         fitting: list[Sequence] = []
-        widest = 0
-        for sequence in self.waiting:
-            widest = max(widest, sequence.prompt.length)
-            if not self._can_admit(fitting) or (fitting and widest * (len(fitting) + 1) > self.budget):
+        widest, free = 0, self.slots - self._taken([])
+        for sequence in self.waiting if self.filling is None else ():
+            widest, free = max(widest, sequence.prompt.length), free - (0 if sequence.leader else sequence.rows)
+            if free < 0 or (fitting and widest * (len(fitting) + 1) > self.budget):
                 break
             fitting.append(sequence)
         return fitting
+
+    def enqueue_twin(self, twin: Sequence) -> None:
+        """Put a twin before everything that has no leader."""
+        ahead = sum(1 for sequence in self.waiting if sequence.leader is not None)
+        self.waiting.insert(ahead, twin)
 
     def next_prefill(self, divisible: Callable[[Sequence], bool]) -> list[Sequence]:
         """The sequences whose prompts run in this step: the one begun earlier, or upcoming ones together.
@@ -63,7 +68,13 @@ class Scheduler:
         return batch
 
     def _can_admit(self, batch: list[Sequence]) -> bool:
-        return bool(self.waiting) and self.filling is None and len(self.running) + len(batch) < self.slots
+        """Whether there is a slot for the next one and for its twin; a twin's own slot was kept free for it."""
+        if not self.waiting or self.filling is not None:
+            return False
+        return self.waiting[0].leader is not None or self._taken(batch) + self.waiting[0].rows <= self.slots
+
+    def _taken(self, batch: list[Sequence]) -> int:
+        return sum(sequence.rows for sequence in (*self.running, *batch))
 
     def _admit(self, batch: list[Sequence]) -> None:
         sequence = self.waiting.popleft()

@@ -9,6 +9,7 @@ import torch
 
 from steering.diagnostics.options import Diagnose
 from steering.embedded import Embedded
+from steering.interventions.generate import Generate, Mask
 from steering.interventions.sage import Sage, SageReadings
 from steering.interventions.see import See
 from steering.interventions.steer import Steer, Touched, applied
@@ -51,6 +52,7 @@ class Sequence:
     wants_states: bool = False
     fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
     expects_forks: bool = False
+    leader: Sequence | None = None  # the sequence whose tokens this one repeats, as its contrast
     alone: bool = False  # prefill it in a batch of its own
 
     slot: int = -1
@@ -63,6 +65,10 @@ class Sequence:
     error: BaseException | None = None
     cancelled: bool = False
 
+    twin: Sequence | None = None
+    held_logits: torch.Tensor | None = None  # the prompt's, while the twin's are not known
+    image_states: list[torch.Tensor] = field(default_factory=list)  # normalised, after the last layer, of image tokens
+    mask: Mask | None = None  # of a sequence with a twin, and of the twin itself
     prompt_logits: torch.Tensor | None = None
     prompt_think: torch.Tensor | None = None
     states: torch.Tensor | None = None
@@ -81,9 +87,23 @@ class Sequence:
         return None if self.sage is None else self.sage.think
 
     @property
+    def generate(self) -> Generate | None:
+        return None if self.sage is None else self.sage.generate
+
+    @property
+    def paused(self) -> bool:
+        """Whether it waits, in its slot, for its twin."""
+        return self.held_logits is not None
+
+    @property
+    def rows(self) -> int:
+        """How many slots are taken, or must be kept free, for it."""
+        return 2 if self.generate is not None and (self.twin is None or self.twin.slot < 0) else 1
+
+    @property
     def wants_shares(self) -> bool:
-        """Whether attention is to be summed by span: for diagnostics, or for the decay that See measures."""
-        return self.diagnose is not None or self.see is not None
+        """Whether attention is to be summed by span: for diagnostics, the decay of See or the maps of Generate."""
+        return self.diagnose is not None or self.see is not None or self.generate is not None
 
     @property
     def done(self) -> bool:
@@ -101,7 +121,8 @@ class Sequence:
 
     def release(self) -> None:
         """Let go of everything large that an ended sequence no longer needs; the layout stays for its readings."""
-        self.embedded = self.prompt_logits = None
+        self.embedded = self.prompt_logits = self.held_logits = None
+        self.image_states = []
         self.prompt = replace(self.prompt, inputs={}, pictures=())
 
     def touched(self) -> Touched:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from steering.interventions import see, think
+from steering.interventions import generate, see, think
+from steering.interventions.generate import Generate, Mask
 from steering.interventions.see import See
 from steering.interventions.think import Think
 
@@ -15,11 +16,14 @@ from steering.interventions.think import Think
 @dataclass(frozen=True)
 class SageReadings:
     """What the stages measured in one sequence. see: (tokens, 4) as `SeeSlots.steps`. think: (layers, 2) as
-    `ThinkSlots.measured`, over `tokens` tokens of prompt and answer."""
+    `ThinkSlots.measured`, over `tokens` tokens of prompt and answer. mask: what was occluded. changed: how many tokens
+    would have been others without the contrast, had they been chosen greedily."""
 
     see: torch.Tensor
     think: torch.Tensor
     tokens: int
+    mask: Mask | None
+    changed: int
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,12 @@ class Sage:
 
     see: See | None = None
     think: Think | None = None
+    generate: Generate | None = None
 
     def report(self, readings: SageReadings) -> dict[str, Any]:
         """What each stage did, None where it is off."""
         return {
             "see": None if self.see is None else see.report(self.see, readings.see),
             "think": None if self.think is None else think.report(readings.think, readings.tokens),
+            "generate": None if readings.mask is None else generate.report(readings.mask, readings.changed),
         }

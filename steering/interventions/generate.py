@@ -1,0 +1,128 @@
+"""SAGE's third stage, Generate: logits are contrasted with those of a masked image (SAGE paper, section 5.1, eq. 6 and 7).
+
+A twin row answers the same prompt, its images occluded where both the visual attention map and the Token Activation Map
+of the first token are strongest; logits + lambda * ReLU(logits - logits of the twin) decide every token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from steering.errors import RequestError
+from steering.layout import ImageSpan
+
+
+@dataclass(frozen=True)
+class Generate:
+    """`weight` is lambda; `top` the share of an image's patches that each map puts forward."""
+
+    weight: float = 0.5
+    top: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and 0 <= self.weight <= 10):
+            raise RequestError(
+                f"'sage.generate.lambda' must be from 0 to 10; got {self.weight}.", param="sage.generate.lambda"
+            )
+        if not 0 < self.top < 1:
+            raise RequestError(
+                f"'sage.generate.top' must be above 0 and below 1; got {self.top}.", param="sage.generate.top"
+            )
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What is occluded for a twin: `chosen` (patches,) bool for each image, in its `pixels` or else in its features."""
+
+    chosen: tuple[torch.Tensor, ...]
+    pixels: bool
+
+
+def contrasted(full: torch.Tensor, masked: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Equation 7. full, masked: (rows, vocabulary) logits; weight: (rows, 1). What is impossible stays impossible."""
+    return torch.where(full.isneginf(), full, full + weight * (full - masked).relu())
+
+
+def report(mask: Mask, changed: int) -> dict[str, Any]:
+    """What was done: the occluded patches of each image, row by row from 0, and how many tokens it changed."""
+    return {
+        "masking": "pixels" if mask.pixels else "features",
+        "masked": [chosen.nonzero()[:, 0].tolist() for chosen in mask.chosen],
+        "changed": changed,
+    }
+
+
+def activation_map(states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """Token Activation Map (patches,): ReLU of the logit of one token at each image token (`method` of the SAGE paper, 4.2).
+
+    states: (patches, d), normalised states after the last layer. head: (d,), the token's row of the output embedding.
+    """
+    return (states.float() @ head.float()).relu()
+
+
+def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float) -> torch.Tensor:
+    """(patches,) bool: in the top of both maps or, where they have none in common, the top 5 % of their product.
+
+    Never all patches of an image. A map that is zero everywhere (no patch speaks for the token, or no layer sees the
+    image) has no say. attention, activation: (patches,), at least two.
+    """
+    patches = len(attention)
+
+    def highest(values: torch.Tensor, share: float) -> torch.Tensor:
+        count = min(max(1, math.ceil(share * patches)), patches - 1)
+        chosen = torch.zeros(patches, dtype=torch.bool, device=values.device)
+        chosen[values.topk(count).indices] = True
+        return chosen
+
+    says = [values for values in (attention, activation) if bool(values.any())] or [attention]
+    both = highest(attention, top) & highest(activation, top)
+    return both if len(says) == 2 and bool(both.any()) else highest(torch.stack(says).prod(0), 0.05)
+
+
+def masked_pixels(
+    inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan], chosen: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor] | None:
+    """The processor's tensors with the chosen patches (patches,) of each image filled with the image's mean colour.
+
+    None where image tokens are no rectangles of one picture (tiles); then features are to be masked instead. What the
+    processor made is filled and not the picture before it, so that cutting and scaling cannot shift the patches.
+    """
+    pixels = inputs["pixel_values"].clone()
+    if (grids := inputs.get("image_grid_thw")) is not None:
+        # (patches before merging, channels * ...): those that merge into one token follow each other.
+        channels = 3
+        for picture, mask in zip(pixels.split(grids.prod(-1).tolist()), chosen, strict=True):
+            by_token = picture.view(len(mask), -1, channels, picture.shape[1] // channels)
+            by_token[mask.to(pixels.device)] = by_token.mean((0, 1, 3), keepdim=True)[0]
+    elif pixels.ndim == 4 and len(pixels) == len(images) and all(image.grid is not None for image in images):
+        whole = [pixels.shape[2:]] * len(images)
+        for padded, size, image, mask in zip(pixels, inputs.get("image_sizes", whole), images, chosen, strict=True):
+            picture = padded[:, : int(size[0]), : int(size[1])]
+            rows, columns = image.grid or (1, 1)
+            height, width = picture.shape[1] / rows, picture.shape[2] / columns
+            mean = picture.mean((1, 2), keepdim=True)
+            for patch in mask.nonzero()[:, 0].tolist():
+                row, column = divmod(patch, columns)
+                block = picture[
+                    :,
+                    round(row * height) : round((row + 1) * height),
+                    round(column * width) : round((column + 1) * width),
+                ]
+                block[:] = mean
+    else:
+        return None
+    return {**inputs, "pixel_values": pixels}
+
+
+def masked_features(embeds: torch.Tensor, images: Sequence[ImageSpan], chosen: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Decoder inputs (1, n, d) with the chosen tokens of each image replaced by the mean of the image's tokens."""
+    embeds = embeds.clone()
+    for image, mask in zip(images, chosen, strict=True):
+        columns = image.columns.to(embeds.device)
+        embeds[0, columns[mask.to(embeds.device)]] = embeds[0, columns].mean(0)
+    return embeds

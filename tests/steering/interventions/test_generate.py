@@ -1,0 +1,286 @@
+"""SAGE's Generate against two plain runs that share nothing: the whole sequence is computed anew for every token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from steering import MLLM, Diagnose, Engine, Generate, Request, RequestError, Sage, Sampling, See, Steer, Think
+from steering.interventions.generate import chosen_patches, contrasted, masked_features, masked_pixels
+from steering.layout import ImageSpan, build_prompt
+from steering.vectors import SteeringVector
+from tests import families
+from tests.steering.plain import Plain
+
+LoadMLLM = Callable[[str], MLLM]
+LoadPlain = Callable[[str], Plain]
+STEPS = 6
+FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v", "mistral3")
+ALL = Sage(See(alpha=0.5), Think(gamma=0.5, threshold=0.01), Generate(weight=2.0))
+
+
+class Reference:
+    """Contrastive decoding by the paper's definition, without a cache."""
+
+    def __init__(self, plain: Plain, columns: list[torch.Tensor], focus_layers: int, generate: Generate):
+        self.model = plain.model
+        self.columns, self.focus_layers, self.generate = columns, focus_layers, generate
+        self.changed = 0
+
+    def forward(self, inputs: dict[str, torch.Tensor], tokens: list[int], **options: Any) -> Any:
+        extended = dict(inputs)
+        for name, fill in (("input_ids", None), ("attention_mask", 1), ("mm_token_type_ids", 0), ("token_type_ids", 0)):
+            if name in inputs:
+                more = tokens if fill is None else [fill] * len(tokens)
+                extended[name] = torch.cat([inputs[name], torch.tensor([more], dtype=inputs[name].dtype)], 1)
+        out = self.model(**extended, use_cache=False, **options)
+        if hasattr(self.model.model, "rope_deltas"):
+            self.model.model.rope_deltas = None
+        return out
+
+    @torch.inference_mode()
+    def patches(self, inputs: dict[str, torch.Tensor]) -> list[list[int]]:
+        """The patches of each image that both maps put forward."""
+        out = self.forward(inputs, [], output_attentions=True, output_hidden_states=True)
+        token = int(out.logits[0, -1].argmax())
+        weight = self.model.get_output_embeddings().weight[token]
+        attention = torch.stack([layer[0, :, -1].mean(0) for layer in out.attentions[-self.focus_layers :]]).mean(0)
+        chosen = []
+        for columns in self.columns:
+            activation = [max(0.0, float(out.hidden_states[-1][0, c] @ weight)) for c in columns.tolist()]
+            seen = attention[columns].tolist()
+            count = -(-len(columns) * 20 // 100)
+            best = [sorted(range(len(columns)), key=lambda i: -m[i])[:count] for m in (activation, seen)]
+            both = sorted(set(best[0]) & set(best[1])) if any(seen) else []
+            if not both:
+                product = [a * s for a, s in zip(activation, seen, strict=True)] if any(seen) else activation
+                count = max(1, -(-len(columns) * 5 // 100))
+                both = sorted(sorted(range(len(columns)), key=lambda i: -product[i])[:count])
+            chosen.append(both)
+        return chosen
+
+    @torch.inference_mode()
+    def answer(
+        self, inputs: dict[str, torch.Tensor], masked: dict[str, torch.Tensor]
+    ) -> tuple[list[int], torch.Tensor]:
+        """Greedy tokens and contrasted logits (steps, vocabulary)."""
+        tokens: list[int] = []
+        rows = []
+        for _ in range(STEPS):
+            full, less = (self.forward(given, tokens).logits[0, -1].float() for given in (inputs, masked))
+            rows.append(full + self.generate.weight * torch.clamp(full - less, min=0))
+            tokens.append(int(rows[-1].argmax()))
+            self.changed += tokens[-1] != int(full.argmax())
+        return tokens, torch.stack(rows)
+
+
+def occluded(
+    inputs: dict[str, torch.Tensor], grids: list[tuple[int, int] | None], chosen: list[list[int]]
+) -> dict[str, torch.Tensor]:
+    """The processor's tensors with patches filled by hand."""
+    pixels = inputs["pixel_values"].clone()
+    if "image_grid_thw" in inputs:
+        start = 0
+        for (rows, columns), patches in zip(grids, chosen, strict=True):
+            merged = int(inputs["image_grid_thw"][0].prod()) // (rows * columns) if len(grids) == 1 else 4
+            end = start + rows * columns * merged
+            picture = pixels[start:end].reshape(end - start, 3, -1)
+            mean = picture.mean((0, 2))
+            for patch in patches:
+                for row in range(start + patch * merged, start + (patch + 1) * merged):
+                    pixels[row] = mean.repeat_interleave(pixels.shape[1] // 3)
+            start = end
+    else:
+        sizes = inputs["image_sizes"].tolist() if "image_sizes" in inputs else [pixels.shape[2:]] * len(pixels)
+        for padded, (h, w), (rows, columns), patches in zip(pixels, sizes, grids, chosen, strict=True):
+            picture = padded[:, :h, :w]
+            height, width = picture.shape[1] // rows, picture.shape[2] // columns
+            mean = picture.mean((1, 2))
+            for patch in patches:
+                y, x = patch // columns * height, patch % columns * width
+                for channel in range(3):
+                    picture[channel, y : y + height, x : x + width] = mean[channel]
+    return inputs | {"pixel_values": pixels}
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_two_runs_that_share_nothing(
+    family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+) -> None:
+    generate = Generate(weight=1.0)
+    chat = families.example_messages(family, images)
+    layout = build_prompt(load_mllm(family), chat).layout
+    plain = load_plain(family)
+    inputs = plain.inputs(chat)
+    reference = Reference(plain, [image.columns for image in layout.images], load_mllm(family).focus_layers, generate)
+    patches = reference.patches(inputs)
+    tokens, logits = reference.answer(inputs, occluded(inputs, [image.grid for image in layout.images], patches))
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
+    choice = make_engine(family).generate([Request(chat, sampling, sage=Sage(generate=generate))])[0].choices[0]
+    report = choice.applied["sage"]["generate"]
+    assert report == {"masking": "pixels", "masked": patches, "changed": reference.changed}
+    assert list(choice.token_ids) == tokens
+    for got, row in zip(choice.logprobs, logits.log_softmax(-1), strict=True):
+        for other in (got, *got.top):
+            assert other.logprob == pytest.approx(float(row[other.token_id]), abs=1e-4)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_every_family_can_contrast_and_weight_zero_is_plain(family: str, make_engine: Any) -> None:
+    chat = families.example_messages(family, 1)
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=0)
+    engine = make_engine(family)
+    plain, none, strong = (
+        engine.generate([Request(chat, sampling, sage=sage)])[0].choices[0]
+        for sage in (None, Sage(generate=Generate(weight=0.0)), Sage(generate=Generate(weight=5.0)))
+    )
+    assert none.token_ids == plain.token_ids
+    assert none.applied["sage"]["generate"]["changed"] == 0
+    assert strong.applied["sage"]["generate"]["masked"][0]
+    assert [one.logprob for one in strong.logprobs] != pytest.approx([one.logprob for one in plain.logprobs], abs=1e-3)
+
+
+def mixed(mllm: MLLM, family: str) -> list[Request]:
+    """Plain, steered and SAGE requests of different lengths, with different settings."""
+    ones = torch.ones(mllm.num_layers)
+    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
+    steer = Steer(SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint), 0.4)
+    sages = (
+        None,
+        Sage(generate=Generate(3.0)),
+        ALL,
+        None,
+        Sage(See(0.6, "transfer"), generate=Generate(1.5, 0.4)),
+        ALL,
+    )
+    return [
+        Request(
+            families.example_messages(family, 1 + i % 2, seed=i, text="What is this? " * (1 + i % 4)),
+            Sampling(max_tokens=STEPS + 2 * (i % 3), ignore_eos=True, logprobs=1, seed=i, temperature=0.7 * (i % 2)),
+            steering=(steer,) * (i % 3 == 2),
+            sage=sage,
+            diagnose=Diagnose() if i % 2 else None,
+            n=1 + (i == 2),
+            baseline=i == 4,
+        )
+        for i, sage in enumerate(sages)
+    ]
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "idefics3"])
+def test_a_mixed_batch_gives_each_row_what_it_gets_alone(family: str, load_mllm: LoadMLLM, make_engine: Any) -> None:
+    requests = mixed(load_mllm(family), family)
+    engine = make_engine(family, slots=9, prefill_budget=200)
+    together = engine.generate(requests)
+    for request, result in zip(requests, together, strict=True):
+        (alone,) = engine.generate([request])
+        for one, other in zip(result.choices, alone.choices, strict=True):
+            assert one.token_ids == other.token_ids
+            assert [p.logprob for p in one.logprobs] == pytest.approx([p.logprob for p in other.logprobs], abs=1e-4)
+            if request.sage is not None:
+                assert one.applied["sage"]["generate"] == other.applied["sage"]["generate"]
+                thought = [c.applied["sage"]["think"] for c in (one, other)]
+                if request.sage.think is not None:
+                    assert thought[0]["divergence"] == pytest.approx(thought[1]["divergence"], rel=1e-3)
+    assert (engine.stats()["running"], engine.stats()["waiting"]) == (0, 0)
+
+
+def test_sequences_with_twins_wait_until_both_have_slots(make_engine: Any) -> None:
+    engine = make_engine("qwen2_vl", slots=3)
+    chats = [families.example_messages("qwen2_vl", 1, seed=seed) for seed in range(5)]
+    requests = [Request(chat, Sampling(max_tokens=4, ignore_eos=True), sage=ALL) for chat in chats]
+    alone = [make_engine("qwen2_vl").generate([request])[0].choices[0].token_ids for request in requests]
+    assert [result.choices[0].token_ids for result in engine.generate(requests)] == alone
+
+
+def test_cancelling_frees_both_slots(make_engine: Any) -> None:
+    engine: Engine = make_engine("qwen2_vl", slots=2)
+    request = Request(families.example_messages("qwen2_vl", 1), Sampling(max_tokens=50, ignore_eos=True), sage=ALL)
+    for steps in range(5):  # while it waits, while its twin does, while both run
+        completion = engine.submit(request)
+        for _ in range(steps):
+            engine.step()
+        completion.cancel()
+        engine.step()
+        assert (engine.stats()["running"], engine.stats()["waiting"]) == (0, 0)
+    (result,) = engine.generate([request])
+    assert result.choices[0].token_ids == make_engine("qwen2_vl").generate([request])[0].choices[0].token_ids
+
+
+def test_a_twin_that_fails_ends_its_leader_and_no_other(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Engine = make_engine("qwen2_vl", slots=4)
+    real = engine._runner.embed
+
+    def embed(sequences: Any) -> None:
+        if any(sequence.leader is not None for sequence in sequences):
+            raise RuntimeError("no memory for a twin")
+        real(sequences)
+
+    monkeypatch.setattr(engine._runner, "embed", embed)
+    chat, sampling = families.example_messages("qwen2_vl", 1), Sampling(max_tokens=5, ignore_eos=True)
+    other, failing = engine.submit(Request(chat, sampling)), engine.submit(Request(chat, sampling, sage=ALL))
+    for _ in range(12):
+        engine.step()
+    assert len(other.result().choices[0].token_ids) == 5
+    with pytest.raises(Exception, match="no memory for a twin"):
+        failing.result()
+    assert engine.stats()["running"] == 0
+
+
+def test_patches_are_those_in_the_top_of_both_maps() -> None:
+    attention = torch.tensor([0.9, 0.8, 0.1, 0.2, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0])
+    activation = torch.tensor([0.1, 0.9, 0.8, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert chosen_patches(attention, activation, 0.2).nonzero()[:, 0].tolist() == [1]
+    # Nothing in common: the largest product, 0.3 * 0.3.
+    activation[:3] = torch.tensor([0.0, 0.0, 0.1])
+    activation[9] = 0.9
+    assert chosen_patches(attention, activation, 0.2).nonzero()[:, 0].tolist() == [4]
+    # No patch speaks for the token: the one that is seen most.
+    assert chosen_patches(attention, torch.zeros(10), 0.2).nonzero()[:, 0].tolist() == [0]
+    assert chosen_patches(torch.zeros(10), activation, 0.2).nonzero()[:, 0].tolist() == [9]
+    assert chosen_patches(torch.ones(2), torch.ones(2), 0.99).sum() == 1  # never the whole image
+
+
+def test_contrast_by_hand() -> None:
+    full, masked = torch.tensor([[1.0, 2.0, -torch.inf]]), torch.tensor([[0.0, 3.0, -torch.inf]])
+    assert contrasted(full, masked, torch.tensor([[0.5]])).tolist() == [[1.5, 2.0, -torch.inf]]
+
+
+def test_masked_features_are_the_mean_of_their_image() -> None:
+    embeds = torch.arange(8.0).view(1, 4, 2)
+    image = ImageSpan(torch.tensor([1, 3]), None)
+    out = masked_features(embeds, [image], [torch.tensor([False, True])])
+    assert out[0].tolist() == [[0, 1], [2, 3], [4, 5], [4, 5]]
+    assert embeds[0, 3].tolist() == [6, 7]
+
+
+def test_tiles_have_no_pixels_of_their_own() -> None:
+    inputs = {"pixel_values": torch.zeros(1, 3, 3, 8, 8)}
+    assert masked_pixels(inputs, [ImageSpan(torch.arange(4), (2, 2))], [torch.ones(4, dtype=torch.bool)]) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "param"),
+    [
+        (lambda: Generate(weight=-1), "sage.generate.lambda"),
+        (lambda: Generate(weight=float("nan")), "sage.generate.lambda"),
+        (lambda: Generate(top=0.0), "sage.generate.top"),
+        (lambda: Generate(top=1.0), "sage.generate.top"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make: Callable[[], object], param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        make()
+    assert refused.value.param == param
+
+
+def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
+    text_only = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    with pytest.raises(RequestError, match="needs an image"):
+        make_engine("qwen2_vl").submit(Request(text_only, sage=Sage(generate=Generate())))
+    with pytest.raises(RequestError, match="twins count"):
+        make_engine("qwen2_vl", slots=3).submit(Request(families.example_messages("qwen2_vl", 1), sage=ALL, n=2))
