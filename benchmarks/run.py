@@ -124,7 +124,27 @@ def diagnostics(workload: Workload) -> Iterator[Comparison]:
     )  # fmt: skip
 
 
-BENCHMARKS = {"throughput": throughput, "latency": latency, "steering": steering, "diagnostics": diagnostics}
+def sage(workload: Workload) -> Iterator[Comparison]:
+    """SAGE's stages, alone and together, against plain decoding; one request and sixteen, whose twins have slots."""
+    engine = sides.engine(workload, 2 * CONCURRENT)
+    off: Side = functools.partial(sides.run_engine, engine, workload)
+    for requests in (1, CONCURRENT):
+        for name, stages in sides.SAGES.items():
+            on: Side = functools.partial(sides.run_engine, engine, workload, sage=stages)
+            aim = 2.1 if stages.generate else 1.15
+            yield Comparison(
+                f"{name} / plain, {requests} at once", {"plain": off, name: on}, over=name, under="plain",
+                aim=aim if requests == 1 else float("inf"), requests=requests,
+            )  # fmt: skip
+
+
+BENCHMARKS = {
+    "throughput": throughput,
+    "latency": latency,
+    "steering": steering,
+    "diagnostics": diagnostics,
+    "sage": sage,
+}
 PEAKS = ("off", "on", "generate", "eager")
 
 

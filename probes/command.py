@@ -59,6 +59,10 @@ def _register_probe(subparsers: Any, demo_samples: DemoSamples | None, default_m
     parser.add_argument(
         "--calibration-samples", type=_positive, default=64, metavar="N", help="samples for that (default %(default)s)"
     )
+    parser.add_argument(
+        "--calibrate-sage", action="store_true",
+        help="measure the thresholds of SAGE's Think instead, on --samples prompts, and keep them in MODEL",
+    )  # fmt: skip
     parser.set_defaults(func=lambda arguments: _guarded(_probe, arguments, demo_samples))
 
 
@@ -115,11 +119,28 @@ def _guarded(command: Callable[..., int], arguments: argparse.Namespace, demo_sa
         return 1
 
 
+def _calibrate_sage(arguments: argparse.Namespace, demo_samples: DemoSamples | None) -> int:
+    from probes.sage import calibrate_think
+
+    folder = Path(arguments.model)
+    if not folder.is_dir():
+        raise ValueError(f"--model {arguments.model}: the thresholds are kept in the model's folder, and this is none")
+    samples = _samples(arguments, demo_samples, arguments.samples, PROBE_SEEDS + arguments.seed)
+    calibration = calibrate_think(_engine(arguments), samples, arguments.quiet)
+    path = calibration.save(folder)
+    print(f"{path}: divergence on {calibration.tokens} tokens of {calibration.samples} prompts")
+    for layer, threshold in enumerate(calibration.thresholds(0.9).tolist()):
+        print(f"layer {layer:>3}  0.9 quantile {threshold:.4f}")
+    return 0
+
+
 def _probe(arguments: argparse.Namespace, demo_samples: DemoSamples | None) -> int:
     from probes.build import build
     from probes.calibrate import calibrate
     from steering.vectors import NAME
 
+    if arguments.calibrate_sage:
+        return _calibrate_sage(arguments, demo_samples)
     if not NAME.fullmatch(arguments.name):
         raise ValueError(f"--name {arguments.name!r} must match {NAME.pattern}")
     out = Path(arguments.out or Path(arguments.model) / "vectors" / f"{arguments.name}.safetensors")

@@ -9,7 +9,22 @@ from server.errors import BadRequest, not_available
 from server.images import ImageLoader
 from server.settings import Settings
 from server.wire import ChatRequest, Diagnostics, Message, NamedVector, Steering
-from steering import MLLM, READOUTS, Diagnose, Request, Sampling, Steer, SteeringVector, VectorError, VectorStore
+from server.wire import Sage as WireSage
+from steering import (
+    MLLM,
+    READOUTS,
+    Diagnose,
+    Generate,
+    Request,
+    Sage,
+    Sampling,
+    See,
+    Steer,
+    SteeringVector,
+    Think,
+    VectorError,
+    VectorStore,
+)
 
 PROTOCOL_READOUTS = ("focus", "modality", "decay", "residual", "patches", "tam")
 """Readouts that the protocol names; those that the engine lacks are refused as not available."""
@@ -25,7 +40,8 @@ def resolve(chat: ChatRequest, mllm: MLLM, store: VectorStore, settings: Setting
     steers = _steering(chat.steering, store, settings) if chat.steering else ()
     diagnose = _diagnose(chat.diagnostics) if chat.diagnostics else None
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
-    return Request(messages, sampling, steers, diagnose=diagnose, n=n, baseline=bool(chat.baseline))
+    sage = _sage(chat.sage) if chat.sage else None
+    return Request(messages, sampling, steers, sage, diagnose, n=n, baseline=bool(chat.baseline))
 
 
 def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
@@ -100,6 +116,13 @@ def _check_sums(steers: tuple[Steer, ...], limit: float) -> None:
                     "steering.vectors",
                     "steering_strength_exceeded",
                 )
+
+
+def _sage(wire: WireSage) -> Sage | None:
+    see = None if wire.see is None else See(**wire.see.model_dump())
+    think = None if wire.think is None else Think(**wire.think.model_dump())
+    generate = None if wire.generate is None else Generate(**wire.generate.model_dump())
+    return Sage(see, think, generate) if see or think or generate else None
 
 
 def _diagnose(wire: Diagnostics) -> Diagnose:

@@ -44,9 +44,10 @@ class Strict(BaseModel):
     @classmethod
     def _known_keys(cls, value: Any) -> Any:
         if isinstance(value, dict):
+            names = [field.alias or name for name, field in cls.model_fields.items()]
             for key in value:
-                if key not in cls.model_fields:
-                    known = ", ".join(cls.model_fields)
+                if key not in names:
+                    known = ", ".join(names)
                     raise PydanticCustomError(
                         "unknown_key", "unknown; allowed: {known}", {"key": key[:64], "known": known}
                     )
@@ -108,6 +109,32 @@ class Steering(Strict):
                 {"keys": ", ".join(mixed)},
             )
         return self
+
+
+class See(Strict):
+    alpha: Number = 0.1
+    reading: Literal["scale", "transfer"] = "scale"
+    shallow: Integer | None = None
+    ceiling: Number = 1.0
+
+
+class Think(Strict):
+    gamma: Number = 0.9
+    quantile: Number = 0.9
+    threshold: Number | None = None
+
+
+class Generate(Strict):
+    weight: Number = Field(default=0.5, alias="lambda")
+    top: Number = 0.2
+
+
+class Sage(Strict):
+    """The three stages; one that is false is off, one that is not named has its defaults."""
+
+    see: Annotated[See | None, BeforeValidator(_switch)] = See()
+    think: Annotated[Think | None, BeforeValidator(_switch)] = Think()
+    generate: Annotated[Generate | None, BeforeValidator(_switch)] = Generate()
 
 
 class Diagnostics(Strict):
@@ -231,7 +258,7 @@ class ChatRequest(BaseModel):
     audio: Any = None
 
     steering: Annotated[Steering | None, BeforeValidator(_switch)] = None
-    sage: Any = None
+    sage: Annotated[Sage | None, BeforeValidator(_switch)] = None
     diagnostics: Annotated[Diagnostics | None, BeforeValidator(_switch)] = None
     baseline: Flag | None = None
 
@@ -259,13 +286,6 @@ class ChatRequest(BaseModel):
     def _plain_text(cls, value: Any) -> Any:
         if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
             raise PydanticCustomError("unsupported", "must be {'type': 'text'}; nothing else is supported")
-        return value
-
-    @field_validator("sage")
-    @classmethod
-    def _no_sage(cls, value: Any) -> Any:
-        if value is not None and value is not False:
-            raise PydanticCustomError("not_available", "is not available in this version of the server")
         return value
 
     @model_validator(mode="after")
@@ -302,9 +322,8 @@ _CODES = {
     "unknown_key": "unknown_parameter",
     "unsupported": "unsupported_value",
     "part_type": "unsupported_value",
-    "not_available": "not_available",
 }
-_SELF_EXPLAINING = {"unsupported", "not_available", "part_type", "role"}
+_SELF_EXPLAINING = {"unsupported", "part_type", "role"}
 _FIELDS_OF = {"max_tokens": "max_tokens"}
 """Fields to name for problems that lie between several."""
 

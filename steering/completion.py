@@ -97,4 +97,5 @@ class Completion:
             diagnostics=envelope(sequence, self._focus_layers),
             baseline=baseline,
             states=sequence.states,
+            divergence=sequence.divergence,
         )

@@ -361,6 +361,7 @@ class Engine:
                 thresholds=thresholds,
                 diagnose=request.diagnose,
                 wants_states=request.states,
+                wants_divergence=request.divergence,
                 fork_of=first,
                 expects_forks=first is None and request.n > 1,
             )
@@ -400,12 +401,16 @@ class Engine:
         """(layers,) thresholds of the divergence, None where the request does not think."""
         if request.sage is None or request.sage.think is None:
             return None
-        if request.sage.think.threshold is None:
+        think = request.sage.think
+        if think.threshold is not None:
+            return torch.full((self.mllm.num_layers,), think.threshold)
+        if self.mllm.calibration is None:
             raise RequestError(
-                f"{self.mllm.name} was not calibrated for 'sage.think'; give 'sage.think.threshold'.",
+                f"{self.mllm.name} was not calibrated for 'sage.think'; give 'sage.think.threshold', or run "
+                "'helmsight probe --calibrate-sage' on it.",
                 param="sage.think.threshold",
             )
-        return torch.full((self.mllm.num_layers,), request.sage.think.threshold)
+        return self.mllm.calibration.thresholds(think.quantile)
 
     def _validate_sage(self, sage: Sage, prompt: Prompt) -> None:
         images = prompt.layout.images

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from steering import attention, residual
+from steering.calibration import Calibration
 from steering.embedded import Embedded, Overlay
 from steering.errors import UnsupportedModel
 from steering.processor import load_processor
@@ -51,6 +52,7 @@ class MLLM:
         self.stop_ids = _stop_ids(model.generation_config, self.tokenizer)
         self.generation_defaults = _generation_defaults(model.generation_config)
         residual.install(self.layers)
+        self.calibration = Calibration.load(path, self.fingerprint, self.num_layers)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
         self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)
         self.takes_image_features = "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters

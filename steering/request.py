@@ -74,7 +74,8 @@ class Request:
     `messages` follow the Hugging Face chat format: `{"role", "content"}` where content is a string or a list of parts
     `{"type": "text", "text": str, "span": "context" (optional)}` and `{"type": "image", "image": PIL.Image}`.
     `n` answers are generated; `baseline` adds, in the same batch, each answer without interventions; `states` returns
-    the residual stream after each layer at the prompt's last token.
+    the residual stream after each layer at the prompt's last token; `divergence` how far the updates of every prompt token
+    diverge in each layer (see `interventions.think`).
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -85,6 +86,7 @@ class Request:
     n: int = 1
     baseline: bool = False
     states: bool = False
+    divergence: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Choice:
     """One finished answer. `finish_reason` is "stop" or "length"; `applied` and `diagnostics` follow the wire protocol.
 
     `states` is (layers, d) float32 on the CPU: the residual stream after each layer at the prompt's last token.
+    `divergence` is (layers, prompt tokens), in nats.
     """
 
     index: int
@@ -114,6 +117,7 @@ class Choice:
     diagnostics: dict[str, Any] | None = None
     baseline: Choice | None = None
     states: torch.Tensor | None = None
+    divergence: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -144,6 +144,7 @@ class Runner:
             self.think.measured[sequence.slot] = source.prompt_think
             sequence.computed = source.prompt.length
             sequence.states, sequence.norms = source.states, source.norms
+            sequence.divergence = source.divergence
             sequence.question_sums, sequence.last_sums = source.question_sums, source.last_sums
             sequence.mask, sequence.prompt_think = source.mask, source.prompt_think
             logits.append(source.prompt_logits)
@@ -346,6 +347,7 @@ class Runner:
                 [sequence.slot for sequence in sequences],
                 [sequence.think for sequence in sequences],
                 (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).float().to(self.mllm.device),
+                keep=any(sequence.wants_divergence for sequence in sequences),
             ),
         )
 
@@ -388,6 +390,10 @@ class Runner:
             sequence.computed += lengths[row]
             for layer, norms in step.residual.norms.items():
                 sequence.norms[layer] = sequence.norms.get(layer, 0) + norms[row].cpu()
+            if sequence.wants_divergence and step.residual.think is not None and step.residual.think.kept is not None:
+                kept = step.residual.think.kept[:, row, : lengths[row]].cpu()
+                earlier = [] if sequence.divergence is None else [sequence.divergence]
+                sequence.divergence = torch.cat([*earlier, kept], 1)
             if step.residual.states is not None and sequence.wants_states:
                 sequence.states = step.residual.states[:, row].float().cpu()
             if sequence.generate is not None:

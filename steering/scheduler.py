@@ -86,7 +86,8 @@ class Scheduler:
         for sequence in reversed(batch):
             sequence.slot, sequence.computed, sequence.alone = -1, 0, True
             sequence.fork_of = sequence.question_sums = sequence.last_sums = None
-            sequence.norms = {}
+            sequence.divergence = None
+            sequence.norms, sequence.image_states = {}, []
             self.waiting.appendleft(sequence)
 
     def prefilled(self, sequence: Sequence) -> None:

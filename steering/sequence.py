@@ -50,6 +50,7 @@ class Sequence:
     thresholds: torch.Tensor | None = None  # (layers,), of the divergence where it thinks
     diagnose: Diagnose | None = None
     wants_states: bool = False
+    wants_divergence: bool = False
     fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
     expects_forks: bool = False
     leader: Sequence | None = None  # the sequence whose tokens this one repeats, as its contrast
@@ -72,6 +73,7 @@ class Sequence:
     prompt_logits: torch.Tensor | None = None
     prompt_think: torch.Tensor | None = None
     states: torch.Tensor | None = None
+    divergence: torch.Tensor | None = None
     norms: dict[int, torch.Tensor] = field(default_factory=dict)
     question_sums: torch.Tensor | None = None
     last_sums: torch.Tensor | None = None

@@ -47,18 +47,22 @@ class ThinkRows:
     """The damping of one forward pass, and what it did.
 
     gamma: (rows,). threshold: (layers, rows), infinite for rows that do not think. real: (rows, n), 0 on padding.
-    measured: (layers, rows, 2), the number of damped updates and the sum of D over the real tokens.
+    measured: (layers, rows, 2), the number of damped updates and the sum of D over the real tokens. kept: where wanted, D
+    of every token, (layers, rows, n).
     """
 
-    def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor):
+    def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor, keep: bool = False):
         self.gamma = gamma
         self.threshold = threshold
         self.real = real
         self.measured = torch.zeros(*threshold.shape, 2, device=gamma.device)
+        self.kept = torch.zeros(len(threshold), *real.shape, device=gamma.device) if keep else None
 
     def damp(self, layer: int, hidden: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
         """The layer's output after damping. hidden (rows, n, d): the output; mha, ffn: its two updates."""
         differs = divergence(mha, ffn)  # (rows, n)
+        if self.kept is not None:
+            self.kept[layer] = differs
         damped = differs > self.threshold[layer][:, None]
         self.measured[layer, :, 0] = (damped * self.real).sum(1)
         self.measured[layer, :, 1] = (differs * self.real).sum(1)
@@ -91,11 +95,13 @@ class ThinkSlots:
         for tensor in (self.gamma, self.threshold, self.measured):
             tensor[target] = tensor[source]
 
-    def rows(self, slots: slice | list[int], thinks: Sequence[Think | None], real: torch.Tensor) -> ThinkRows | None:
+    def rows(
+        self, slots: slice | list[int], thinks: Sequence[Think | None], real: torch.Tensor, keep: bool = False
+    ) -> ThinkRows | None:
         """The damping of a forward pass on some slots, None where none of them asks for any. real: (rows, n)."""
-        if all(think is None for think in thinks):
+        if not keep and all(think is None for think in thinks):
             return None
-        return ThinkRows(self.gamma[slots], self.threshold[slots].T, real)
+        return ThinkRows(self.gamma[slots], self.threshold[slots].T, real, keep)
 
     def record(self, rows: ThinkRows | None, slots: slice | list[int]) -> None:
         """Add what a forward pass measured."""

@@ -74,8 +74,8 @@ def test_errors_become_the_packages_exceptions(live: Callable[[Flask], str], fak
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model="gpt-4o", messages=messages)  # type: ignore[arg-type]
         with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(model="fake", messages=messages, extra_body={"sage": True})  # type: ignore[arg-type]
-        assert (caught.value.param, caught.value.code) == ("sage", "not_available")
+            client.chat.completions.create(model="fake", messages=messages, extra_body={"sage": {"sea": True}})  # type: ignore[arg-type]
+        assert (caught.value.param, caught.value.code) == ("sage.sea", "unknown_parameter")
         fake.script = ("Hel", ValueError("boom"))
         stream = client.chat.completions.create(model="fake", messages=messages, stream=True)  # type: ignore[arg-type]
         with pytest.raises(openai.APIError, match="unexpected error"):

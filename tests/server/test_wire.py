@@ -60,8 +60,12 @@ def content(*parts: Any) -> dict[str, Any]:
         ({"steering": {"vectors": [{"name": "a", "scale": 1, "strength": 1}]}}, "steering.vectors[0]", "invalid_value"),
         ({"steering": {"apply": {"token": "all"}}}, "steering.apply.token", "unknown_parameter"),
         ({"steering": {"vectors": [], "toward": "text"}}, "steering", "invalid_value"),
-        ({"sage": True}, "sage", "not_available"),
-        ({"sage": {}}, "sage", "not_available"),
+        ({"sage": 1}, "sage", "invalid_value"),
+        ({"sage": {"sea": True}}, "sage.sea", "unknown_parameter"),
+        ({"sage": {"see": {"alfa": 1}}}, "sage.see.alfa", "unknown_parameter"),
+        ({"sage": {"see": {"reading": "aloud"}}}, "sage.see.reading", "invalid_value"),
+        ({"sage": {"think": {"gamma": "0.9"}}}, "sage.think.gamma", "invalid_value"),
+        ({"sage": {"generate": {"weight": 1}}}, "sage.generate.weight", "unknown_parameter"),
         ({"diagnostics": {"included": []}}, "diagnostics.included", "unknown_parameter"),
         ({"diagnostics": {"include": "focus"}}, "diagnostics.include", "invalid_value"),
         ({"diagnostics": {"layers": "some"}}, "diagnostics.layers", "invalid_value"),
@@ -145,3 +149,14 @@ def test_scale_has_aliases(alias: str) -> None:
     assert chat.steering is not None
     assert chat.steering.vectors is not None
     assert chat.steering.vectors[0].scale == -2.0
+
+
+def test_stages_of_sage_are_on_unless_false() -> None:
+    assert parse(sage=False).sage is None
+    everything = parse(sage=True).sage
+    assert everything is not None
+    assert everything == parse(sage={}).sage
+    assert (everything.see.alpha, everything.think.gamma, everything.generate.weight) == (0.1, 0.9, 0.5)
+    chosen = parse(sage={"see": False, "generate": {"lambda": 0.2}}).sage
+    assert chosen is not None
+    assert (chosen.see, chosen.think, chosen.generate.weight) == (None, everything.think, 0.2)
