@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from probes.faithfulness import Difference, Existence
     from probes.mc2 import Sample
     from steering import Engine, SteeringVector
 
     DemoSamples = Callable[[int, int], Sequence[Sample]]
+    DemoFaithfulness = Callable[[int, int], tuple[Sequence[Existence], Sequence[Difference], Sequence[str]]]
 
 PROBE_SEEDS = 1_000_000_000
 """Added to the seed when a probe draws demo samples, so that an evaluation's small seeds never meet them again."""
@@ -28,14 +30,21 @@ VECTOR = "modality-preference"
 
 
 def register(
-    subparsers: Any, *, demo_samples: DemoSamples | None = None, default_model: str | Path | None = None
+    subparsers: Any,
+    *,
+    demo_samples: DemoSamples | None = None,
+    demo_faithfulness: DemoFaithfulness | None = None,
+    default_model: str | Path | None = None,
 ) -> None:
     """Add the commands to a parser's subparsers; each sets `func`, which takes the arguments and returns a status.
 
-    `demo_samples(count, seed)` draws conflicts where no MC2 file is given; this room does not know the demo world.
+    `demo_samples(count, seed)` draws conflicts where no MC2 file is given, `demo_faithfulness(count, seed)` existence
+    questions, pairs with a difference and the names of objects; this room does not know the demo world.
     """
     _register_probe(subparsers, demo_samples, default_model)
-    _register_eval(subparsers, demo_samples, default_model)
+    benchmarks = _register_eval(subparsers, demo_samples, default_model)
+    if demo_faithfulness is not None:
+        _register_eval_sage(benchmarks, demo_faithfulness, default_model)
 
 
 def _register_probe(subparsers: Any, demo_samples: DemoSamples | None, default_model: str | Path | None) -> None:
@@ -66,7 +75,7 @@ def _register_probe(subparsers: Any, demo_samples: DemoSamples | None, default_m
     parser.set_defaults(func=lambda arguments: _guarded(_probe, arguments, demo_samples))
 
 
-def _register_eval(subparsers: Any, demo_samples: DemoSamples | None, default_model: str | Path | None) -> None:
+def _register_eval(subparsers: Any, demo_samples: DemoSamples | None, default_model: str | Path | None) -> Any:
     parser = subparsers.add_parser("eval", help="run a benchmark")
     benchmarks = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
     mc2 = benchmarks.add_parser(
@@ -82,16 +91,35 @@ def _register_eval(subparsers: Any, demo_samples: DemoSamples | None, default_mo
     mc2.add_argument("--instruct", action="store_true", help="also measure the two instructions")
     mc2.add_argument("--random-directions", type=int, default=0, metavar="K", help="controls of the same dose")
     mc2.set_defaults(func=lambda arguments: _guarded(_eval_mc2, arguments, demo_samples))
+    return benchmarks
+
+
+def _register_eval_sage(benchmarks: Any, samples: DemoFaithfulness, default_model: str | Path | None) -> None:
+    sage = benchmarks.add_parser(
+        "sage",
+        help="SAGE stage by stage: existence questions and differences of two pictures",
+        description="Ask held-out questions of the demo world plainly and with SAGE's stages, one more at a time.",
+    )
+    _add_model(sage, default_model)
+    sage.add_argument("--limit", type=_positive, default=500, metavar="N", help="samples of each (default %(default)s)")
+    sage.add_argument("--sweep", action="store_true", help="also other alphas, gammas and lambdas")
+    sage.add_argument("--json", metavar="FILE", help="write the scores here")
+    sage.add_argument("--markdown", metavar="FILE", help="write the tables here")
+    sage.set_defaults(func=lambda arguments: _guarded(_eval_sage, arguments, samples))
 
 
 def _add_common(parser: argparse.ArgumentParser, default_model: str | Path | None) -> None:
+    _add_model(parser, default_model)
+    parser.add_argument("--mc2", metavar="JSON", help="MC2's samples (default: conflicts of the demo world)")
+    parser.add_argument("--images", metavar="DIR", help="the COCO images of --mc2")
+
+
+def _add_model(parser: argparse.ArgumentParser, default_model: str | Path | None) -> None:
     parser.add_argument(
         "--model", default=default_model, required=default_model is None, metavar="PATH",
         help="checkpoint folder or hub name" + (" (default: the embedded model)" if default_model else ""),
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default %(default)s)")
-    parser.add_argument("--mc2", metavar="JSON", help="MC2's samples (default: conflicts of the demo world)")
-    parser.add_argument("--images", metavar="DIR", help="the COCO images of --mc2")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default %(default)s)")
     parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads")
     parser.add_argument(
@@ -107,13 +135,13 @@ def _positive(text: str) -> int:
     return value
 
 
-def _guarded(command: Callable[..., int], arguments: argparse.Namespace, demo_samples: DemoSamples | None) -> int:
+def _guarded(command: Callable[..., int], arguments: argparse.Namespace, samples: Any) -> int:
     """Run a command; what a user can put right is one line on standard error and status 1, not a traceback."""
     from steering import SteeringError
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     try:
-        return command(arguments, demo_samples)
+        return command(arguments, samples)
     except (SteeringError, ValueError, OSError) as error:
         print(f"helmsight: {error}", file=sys.stderr)
         return 1
@@ -176,6 +204,24 @@ def _eval_mc2(arguments: argparse.Namespace, demo_samples: DemoSamples | None) -
     print_table(
         evaluation, f"{vector.name}, strength {arguments.strength:g}: {len(samples)} samples, seed {arguments.seed}"
     )
+    return 0
+
+
+def _eval_sage(arguments: argparse.Namespace, draw: DemoFaithfulness) -> int:
+    from probes.faithfulness import as_markdown, evaluate, stages
+
+    existence, differences, categories = draw(arguments.limit, arguments.seed)
+    engine = _engine(arguments)
+    report = evaluate(engine, stages(arguments.sweep), existence, differences, categories, arguments.quiet)
+    tables = as_markdown(
+        report,
+        f"SAGE on {engine.mllm.name}: {arguments.limit} samples of each kind, seed {arguments.seed}, 95 % intervals",
+    )
+    if arguments.json:
+        write_json(arguments.json, report)
+    if arguments.markdown:
+        Path(arguments.markdown).write_text(tables)
+    print(tables)
     return 0
 
 

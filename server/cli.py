@@ -15,6 +15,7 @@ from probes import command as probes_command
 from server import settings as server_settings
 
 if TYPE_CHECKING:
+    from probes.faithfulness import Difference, Existence
     from probes.mc2 import Sample
 
 
@@ -39,7 +40,12 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _register_serve(subparsers)
     _register_vectors(subparsers)
-    probes_command.register(subparsers, demo_samples=_demo_samples, default_model=server_settings.embedded_checkpoint())
+    probes_command.register(
+        subparsers,
+        demo_samples=_demo_samples,
+        demo_faithfulness=_demo_faithfulness,
+        default_model=server_settings.embedded_checkpoint(),
+    )
     demo_command.register(subparsers)
     return parser
 
@@ -49,6 +55,14 @@ def _demo_samples(count: int, seed: int) -> list[Sample]:
     from demo.conflicts import conflict_samples
 
     return conflict_samples(count, seed)
+
+
+def _demo_faithfulness(count: int, seed: int) -> tuple[list[Existence], list[Difference], tuple[str, ...]]:
+    """Existence questions, pairs with a difference, and the names of what can be in a picture."""
+    from demo.faithfulness import difference_samples, existence_samples
+    from demo.world import SHAPES
+
+    return existence_samples(count, seed), difference_samples(count, seed), SHAPES
 
 
 def _register_serve(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
