@@ -24,7 +24,8 @@ class Answer:
     model: str
     fingerprint: str
     logprobs: bool = False
-    applied: bool = False
+    steering: bool = False
+    sage: bool = False
     diagnostics: bool = False
     baseline: bool = False
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
@@ -37,7 +38,8 @@ class Answer:
             model,
             f"fp_{fingerprint[:16]}",
             logprobs=bool(chat.logprobs),
-            applied=chat.steering is not None,
+            steering=chat.steering is not None,
+            sage=chat.sage is not None,
             diagnostics=chat.diagnostics is not None,
             baseline=bool(chat.baseline),
         )
@@ -98,8 +100,9 @@ class Answer:
     def _extras(self, choice: Choice) -> dict[str, Any]:
         """The fields beyond OpenAI's, each only when asked for."""
         extras: dict[str, Any] = {}
-        if self.applied:
-            extras["applied"] = choice.applied or {"steering": []}
+        if self.steering or self.sage:
+            nothing = ({"steering": []} if self.steering else {}) | ({"sage": None} if self.sage else {})
+            extras["applied"] = nothing | (choice.applied or {})
         if self.diagnostics:
             extras["diagnostics"] = choice.diagnostics
         if self.baseline:

@@ -90,6 +90,9 @@ class Metrics:
             sign = "off" if steer.scale == 0 else "text" if steer.scale > 0 else "vision"
             toward = sign if steer.vector.kind == "modality-preference" else "other"
             self.interventions.labels("steer", toward).inc()
+        for stage in ("see", "think", "generate") if request.sage else ():
+            if getattr(request.sage, stage) is not None:
+                self.interventions.labels(f"sage.{stage}", "vision").inc()
         if request.baseline:
             self.interventions.labels("baseline", "").inc()
         for readout in sorted(request.diagnose.include) if request.diagnose else ():

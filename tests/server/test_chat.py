@@ -107,6 +107,35 @@ def test_steering_false_is_no_steering(client: FlaskClient) -> None:
     assert "applied" not in choice_of(ask(client, QUESTION, steering=False))
 
 
+def test_sage_is_reported_stage_by_stage(client: FlaskClient) -> None:
+    sage = {"see": {"alpha": 0.2}, "think": {"threshold": 0.1, "gamma": 0.8}, "generate": {"lambda": 1.0}}
+    applied = choice_of(ask(client, data_uri(), QUESTION, sage=sage))["applied"]
+    assert set(applied) == {"sage"}
+    see, think, generate = (applied["sage"][stage] for stage in ("see", "think", "generate"))
+    assert see["share_after"] > see["share_before"] > 0
+    assert see["alpha_max"] == pytest.approx([0.2] * len(see["alpha"]))  # that of the shallow layers
+    assert 0 < sum(think["suppressed"]) < len(think["suppressed"]) == 8
+    assert generate["masking"] == "pixels"
+    assert 1 <= len(generate["masked"][0]) <= 2  # a fifth of nine patches
+    alone = choice_of(ask(client, data_uri(), QUESTION, sage={"think": False, "generate": False}, steering=True))
+    assert (alone["applied"]["sage"]["think"], alone["applied"]["sage"]["generate"]) == (None, None)
+    assert alone["applied"]["steering"]
+
+
+@pytest.mark.parametrize(
+    ("sage", "param"),
+    [({"see": {"alpha": 9}}, "sage.see.alpha"), ({"generate": {"lambda": -1}}, "sage.generate.lambda")],
+)
+def test_a_stage_that_is_out_of_range_is_named(client: FlaskClient, sage: dict[str, Any], param: str) -> None:
+    response = ask(client, data_uri(), QUESTION, sage=sage)
+    assert (response.status_code, response.json["error"]["param"]) == (400, param)
+
+
+def test_sage_without_an_image_is_refused(client: FlaskClient) -> None:
+    response = ask(client, QUESTION, sage={"think": False})
+    assert (response.status_code, response.json["error"]["param"]) == (400, "sage.see")
+
+
 def test_the_long_form_takes_layers_and_tokens(client: FlaskClient) -> None:
     vector = {"name": "modality-preference", "coefficient": -1.0, "layers": [3], "apply": {"tokens": "image"}}
     (applied,) = choice_of(ask(client, data_uri(), QUESTION, steering={"vectors": [vector]}))["applied"]["steering"]
