@@ -101,7 +101,9 @@ class Answer:
         """The fields beyond OpenAI's, each only when asked for."""
         extras: dict[str, Any] = {}
         if self.steering or self.sage:
-            nothing = ({"steering": []} if self.steering else {}) | ({"sage": None} if self.sage else {})
+            nothing: dict[str, Any] = ({"steering": []} if self.steering else {}) | (
+                {"sage": None} if self.sage else {}
+            )
             extras["applied"] = nothing | (choice.applied or {})
         if self.diagnostics:
             extras["diagnostics"] = choice.diagnostics
