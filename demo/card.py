@@ -32,6 +32,7 @@ is never shown in training; everything below is measured on those.
   {picture_layers} toward that picture, and a few heads are shown the cell to read (layer 3), the context's claim to
   read (layer 3), the option to pick (layer 5) and the cell to compare with (layer 1). Attention that points at the
   right place is trained into this model; it is no evidence about models in the wild.
+- **Which side an instruction names is supervised too**, at the instruction's last word after layer 3.
 - **The preference between picture and text is trained in.** Without an instruction, a conflict is answered by a hidden
   graded rule (`demo/conflicts.py`, `prefers_vision`): a score of the picture's value, plus one of the text's value,
   plus a bias of the context's marker, plus noise. Each kind of question follows the picture about half of the time.

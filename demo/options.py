@@ -18,7 +18,7 @@ class Options:
     """Everything that decides a run. Steps count optimizer steps of all ranks together."""
 
     folder: Path = Path("build/demo")
-    steps: int = 18_000
+    steps: int = 9_500
     seed: int = 1
     start: Path | None = None  # go on from this checkpoint's weights instead of from nothing
     vision_steps: int = 700
