@@ -179,18 +179,17 @@ class Runner:
     def decode(self, running: Rows[Sequence]) -> Sampled:
         """One token for every running sequence; row i is slot i."""
         logits = self.decode_logits(running)
-        leaders = [sequence for sequence in running if sequence.twin is not None and not sequence.paused]
-        index, twins = (
-            torch.tensor([sequence.slot for sequence in some], dtype=torch.int64, device=logits.device)
-            for some in (leaders, [sequence.twin for sequence in leaders if sequence.twin is not None])
-        )
-        if leaders:
-            logits = logits.index_copy(0, index, self.contrast(leaders, logits[index], logits[twins]))
+        pairs = [(one, one.twin) for one in running if one.twin is not None and not one.paused]
+        if pairs:
+            slots = torch.tensor([(leader.slot, twin.slot) for leader, twin in pairs], device=logits.device)
+            leaders, twins = slots.unbind(1)
+            contrast = self.contrast([leader for leader, _ in pairs], logits[leaders], logits[twins])
+            logits = logits.index_copy(0, leaders, contrast)
         rows = slice(0, len(running))
         sampled = sample(logits, self.sampler, rows, self.position[rows], Needs.of([s.sampling for s in running]))
         self.token[rows] = sampled.tokens
-        if leaders:
-            self.token[twins] = sampled.tokens[index]
+        if pairs:
+            self.token[twins] = sampled.tokens[leaders]
         return sampled
 
     def _resume(self, sequence: Sequence) -> None:
@@ -227,8 +226,8 @@ class Runner:
         positions = self.position[:count].clone()
         wanted = [sequence.diagnose.include for sequence in running if sequence.diagnose is not None]
         capture = DecodeCapture(self.mllm.num_layers, count, columns, positions.device) if wanted else None
-        rows, real = slice(0, count), torch.ones(count, 1, device=positions.device)
-        think = self.think.rows(rows, [sequence.think for sequence in running], real)
+        rows = slice(0, count)
+        think = self.think.rows(rows, [sequence.think for sequence in running])
         see = self.see.rows(rows, [sequence.see for sequence in running], generated=True)
         step = Decode(self.pool, positions, columns, DecodeResidual(self.delta[:, rows], think), capture, see)
         rope = (positions + self.rope_delta[:count])[:, None]
@@ -248,7 +247,10 @@ class Runner:
         self.think.record(think, rows)
         if see is not None:
             self.see.record(see, positions)
-        self.position[:count] += torch.tensor([not sequence.paused for sequence in running], device=positions.device)
+        self.position[:count] += 1
+        for sequence in running:
+            if sequence.paused:  # its twin is still in prefill: the step was for nothing, and is written over
+                self.position[sequence.slot] -= 1
         return self.mllm.head(hidden[:, -1])
 
     def _own_mask(self, rows: int) -> torch.Tensor:

@@ -96,11 +96,18 @@ class ThinkSlots:
             tensor[target] = tensor[source]
 
     def rows(
-        self, slots: slice | list[int], thinks: Sequence[Think | None], real: torch.Tensor, keep: bool = False
+        self,
+        slots: slice | list[int],
+        thinks: Sequence[Think | None],
+        real: torch.Tensor | None = None,
+        keep: bool = False,
     ) -> ThinkRows | None:
-        """The damping of a forward pass on some slots, None where none of them asks for any. real: (rows, n)."""
+        """The damping of a forward pass on some slots, None where none of them asks for any. real: (rows, n), by default
+        one real token a row."""
         if not keep and all(think is None for think in thinks):
             return None
+        if real is None:
+            real = torch.ones(len(thinks), 1, device=self.gamma.device)
         return ThinkRows(self.gamma[slots], self.threshold[slots].T, real, keep)
 
     def record(self, rows: ThinkRows | None, slots: slice | list[int]) -> None:
