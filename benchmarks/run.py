@@ -149,8 +149,12 @@ PEAKS = ("off", "on", "generate", "eager")
 
 
 def measure(comparison: Comparison, repeats: int, first_seed: int) -> Row:
-    """Run the sides in turn, the order reversed every other time, after one round that does not count."""
+    """Run the sides in turn, the order reversed every other time, after one round that does not count.
+
+    A single request is so short that it takes four times the repeats to say something.
+    """
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in comparison.sides}
+    repeats *= 4 if comparison.requests == 1 else 1
     for repeat in range(repeats + 1):
         order = list(comparison.sides)
         seeds = [first_seed + repeat * comparison.requests + i for i in range(comparison.requests)]
@@ -198,7 +202,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="*", help=f"of {', '.join([*BENCHMARKS, 'memory'])} (default: all)")
     parser.add_argument("--models", nargs="+", choices=("demo", "wide"), default=["demo", "wide"])
-    parser.add_argument("--repeats", type=int, default=5, help="counted rounds (default %(default)s)")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=5,
+        help="counted rounds (default %(default)s; four times as many of single requests)",
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of every side (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="append the table to benchmarks/RESULTS.md")
