@@ -50,12 +50,8 @@ several, and adds no system message.
 def card(options: Options, step: int, asked: int) -> str:
     """The card of a checkpoint that was not measured yet."""
     command = f"helmsight demo train --steps {options.steps} --seed {options.seed}"
-    if options.start is None:
-        origin = f"From random weights, unattended, by one command: `{command}`.\n"
-    else:
-        origin = f"Going on from the weights in `{options.start}`, unattended: `{command} --start {options.start}`.\n"
     return TEXT.format(
-        origin=origin,
+        origin=f"From random weights, unattended, by one command: `{command}`.\n",
         seed=options.seed,
         step=step,
         steps=options.steps,

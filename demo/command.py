@@ -21,8 +21,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     part = parts.add_parser("train", help="train from nothing, or resume; rerun the same command to go on")
     part.add_argument("--folder", type=Path, default=Path("build/demo"), help="the run's folder (default %(default)s)")
     part.add_argument("--steps", type=int, help="total steps; may be changed when resuming")
-    part.add_argument("--start", type=Path, help="go on from this checkpoint instead of from nothing")
-    part.add_argument("--rate", type=float, help="scale of the learning rates (default 1; lower with --start)")
     part.add_argument("--decay", type=float, help="last share of the steps, in which the rate falls to 0 (default 0.3)")
     part.add_argument("--vision-steps", type=int, help="steps of the vision stage (default 700)")
     part.add_argument("--seed", type=int, help="decides weights and data (default 1)")
@@ -52,7 +50,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     from demo.options import Options
     from demo.train import train
 
-    names = ("folder", "steps", "start", "rate", "decay", "vision_steps", "seed", "ranks", "device")
+    names = ("folder", "steps", "decay", "vision_steps", "seed", "ranks", "device")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if given.get("device", "cpu") != "cpu":
         given.setdefault("ranks", 1)

@@ -92,36 +92,6 @@ def new_model(config: Qwen2VLConfig, seed: int) -> Qwen2VLForConditionalGenerati
     return model
 
 
-def transplant(checkpoint: Path, tokenizer: PreTrainedTokenizerFast) -> Qwen2VLForConditionalGeneration:
-    """An existing checkpoint's weights under another tokenizer, in float32.
-
-    A token that the checkpoint knows keeps its embedding; another one starts as the mean of the pieces that the
-    checkpoint's tokenizer cuts it into.
-    """
-    old = Qwen2VLForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
-    old_tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
-    text = old.config.text_config
-    config = make_config(
-        tokenizer, text.hidden_size, text.num_hidden_layers, text.num_attention_heads, text.num_key_value_heads
-    )
-    model = Qwen2VLForConditionalGeneration(config).float()
-    weights = old.state_dict()
-    name = "model.language_model.embed_tokens.weight"
-    table = weights[name]
-    fresh = table.mean(0).repeat(config.text_config.vocab_size, 1)
-    known = old_tokenizer.get_vocab()
-    for token, index in tokenizer.get_vocab().items():
-        if token in known:
-            fresh[index] = table[known[token]]
-        else:
-            word = tokenizer.convert_tokens_to_string([token])
-            fresh[index] = table[old_tokenizer.encode(word, add_special_tokens=False)].mean(0)
-    weights = {key: value for key, value in weights.items() if key not in (name, "lm_head.weight")} | {name: fresh}
-    model.load_state_dict(weights, strict=False)
-    model.tie_weights()
-    return model
-
-
 def trainable_matrices(
     model: Qwen2VLForConditionalGeneration,
 ) -> tuple[list[nn.Parameter], list[nn.Parameter], nn.Parameter]:

@@ -20,10 +20,8 @@ class Options:
     folder: Path = Path("build/demo")
     steps: int = 9_500
     seed: int = 1
-    start: Path | None = None  # go on from this checkpoint's weights instead of from nothing
     vision_steps: int = 700
     decay: float = 0.3  # last share of the steps, in which the learning rate falls to zero
-    rate: float = 1.0  # scales both learning rates; lower when going on from a trained checkpoint
     matrix_rate: float = 2e-3
     vector_rate: float = 1.5e-3
     embedding_scale: float = 0.2
@@ -62,5 +60,5 @@ def learning_rate(step: int, options: Options) -> float:
     start = options.steps * (1 - options.decay)
     warm = min(1.0, (step + 1) / 100)
     if step < start:
-        return options.rate * warm
-    return options.rate * warm * max(0.01, 0.5 * (1 + math.cos(math.pi * (step - start) / (options.steps - start))))
+        return warm
+    return warm * max(0.01, 0.5 * (1 + math.cos(math.pi * (step - start) / (options.steps - start))))

@@ -27,13 +27,13 @@ from demo.batches import Batches, question_results
 from demo.card import card
 from demo.curriculum import TYPES, corpus
 from demo.forward import logits_at, look_loss, picture_loss, side_loss, text_hidden
-from demo.model import export, make_config, new_model, trainable_matrices, transplant
+from demo.model import export, make_config, new_model, trainable_matrices
 from demo.muon import Muon
 from demo.options import PLAN_EVERY, Options, learning_rate, use_bfloat16
 from demo.record import Log, Record
 from demo.stream import COMPARE, PICK, READ, SECOND
 from demo.tokenizer import load_tokenizer, train_tokenizer
-from demo.vision import adapt_vision, train_vision
+from demo.vision import train_vision
 
 PICTURE_LAYERS = (4, 5, 6, 7)  # layers whose attention over pictures is supervised
 # Which heads of which layer are shown where to look, and the weight of that: two heads of each group read what the
@@ -77,13 +77,9 @@ def prepare(options: Options) -> None:
         progress.update(step - progress.n)
         log.line(f"vision step {step} " + " ".join(f"{k} {v:.4f}" for k, v in values.items()))
 
-    how = (options.seed, options.vision_steps, device, options.compiled, use_bfloat16(options), report)
-    if options.start is not None:
-        model = transplant(options.start, tokenizer).to(device)
-        adapt_vision(model, *how)
-    else:
-        model = new_model(make_config(tokenizer, options.hidden, options.layers), options.seed).to(device)
-        train_vision(model, tokenizer, *how)
+    model = new_model(make_config(tokenizer, options.hidden, options.layers), options.seed).to(device)
+    bfloat16 = use_bfloat16(options)
+    train_vision(model, tokenizer, options.seed, options.vision_steps, device, options.compiled, bfloat16, report)
     progress.close()
     save_atomically(model.state_dict(), path)
 

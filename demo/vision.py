@@ -6,7 +6,6 @@ colours and backgrounds are the language model's word embeddings, so that image 
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +18,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2VLForConditionalGeneratio
 
 from demo.forward import vision_features
 from demo.muon import Muon
-from demo.stream import patches, picture
-from demo.world import BACKGROUNDS, COLOURS, DIGITS, LETTERS, SHAPES, Scene, random_scene, render_array
+from demo.stream import picture
+from demo.world import BACKGROUNDS, COLOURS, DIGITS, LETTERS, SHAPES, Scene, random_scene
 
 KINDS = SHAPES + LETTERS + DIGITS
 COLOUR_NAMES, BACKGROUND_NAMES = tuple(COLOURS), tuple(BACKGROUNDS)
@@ -130,49 +129,12 @@ def tower_optimizers(visual: Any, others: Sequence[nn.Parameter] = ()) -> tuple[
     return muon, torch.optim.AdamW(groups, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0)
 
 
-def update(muon: Muon, adam: torch.optim.Optimizer, step: int, steps: int, scale: float = 1.0) -> None:
+def update(muon: Muon, adam: torch.optim.Optimizer, step: int, steps: int) -> None:
     """One update of both: warm-up over 50 steps, flat for the first half, then linear to nearly zero."""
     done = step / steps
-    rate = scale * min(1.0, (step + 1) / 50) * (1.0 if done < 0.5 else max(0.02, 2 * (1 - done)))
+    rate = min(1.0, (step + 1) / 50) * (1.0 if done < 0.5 else max(0.02, 2 * (1 - done)))
     for group in adam.param_groups:
         group["lr"] = 2e-3 * rate * group["scale"]
     adam.step()
     muon.step(3e-3 * rate)
     adam.zero_grad(set_to_none=True)
-
-
-def adapt_vision(
-    model: Qwen2VLForConditionalGeneration,
-    seed: int,
-    steps: int,
-    device: torch.device,
-    compiled: bool = True,
-    bfloat16: bool = False,
-    report: Callable[[int, dict[str, float]], None] = lambda step, values: None,
-) -> None:
-    """Teach a trained tower pictures of other sizes: its features of any rendering become those of the plain one.
-
-    The teacher is the tower as it was, on the exact 84 x 84 drawing of the same scene, so a language model that was
-    trained on the old features goes on working.
-    """
-    visual = model.model.visual
-    teacher = copy.deepcopy(visual).requires_grad_(False)
-    muon, adam = tower_optimizers(visual)
-
-    def loss_of(pixels: Tensor, plain: Tensor) -> Tensor:
-        wanted = vision_features(teacher, plain).float()
-        got = vision_features(visual, pixels).float()
-        return (got - wanted).pow(2).mean() / wanted.var()
-
-    run = torch.compile(loss_of, dynamic=False) if compiled else loss_of
-    for step in range(steps):
-        rng = random.Random(f"adapt {seed} {step}")
-        scenes = [random_scene(rng, rng.choice((1, 2, 3, 4, 5)), held_out=False) for _ in range(BATCH)]
-        pixels = torch.from_numpy(np.stack([picture(rng, scene) for scene in scenes])).to(device)
-        plain = torch.from_numpy(np.stack([patches(render_array(scene)) for scene in scenes])).to(device)
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bfloat16):
-            loss = run(pixels, plain)
-        loss.backward()
-        update(muon, adam, step, steps, scale=0.3)
-        if step % 50 == 49 or step == steps - 1:
-            report(step + 1, {"loss": loss.item()})
