@@ -392,8 +392,8 @@ class Runner:
             sequence.computed += lengths[row]
             for layer, norms in step.residual.norms.items():
                 sequence.norms[layer] = sequence.norms.get(layer, 0) + norms[row].cpu()
-            if sequence.wants_divergence and step.residual.think is not None and step.residual.think.kept is not None:
-                kept = step.residual.think.kept[:, row, : lengths[row]].cpu()
+            if sequence.wants_divergence and step.residual.think is not None:
+                kept = step.residual.think.divergences()[:, row, : lengths[row]].cpu()
                 earlier = [] if sequence.divergence is None else [sequence.divergence]
                 sequence.divergence = torch.cat([*earlier, kept], 1)
             if step.residual.states is not None and sequence.wants_states:

@@ -56,69 +56,88 @@ class See:
         return max(1, layers // 4) if self.shallow is None else self.shallow
 
 
-@dataclass
 class SeeRows:
-    """The enhancement of one forward pass. visual, text: (rows, columns), 1 on the columns of images, and of the system's
-    and the user's text. fixed, adaptive: (layers, rows), alpha of shallow and of deeper layers, 0 elsewhere. first:
-    (layers, rows), m_v(1). ceiling: (rows,). transfer: (rows,) bool, the reading; `transfers` is whether any row does.
-    depth: how many layers are shallow in some row.
+    """The enhancement of one forward pass.
 
-    A decode leaves `measured` (layers, rows, 3) behind: alpha, and m_v before and after, means over heads.
+    masks: (rows, columns, 2), 1 on the columns of images, and of the system's and the user's text. fixed, adaptive:
+    (layers, rows), alpha of shallow and of deeper layers, 0 elsewhere. first: (layers, rows), m_v(1). ceiling: (rows,).
+    transfer: (rows,) bool, the reading, None where every row scales. depth: how many layers are shallow in some row.
+    generated: whether the rows are generated tokens, whose decay is measured, or prompts.
     """
 
-    visual: torch.Tensor
-    text: torch.Tensor
-    fixed: torch.Tensor
-    adaptive: torch.Tensor
-    first: torch.Tensor
-    ceiling: torch.Tensor
-    transfer: torch.Tensor
-    transfers: bool
-    depth: int
-    measured: torch.Tensor | None = None
+    def __init__(
+        self,
+        masks: torch.Tensor,
+        fixed: torch.Tensor,
+        adaptive: torch.Tensor,
+        first: torch.Tensor,
+        ceiling: torch.Tensor,
+        transfer: torch.Tensor | None,
+        depth: int,
+        generated: bool,
+    ):
+        self.masks = masks
+        self.fixed = fixed
+        self.adaptive = adaptive
+        self.ceiling = ceiling
+        self.transfer = None if transfer is None else transfer[:, None, None, None]
+        self.depth = depth
+        self.generated = generated
+        seen = first > 0  # a layer whose window held no image does not decay
+        self._whole = seen.float()
+        self._per_first = torch.where(seen, 1 / first, 0.0)
+        self._steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def enhance(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
         """Attention weights (rows, heads, n, columns) of shallow layers, and of deeper ones where rows are generated
         tokens (n is 1)."""
-        columns = weights.shape[-1]
-        visual, text = self.visual[:, None, None, :columns], self.text[:, None, None, :columns]
-        seen = (weights * visual).sum(-1, keepdim=True)  # (rows, heads, n, 1)
+        masks = self.masks[:, : weights.shape[-1]]
+        masses = weights @ masks[:, None].to(weights.dtype)  # (rows, heads, n, 2)
+        seen, read = masses[..., :1], masses[..., 1:]
         alpha = self.fixed[layer]
-        if self.measured is not None:
-            share, first = seen.mean((1, 2, 3)), self.first[layer]
-            decay = torch.where(first > 0, 1 - share / first, 0.0)
-            alpha = alpha + self.adaptive[layer] * torch.minimum(decay.clamp(min=0), self.ceiling)
-        up, down, total = self._factors(alpha, seen, (weights * text).sum(-1, keepdim=True))
-        enhanced = weights * (1 + up * visual - down * text) / total
-        if self.measured is not None:
-            after = (seen * (1 + up) / total).mean((1, 2, 3))
-            self.measured[layer] = torch.stack([alpha, share, after], -1)
-        return enhanced
+        if self.generated:
+            share = seen.mean((1, 2, 3))
+            decay = torch.addcmul(self._whole[layer], share, self._per_first[layer], value=-1)
+            alpha = torch.addcmul(alpha, self.adaptive[layer], torch.minimum(decay.clamp_(min=0), self.ceiling))
+        up, down, total = self._factors(alpha, seen, read)
+        visual, text = (masks[:, None, None, :, i] for i in (0, 1))
+        if self.generated:
+            self._steps.append((alpha, seen, up, total))
+        gain = 1 + up * visual if down is None else 1 + up * visual - down * text
+        return weights * (gain / total)
 
     def attend(self, layer: int, value: torch.Tensor, attend: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """A shallow layer's output (rows, heads, n, head_dim) without its weights: `attend` gives the weights' product
         with any values (rows, kv_heads, columns, head_dim), and m_v and m_t are such products."""
-        columns = value.shape[2]
-        visual, text = self.visual[:, None, :columns, None], self.text[:, None, :columns, None]
+        masks = self.masks[:, None, : value.shape[2]].to(value.dtype)
         indicators = torch.zeros_like(value)
-        indicators[..., :1], indicators[..., 1:2] = visual, text
+        indicators[..., :2] = masks
         masses = attend(indicators)
         up, down, total = self._factors(self.fixed[layer], masses[..., :1], masses[..., 1:2])
-        more = up * attend(value * visual.to(value.dtype))
-        if self.transfers:
-            more = more - down * attend(value * text.to(value.dtype))
+        more = up * attend(value * masks[..., :1])
+        if down is not None:
+            more = more - down * attend(value * masks[..., 1:])
         return ((attend(value) + more) / total).to(value.dtype)
 
     def _factors(
         self, alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """By how much visual weights rise and text weights fall, as shares of themselves, and what normalises the row.
 
         alpha: (rows,). seen, read: (rows, heads, n, 1), m_v and m_t. A row that sees no image is left as it is.
         """
-        alpha, transfer = alpha[:, None, None, None] * (seen > 0), self.transfer[:, None, None, None]
-        up = torch.where(transfer, alpha * read / seen.clamp(min=1e-12), alpha)
-        return up, alpha * transfer, torch.where(transfer, 1.0, 1 + alpha * seen)
+        alpha = alpha[:, None, None, None]
+        if self.transfer is None:
+            return alpha, None, 1 + alpha * seen
+        moved = alpha * (seen > 0)
+        up = torch.where(self.transfer, moved * read / seen.clamp(min=1e-12), alpha)
+        return up, moved * self.transfer, torch.where(self.transfer, 1.0, 1 + alpha * seen)
+
+    def measured(self) -> torch.Tensor:
+        """What a decode did: (layers, rows, 3), alpha, and m_v before and after, means over heads."""
+        alpha, seen, up, total = (torch.stack(values) for values in zip(*self._steps, strict=True))
+        after = seen * (1 + up) / total
+        return torch.stack([alpha, seen.mean((2, 3, 4)), after.mean((2, 3, 4))], -1)
 
 
 class SeeSlots:
@@ -126,8 +145,7 @@ class SeeSlots:
 
     def __init__(self, slots: int, length: int, layers: int, device: torch.device):
         self.layers = layers
-        self.visual = torch.zeros(slots, length, device=device)
-        self.text = torch.zeros(slots, length, device=device)
+        self.masks = torch.zeros(slots, length, 2, device=device)
         self.fixed = torch.zeros(slots, layers, device=device)
         self.adaptive = torch.zeros(slots, layers, device=device)
         self.first = torch.zeros(slots, layers, device=device)
@@ -137,9 +155,7 @@ class SeeSlots:
 
     @property
     def _tensors(self) -> tuple[torch.Tensor, ...]:
-        return (
-            self.visual, self.text, self.fixed, self.adaptive, self.first, self.ceiling, self.transfer, self.steps,
-        )  # fmt: skip
+        return (self.masks, self.fixed, self.adaptive, self.first, self.ceiling, self.transfer, self.steps)
 
     def place(self, slot: int, see: See | None, spans: torch.Tensor) -> None:
         """Write a sequence's settings into its slot. spans: (n,), the prompt's span numbers."""
@@ -148,8 +164,8 @@ class SeeSlots:
         if see is None:
             return
         depth = see.depth(self.layers)
-        self.visual[slot, : len(spans)] = (spans >= FIRST_IMAGE).to(self.visual)
-        self.text[slot, : len(spans)] = ((spans >= SYSTEM) & (spans < FIRST_IMAGE)).to(self.text)
+        image = spans >= FIRST_IMAGE
+        self.masks[slot, : len(spans)] = torch.stack([image, (spans >= SYSTEM) & ~image], -1).to(self.masks)
         self.fixed[slot, :depth] = see.alpha
         self.adaptive[slot, depth:] = see.alpha
         self.ceiling[slot] = see.ceiling
@@ -165,25 +181,20 @@ class SeeSlots:
         asked = [see for see in sees if see is not None]
         if not asked:
             return None
-        count = len(sees)
         return SeeRows(
-            self.visual[slots],
-            self.text[slots],
+            self.masks[slots],
             self.fixed[slots].T,
             self.adaptive[slots].T,
             self.first[slots].T,
             self.ceiling[slots],
-            self.transfer[slots],
-            any(see.reading == "transfer" for see in asked),
+            self.transfer[slots] if any(see.reading == "transfer" for see in asked) else None,
             max(see.depth(self.layers) for see in asked),
-            torch.zeros(self.layers, count, 3, device=self.fixed.device) if generated else None,
+            generated,
         )
 
     def record(self, rows: SeeRows, positions: torch.Tensor) -> None:
         """Keep what a decode measured. positions: (rows,)."""
-        if rows.measured is None:
-            return
-        alpha, before, after = rows.measured.unbind(-1)  # (layers, rows)
+        alpha, before, after = rows.measured().unbind(-1)  # (layers, rows)
         steps = torch.stack([alpha.mean(0), alpha.amax(0), before.mean(0), after.mean(0)], -1)
         self.steps[torch.arange(len(positions), device=positions.device), positions] = steps
 

@@ -47,27 +47,29 @@ class ThinkRows:
     """The damping of one forward pass, and what it did.
 
     gamma: (rows,). threshold: (layers, rows), infinite for rows that do not think. real: (rows, n), 0 on padding.
-    measured: (layers, rows, 2), the number of damped updates and the sum of D over the real tokens. kept: where wanted, D
-    of every token, (layers, rows, n).
     """
 
-    def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor, keep: bool = False):
-        self.gamma = gamma
-        self.threshold = threshold
+    def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor):
+        self.threshold = threshold[:, :, None]
         self.real = real
-        self.measured = torch.zeros(*threshold.shape, 2, device=gamma.device)
-        self.kept = torch.zeros(len(threshold), *real.shape, device=gamma.device) if keep else None
+        self._less = gamma[:, None] - 1
+        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def damp(self, layer: int, hidden: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
         """The layer's output after damping. hidden (rows, n, d): the output; mha, ffn: its two updates."""
         differs = divergence(mha, ffn)  # (rows, n)
-        if self.kept is not None:
-            self.kept[layer] = differs
-        damped = differs > self.threshold[layer][:, None]
-        self.measured[layer, :, 0] = (damped * self.real).sum(1)
-        self.measured[layer, :, 1] = (differs * self.real).sum(1)
-        less = (self.gamma - 1.0)[:, None] * damped
-        return hidden + less[..., None].to(hidden.dtype) * ffn
+        damped = differs > self.threshold[layer]
+        self._layers.append((damped, differs))
+        return torch.addcmul(hidden, (self._less * damped)[..., None].to(hidden.dtype), ffn)
+
+    def divergences(self) -> torch.Tensor:
+        """D of every token: (layers, rows, n)."""
+        return torch.stack([differs for _, differs in self._layers])
+
+    def measured(self) -> torch.Tensor:
+        """(rows, layers, 2): the number of damped updates and the sum of D over the real tokens."""
+        damped = torch.stack([damped for damped, _ in self._layers])
+        return (torch.stack([damped.float(), self.divergences()], -1) * self.real[..., None]).sum(2).transpose(0, 1)
 
 
 def report(measured: torch.Tensor, tokens: int) -> dict[str, Sequence[float]]:
@@ -108,9 +110,9 @@ class ThinkSlots:
             return None
         if real is None:
             real = torch.ones(len(thinks), 1, device=self.gamma.device)
-        return ThinkRows(self.gamma[slots], self.threshold[slots].T, real, keep)
+        return ThinkRows(self.gamma[slots], self.threshold[slots].T, real)
 
     def record(self, rows: ThinkRows | None, slots: slice | list[int]) -> None:
         """Add what a forward pass measured."""
         if rows is not None:
-            self.measured[slots] += rows.measured.transpose(0, 1)
+            self.measured[slots] += rows.measured()
