@@ -53,7 +53,7 @@ class Settings(BaseModel):
     max_waiting: int = Field(default=64, ge=0, le=10_000, description="requests that may wait for a slot before 429")
     image_cache: int = Field(default=256 * MEBI, ge=0, description="bytes for cached image embeddings")
     compiled: bool = Field(
-        default=False, description="compile the decode step: a minute at start, then a third less time per token"
+        default=False, description="compile the decode step: minutes at the start, then less time per token"
     )
     threads: int | None = Field(default=None, ge=1, description="CPU threads of the engine (default: its own choice)")
 

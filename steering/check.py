@@ -98,7 +98,8 @@ def _reference(mllm: MLLM, prompt: Prompt) -> tuple[list[int], torch.Tensor]:
 def _engine_logits(mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], compiled: bool) -> list[torch.Tensor]:
     """Logits (steps, vocabulary) of the engine for each prompt, the reference's tokens forced on it, in one batch."""
     length = max(prompt.length for prompt in prompts) + STEPS
-    runner = Runner(mllm, len(prompts), length, max_images=1, image_cache=ImageCache(0), compiled=compiled)
+    slots = len(prompts) + 1  # as in use, where most steps leave some slots out
+    runner = Runner(mllm, slots, length, max_images=1, image_cache=ImageCache(0), compiled=compiled)
     sequences = [_sequence(mllm, prompt, slot) for slot, prompt in enumerate(prompts)]
     logits = []
     for sequence in sequences:

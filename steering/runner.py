@@ -41,12 +41,15 @@ COLUMN_BUCKET = 64
 class Runner:
     """Owns every tensor with a slot dimension. All settings live in fixed tensors, neutral where nothing was asked."""
 
+    @torch.inference_mode()  # compiled code is made for one kind of tensors
     def __init__(
         self, mllm: MLLM, slots: int, length: int, max_images: int, image_cache: ImageCache, compiled: bool = False
     ):
         self.mllm = mllm
         self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
         self.image_cache = image_cache
+        if compiled:  # a step that reads all columns would be compiled anew, so there is always one bucket more
+            length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
         self.pool = KVPool(slots, length)
         self.sampler = SamplerRows(slots, mllm.vocab_size, mllm.device)
         device, layers, spans = mllm.device, mllm.num_layers, FIRST_IMAGE + max_images

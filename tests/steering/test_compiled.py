@@ -11,6 +11,7 @@ from PIL import Image
 
 import steering
 from steering import MLLM, Diagnose, Request, Sampling, UnsupportedModel, attention
+from steering.layout import build_prompt
 from steering.vectors import SteeringVector
 from tests import families
 
@@ -26,8 +27,8 @@ def _nothing_compiled_before() -> None:
     torch.compiler.reset()  # compiled code of other models counts against the same limit
 
 
-def requests(mllm: MLLM, count: int) -> list[Request]:
-    """Prompts of different lengths and settings, every other one steered, the last with diagnostics."""
+def requests(mllm: MLLM, count: int, diagnose: bool) -> list[Request]:
+    """Prompts of different lengths and settings, every other one steered, the last with diagnostics or none."""
     ones = torch.ones(mllm.num_layers)
     direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
     vector = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint)
@@ -36,7 +37,7 @@ def requests(mllm: MLLM, count: int) -> list[Request]:
             [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what " * i}]}],
             Sampling(max_tokens=40, ignore_eos=True, logprobs=2),
             steering=(steering.Steer(vector, 0.5),) * (i % 2),
-            diagnose=Diagnose() if i == count - 1 else None,
+            diagnose=Diagnose() if diagnose and i == count - 1 else None,
         )
         for i, picture in enumerate(Image.linear_gradient("L").resize((112, 84)).convert("RGB") for _ in range(count))
     ]
@@ -47,11 +48,12 @@ def requests(mllm: MLLM, count: int) -> list[Request]:
 def test_answers_are_those_of_the_plain_step_and_nothing_is_compiled_later(family: str, load_mllm: LoadMLLM) -> None:
     assert family in families.FAMILIES
     mllm = load_mllm(family)
-    expected = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
-    compiled = steering.Engine(mllm, slots=4, max_length=512, compiled=True)
+    longest = max(build_prompt(mllm, request.messages).length for request in requests(mllm, 4, False)) + 40
+    expected = steering.Engine(mllm, slots=4, max_length=longest, self_check=False)
+    compiled = steering.Engine(mllm, slots=4, max_length=longest, compiled=True)
     with torch.compiler.set_stance("fail_on_recompile"):
-        for count in (1, 3, 4):
-            asked = requests(mllm, count)
+        for count, diagnose in ((1, True), (3, False), (4, True), (4, False), (1, False)):
+            asked = requests(mllm, count, diagnose)
             for one, other in zip(expected.generate(asked), compiled.generate(asked), strict=True):
                 assert one.choices[0].token_ids == other.choices[0].token_ids
                 for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
