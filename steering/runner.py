@@ -15,15 +15,7 @@ from steering.attention import Decode, DecodeCapture, KVPool, Prefill, PrefillCa
 from steering.diagnostics.captures import attention_shares
 from steering.embedded import Embedded
 from steering.images import ImageCache
-from steering.interventions.generate import (
-    Generate,
-    Mask,
-    activation_map,
-    chosen_patches,
-    contrasted,
-    masked_features,
-    masked_pixels,
-)
+from steering.interventions.generate import ContrastSlots, mask_of, masked_features
 from steering.interventions.sage import SageReadings
 from steering.interventions.see import SeeSlots
 from steering.interventions.steer import generated_delta, prompt_delta
@@ -62,7 +54,7 @@ class Runner:
         self.decay = torch.zeros(slots, length, 3, device=device)
         self.see = SeeSlots(slots, length, layers, device)
         self.think = ThinkSlots(slots, layers, device)
-        self.changed = torch.zeros(slots, dtype=torch.int32, device=device)  # tokens that a contrast changed
+        self.contrasts = ContrastSlots(slots, device)
         self.rope_axes: int | None = None
 
     @torch.inference_mode()
@@ -122,9 +114,9 @@ class Runner:
         logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         for row, sequence in enumerate(sequences):
             if sequence.generate is not None and step.capture is not None and step.capture.maps is not None:
-                sequence.mask = self._mask(
-                    sequence, sequence.generate, step.capture.maps[row], int(logits[row].argmax())
-                )
+                head = self.mllm.model.get_output_embeddings().weight[logits[row].argmax()]
+                states, sequence.image_states = torch.cat(sequence.image_states), []
+                sequence.mask = mask_of(sequence.prompt, states, step.capture.maps[row], head, sequence.generate.top)
         for row, sequence in enumerate(sequences):
             sequence.embedded = None
             if sequence.expects_forks:
@@ -173,10 +165,7 @@ class Runner:
     def contrast(self, leaders: Rows[Sequence], full: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
         """Logits (leaders, vocabulary) of leaders against those of their twins."""
         weights = [sequence.generate.weight for sequence in leaders if sequence.generate is not None]
-        out = contrasted(full, masked, torch.tensor(weights, device=full.device)[:, None])
-        slots = torch.tensor([sequence.slot for sequence in leaders], device=full.device)
-        self.changed[slots] += (out.argmax(-1) != full.argmax(-1)).int()
-        return out
+        return self.contrasts.apply([sequence.slot for sequence in leaders], weights, full, masked)
 
     @torch.inference_mode()
     def decode(self, running: Rows[Sequence]) -> Sampled:
@@ -203,22 +192,6 @@ class Runner:
         self.sampler.place(
             sequence.slot, sequence.sampling, sequence.seed, sequence.prompt.ids, torch.zeros(0, dtype=torch.int64)
         )
-
-    def _mask(self, sequence: Sequence, generate: Generate, attention: torch.Tensor, token: int) -> Mask:
-        """What to occlude for a sequence's twin. attention: (columns,), of the prompt's last row."""
-        images = sequence.prompt.layout.images
-        head = self.mllm.model.get_output_embeddings().weight[token]
-        states = torch.cat(sequence.image_states)
-        where = torch.cat([image.columns for image in images]).sort().indices.to(states.device)
-        activation = torch.empty(len(states), device=states.device)
-        activation[where] = activation_map(states, head)  # from the order of columns to that of images
-        parts = activation.split([image.tokens for image in images])
-        chosen = [
-            chosen_patches(attention[image.columns.to(attention.device)], part, generate.top).cpu()
-            for image, part in zip(images, parts, strict=True)
-        ]
-        sequence.image_states = []
-        return Mask(tuple(chosen), masked_pixels(sequence.prompt.inputs, images, chosen) is not None)
 
     @torch.inference_mode()
     def decode_logits(self, running: Rows[Sequence]) -> torch.Tensor:
@@ -267,8 +240,7 @@ class Runner:
         for tensor in (self.token, self.position, self.rope_delta, self.spans, self.output_sums, self.decay):
             tensor[target] = tensor[source]
         self.delta[:, target] = self.delta[:, source]
-        self.changed[target] = self.changed[source]
-        for slots in (self.sampler, self.see, self.think):
+        for slots in (self.sampler, self.see, self.think, self.contrasts):
             slots.move(source, target)
 
     @torch.inference_mode()
@@ -281,7 +253,7 @@ class Runner:
                 self.think.measured[sequence.slot].to("cpu", copy=True),
                 first + generated,
                 sequence.mask,
-                int(self.changed[sequence.slot]),
+                int(self.contrasts.changed[sequence.slot]),
             )
         if sequence.diagnose is None or sequence.question_sums is None or sequence.last_sums is None:
             return
@@ -313,7 +285,7 @@ class Runner:
         )
         self.see.place(slot, sequence.see, sequence.prompt.layout.spans)
         self.think.place(slot, sequence.think, sequence.thresholds)
-        self.changed[slot] = 0
+        self.contrasts.place(slot)
         self.spans[slot] = 0.0
         self.output_sums[slot] = 0.0
         if sequence.wants_shares:

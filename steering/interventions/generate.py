@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from steering.errors import RequestError
-from steering.layout import ImageSpan
+from steering.layout import ImageSpan, Prompt
 
 
 @dataclass(frozen=True)
@@ -126,3 +126,44 @@ def masked_features(embeds: torch.Tensor, images: Sequence[ImageSpan], chosen: S
         columns = image.columns.to(embeds.device)
         embeds[0, columns[mask.to(embeds.device)]] = embeds[0, columns].mean(0)
     return embeds
+
+
+def mask_of(prompt: Prompt, states: torch.Tensor, attention: torch.Tensor, head: torch.Tensor, top: float) -> Mask:
+    """What to occlude for the twin of a prompt.
+
+    states: (image tokens, d), normalised, after the last layer, in the order of columns. attention: (columns,), of the
+    prompt's last row. head: (d,), the first token's row of the output embedding.
+    """
+    images = prompt.layout.images
+    order = torch.cat([image.columns for image in images]).sort().indices.to(states.device)
+    activation = torch.empty(len(states), device=states.device)
+    activation[order] = activation_map(states, head)  # from the order of columns to that of images
+    parts = activation.split([image.tokens for image in images])
+    chosen = [
+        chosen_patches(attention[image.columns.to(attention.device)], part, top).cpu()
+        for image, part in zip(images, parts, strict=True)
+    ]
+    return Mask(tuple(chosen), masked_pixels(prompt.inputs, images, chosen) is not None)
+
+
+class ContrastSlots:
+    """How many tokens of each slot a contrast changed."""
+
+    def __init__(self, slots: int, device: torch.device):
+        self.changed = torch.zeros(slots, dtype=torch.int32, device=device)
+
+    def place(self, slot: int) -> None:
+        """A new sequence in a slot."""
+        self.changed[slot] = 0
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a slot's count to another slot."""
+        self.changed[target] = self.changed[source]
+
+    def apply(
+        self, slots: Sequence[int], weights: Sequence[float], full: torch.Tensor, masked: torch.Tensor
+    ) -> torch.Tensor:
+        """Contrasted logits (rows, vocabulary) of leaders in some slots; full, masked: theirs and their twins'."""
+        out = contrasted(full, masked, torch.tensor(weights, device=full.device)[:, None])
+        self.changed[torch.tensor(slots, device=full.device)] += (out.argmax(-1) != full.argmax(-1)).int()
+        return out
