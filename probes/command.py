@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -227,14 +225,9 @@ def _eval_sage(arguments: argparse.Namespace, draw: DemoFaithfulness) -> int:
 
 def write_json(path: str | Path, report: dict[str, Any]) -> None:
     """Write a report atomically: a reader sees the old file or the whole new one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(report, file, indent=2)
-        file.write("\n")
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    from steering.files import write_atomically
+
+    write_atomically(path, (json.dumps(report, indent=2) + "\n").encode())
 
 
 def _samples(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from steering.errors import UnsupportedModel
+from steering.files import write_atomically
 
 FORMAT = "helmsight.calibration/1"
 FILE = "calibration.json"
@@ -45,11 +45,7 @@ class Calibration:
 
     def save(self, folder: Path) -> Path:
         """Write the file atomically."""
-        path = folder / FILE
-        fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text(json.dumps({"format": FORMAT, **asdict(self)}))
-        os.replace(fresh, path)
-        return path
+        return write_atomically(folder / FILE, json.dumps({"format": FORMAT, **asdict(self)}).encode())
 
     @classmethod
     def load(cls, folder: Path | None, fingerprint: str, layers: int) -> Calibration | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from steering.errors import VectorError
+from steering.files import write_atomically
 
 FORMAT = "helmsight.steering-vector/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -149,21 +148,7 @@ class SteeringVector:
 
     def save(self, path: str | Path) -> Path:
         """Write the artifact atomically: a reader sees the old file or the whole new one."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(self.to_bytes())
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        return path
+        return write_atomically(path, self.to_bytes())
 
     @classmethod
     def load(cls, path: str | Path) -> SteeringVector:

@@ -84,6 +84,13 @@ def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float
     return both if len(says) == 2 and bool(both.any()) else highest(torch.stack(says).prod(0), 0.05)
 
 
+def can_mask_pixels(inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan]) -> bool:
+    """Whether image tokens are rectangles of one picture in the processor's tensors, and not of tiles."""
+    pixels = inputs["pixel_values"]
+    whole = pixels.ndim == 4 and len(pixels) == len(images) and all(image.grid is not None for image in images)
+    return "image_grid_thw" in inputs or whole
+
+
 def masked_pixels(
     inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan], chosen: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor] | None:
@@ -92,6 +99,8 @@ def masked_pixels(
     None where image tokens are no rectangles of one picture (tiles); then features are to be masked instead. What the
     processor made is filled and not the picture before it, so that cutting and scaling cannot shift the patches.
     """
+    if not can_mask_pixels(inputs, images):
+        return None
     pixels = inputs["pixel_values"].clone()
     if (grids := inputs.get("image_grid_thw")) is not None:
         # (patches before merging, channels * ...): those that merge into one token follow each other.
@@ -99,7 +108,7 @@ def masked_pixels(
         for picture, mask in zip(pixels.split(grids.prod(-1).tolist()), chosen, strict=True):
             by_token = picture.view(len(mask), -1, channels, picture.shape[1] // channels)
             by_token[mask.to(pixels.device)] = by_token.mean((0, 1, 3), keepdim=True)[0]
-    elif pixels.ndim == 4 and len(pixels) == len(images) and all(image.grid is not None for image in images):
+    else:
         whole = [pixels.shape[2:]] * len(images)
         for padded, size, image, mask in zip(pixels, inputs.get("image_sizes", whole), images, chosen, strict=True):
             picture = padded[:, : int(size[0]), : int(size[1])]
@@ -114,8 +123,6 @@ def masked_pixels(
                     round(column * width) : round((column + 1) * width),
                 ]
                 block[:] = mean
-    else:
-        return None
     return {**inputs, "pixel_values": pixels}
 
 
@@ -143,7 +150,7 @@ def mask_of(prompt: Prompt, states: torch.Tensor, attention: torch.Tensor, head:
         chosen_patches(attention[image.columns.to(attention.device)], part, top).cpu()
         for image, part in zip(images, parts, strict=True)
     ]
-    return Mask(tuple(chosen), masked_pixels(prompt.inputs, images, chosen) is not None)
+    return Mask(tuple(chosen), can_mask_pixels(prompt.inputs, images))
 
 
 class ContrastSlots:
