@@ -41,7 +41,7 @@ def resolve(chat: ChatRequest, mllm: MLLM, store: VectorStore, settings: Setting
     diagnose = _diagnose(chat.diagnostics) if chat.diagnostics else None
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
     sage = _sage(chat.sage) if chat.sage else None
-    return Request(messages, sampling, steers, sage, diagnose, n=n, baseline=bool(chat.baseline))
+    return Request(messages, sampling, steers, sage, diagnose=diagnose, n=n, baseline=bool(chat.baseline))
 
 
 def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:

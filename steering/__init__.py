@@ -7,6 +7,7 @@ from steering.completion import Completion
 from steering.diagnostics.options import READOUTS, Diagnose
 from steering.engine import Engine
 from steering.errors import Busy, ContextOverflow, Fault, RequestError, SteeringError, UnsupportedModel, VectorError
+from steering.interventions.contrast import Contrast, Icd, Pai, Vcd
 from steering.interventions.generate import Generate
 from steering.interventions.sage import Sage
 from steering.interventions.see import See
@@ -28,10 +29,13 @@ __all__ = [
     "Chunk",
     "Completion",
     "ContextOverflow",
+    "Contrast",
     "Diagnose",
     "Engine",
     "Fault",
     "Generate",
+    "Icd",
+    "Pai",
     "Request",
     "RequestError",
     "Result",
@@ -44,6 +48,7 @@ __all__ = [
     "Think",
     "TokenLogprob",
     "UnsupportedModel",
+    "Vcd",
     "VectorError",
     "VectorStore",
     "load",

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from steering.interventions.amplify import AmplifyRows
 from steering.interventions.see import SeeRows
 from steering.residual import DecodeResidual, PrefillResidual
 
@@ -145,10 +146,11 @@ class Prefill:
 
     pool: KVPool
     slots: list[int]
-    residual: PrefillResidual
+    residual: PrefillResidual | DecodeResidual
     start: int = 0
     capture: PrefillCapture | None = None
     see: SeeRows | None = None
+    amplify: AmplifyRows | None = None
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def attend(
@@ -165,12 +167,45 @@ class Prefill:
         if self.capture is not None:
             self._capture(self.capture, heads, query, key, mask)
 
+        if self.see is not None and self.see.generated:
+            every = torch.arange(n, device=query.device).expand(len(query), n)
+            return _weighted(self._weights(heads, query, key, mask, every), value)
+
         def product(value: torch.Tensor) -> torch.Tensor:
             return _product(heads, query, key, value, mask)
 
         if self.see is not None and heads.layer < self.see.depth:
-            return self.see.attend(heads.layer, value, product)
-        return product(value)
+            out = self.see.attend(heads.layer, value, product)
+        else:
+            out = product(value)
+        if self.amplify is not None and self.amplify.last is not None:
+            last = self.amplify.last.clamp(min=0)[:, None]
+            own = _weighted(self._weights(heads, query, key, mask, last), value)
+            index = last[:, None, :, None].expand(-1, out.shape[1], -1, out.shape[3])
+            amplified = (self.amplify.last >= 0)[:, None, None, None]
+            out = out.scatter(2, index, torch.where(amplified, own, out.gather(2, index)))
+        return out
+
+    def _weights(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention weights (rows, heads, R, columns) of some queries of each prompt, interventions included.
+
+        rows: (rows, R), query indices in the chunk.
+        """
+        columns = key.shape[2]
+        index = rows[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
+        scores = _grouped_scores(heads, query.gather(2, index), key)
+        if self.amplify is not None:
+            scores = self.amplify.scores(heads.layer, scores, rows)
+        if mask is None:
+            visible = _visible(rows + self.start, columns, None)[:, None]
+        else:
+            visible = mask.expand(len(rows), -1, -1, -1).gather(2, rows[:, None, :, None].expand(-1, 1, -1, columns))
+        weights = _masked(scores, visible).softmax(-1)
+        if self.see is not None and (self.see.generated or heads.layer < self.see.depth):
+            weights = self.see.enhance(heads.layer, weights)
+        return weights
 
     def _chunk_mask(self, n: int, window: int | None, device: torch.device) -> torch.Tensor:
         """(1, 1, n, start + n): causal with an offset, which is_causal cannot say, and within the window."""
@@ -183,20 +218,11 @@ class Prefill:
     def _capture(
         self, capture: PrefillCapture, heads: Heads, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
     ) -> None:
-        batch, columns = query.shape[0], key.shape[2]
+        columns = key.shape[2]
         spans = capture.spans[:, :columns]
         for first in range(0, capture.rows.shape[1], CAPTURE_ROWS):
             rows = capture.rows[:, first : first + CAPTURE_ROWS]  # (rows, R)
-            index = rows[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
-            scores = _grouped_scores(heads, query.gather(2, index), key)  # (rows, heads, R, columns)
-            if mask is None:
-                visible = _visible(rows + self.start, columns, None)[:, None]
-            else:
-                visible = mask.expand(batch, -1, -1, -1).gather(2, rows[:, None, :, None].expand(-1, 1, -1, columns))
-            weights = _masked(scores, visible).softmax(-1)
-            if self.see is not None and heads.layer < self.see.depth:
-                weights = self.see.enhance(heads.layer, weights)
-            weights = weights.mean(1)  # (rows, R, columns)
+            weights = self._weights(heads, query, key, mask, rows).mean(1)  # (rows, R, columns)
             groups = capture.weights[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, G, R)
             capture.sums[heads.layer] += groups @ (weights @ spans)
             if capture.maps is not None and heads.layer >= capture.maps_from:
@@ -216,6 +242,7 @@ class Decode:
     residual: DecodeResidual
     capture: DecodeCapture | None = None
     see: SeeRows | None = None
+    amplify: AmplifyRows | None = None
     _writes: dict[int, torch.Tensor] = field(default_factory=dict)
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
@@ -230,11 +257,14 @@ class Decode:
         keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
         grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
         visible = self._mask(heads.window, query.dtype)
-        if self.capture is None and self.see is None and heads.softcap is None:
+        if self.capture is None and self.see is None and self.amplify is None and heads.softcap is None:
             return F.scaled_dot_product_attention(grouped, keys, values, visible, scale=heads.scaling).view(query.shape)
-        weights = (heads.scores(grouped, keys) + visible).softmax(-1)
-        if self.see is not None:
-            weights = self.see.enhance(heads.layer, weights)
+        scores = heads.scores(grouped, keys)
+        if self.amplify is not None:
+            scores = self.amplify.scores(heads.layer, scores)
+        weights = (scores + visible).softmax(-1)
+        if self.see is not None:  # which tells heads from queries
+            weights = self.see.enhance(heads.layer, weights.view(rows, -1, 1, self.columns)).view_as(weights)
         if self.capture is not None:
             torch.mean(weights.view(rows, -1, self.columns), 1, out=self.capture.means[heads.layer])
         return (weights.to(values.dtype) @ values).view(query.shape)
@@ -295,6 +325,11 @@ def _explicit(
     if mask is None:
         n, columns = query.shape[2], key.shape[2]
         mask = _visible(torch.arange(columns - n, columns, device=query.device), columns, heads.window)
-    weights = _masked(scores, mask).softmax(-1).to(value.dtype)
+    return _weighted(_masked(scores, mask).softmax(-1), value)
+
+
+def _weighted(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """(rows, heads, n, head_dim): weights (rows, heads, n, columns) times grouped values, which are never repeated."""
     rows, count, n, columns = weights.shape
-    return (weights.view(rows, value.shape[1], -1, columns) @ value).view(rows, count, n, -1)
+    grouped = weights.to(value.dtype).reshape(rows, value.shape[1], -1, columns)
+    return (grouped @ value).view(rows, count, n, -1)

@@ -107,7 +107,7 @@ def _engine_logits(mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], c
         if first is None:
             first = runner.prefill([sequence], budget=sequence.prompt.length)
         assert first is not None
-        runner.first_tokens([sequence], first)
+        runner.next_tokens([sequence], first)
         logits.append([first[0]])
     for step in range(STEPS - 1):
         for sequence, forced in zip(sequences, tokens, strict=True):

@@ -17,6 +17,7 @@ from steering.completion import Completion
 from steering.diagnostics.options import Diagnose
 from steering.errors import Busy, ContextOverflow, Fault, RequestError, UnsupportedModel, VectorError
 from steering.images import ImageCache, divide
+from steering.interventions.contrast import Contrast, Pai
 from steering.interventions.generate import masked_pixels
 from steering.interventions.sage import Sage
 from steering.interventions.steer import Steer
@@ -88,8 +89,8 @@ class Engine:
 
         Raises RequestError, ContextOverflow or VectorError when it is wrong, Busy when the queue is full.
         """
-        contrasts = request.n if request.sage is not None and request.sage.generate is not None else 0
-        answers = request.n * (2 if request.baseline else 1) + contrasts
+        contrasts = request.contrast is not None or (request.sage is not None and request.sage.generate is not None)
+        answers = request.n * (1 + request.baseline + contrasts)
         if request.n < 1:
             raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
         if answers > self._scheduler.slots:
@@ -179,18 +180,15 @@ class Engine:
                 return
             ready: list[tuple[Sequence, torch.Tensor]] = []
             for row, sequence in enumerate(batch):
-                leader = sequence.leader
-                if sequence.generate is not None:
-                    sequence.held_logits = logits[row]
+                if sequence.rule is not None:
+                    self._runner.hold(sequence, logits[row])
                     self._add_twin(sequence)
-                elif leader is None:
+                elif sequence.leader is None:
                     ready.append((sequence, logits[row]))
-                elif leader.held_logits is not None:
-                    full, masked = leader.held_logits[None], logits[row : row + 1]
-                    ready.append((leader, self._runner.contrast([leader], full, masked)[0]))
-                    leader.held_logits = None
+                elif sequence.leader.paused:
+                    ready.append((sequence.leader, self._runner.resume(sequence.leader, logits[row])))
             first = [sequence for sequence, _ in ready]
-            sampled = self._runner.first_tokens(first, torch.stack([row for _, row in ready])) if ready else None
+            sampled = self._runner.next_tokens(first, torch.stack([row for _, row in ready])) if ready else None
             for sequence in batch:
                 self._scheduler.prefilled(sequence)
                 self._counts["prompt_tokens"] += 0 if sequence.leader else sequence.prompt.length
@@ -204,8 +202,13 @@ class Engine:
 
     def _decode(self) -> None:
         running = list(self._scheduler.running)
+        if all(sequence.paused for sequence in running):
+            return
+        due = [sequence for sequence in running if sequence.mask_due]
         try:
             self._hand_out(running, self._runner.decode(running))
+            for leader in due:
+                self._renew_twin(leader)
         except Exception as error:
             self._fail(running, error)
 
@@ -299,14 +302,12 @@ class Engine:
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _add_twin(self, leader: Sequence) -> None:
-        """Queue the sequence that repeats a leader's tokens on its masked images."""
-        assert leader.mask is not None
-        assert leader.sage is not None
-        source = leader.fork_of
-        inputs, prompt = leader.prompt.inputs, leader.prompt
-        if leader.mask.pixels:
-            inputs = masked_pixels(inputs, prompt.layout.images, leader.mask.chosen) or inputs
+        """Queue the sequence that repeats a leader's tokens on its masked images, or on the prompt of its contrast."""
+        prompt, mask = leader.twin_prompt or leader.prompt, leader.masks[-1:]
+        if mask and mask[0].pixels:
+            inputs = masked_pixels(prompt.inputs, prompt.layout.images, mask[0].chosen) or prompt.inputs
             prompt = replace(prompt, inputs=inputs, pictures=divide(inputs))
+        late = bool(leader.tokens)
         leader.twin = Sequence(
             prompt=prompt,
             sampling=Sampling(),
@@ -315,16 +316,27 @@ class Engine:
             text=leader.text,
             notify=lambda *_: None,
             steering=leader.steering,
-            sage=replace(leader.sage, generate=None),
+            sage=None if leader.sage is None else replace(leader.sage, generate=None),
             thresholds=leader.thresholds,
-            fork_of=None if source is None else source.twin,
-            expects_forks=leader.expects_forks,
+            fork_of=None if late or leader.fork_of is None else leader.fork_of.twin,
+            expects_forks=leader.expects_forks and not late,
             leader=leader,
-            mask=leader.mask,
+            replay=tuple(leader.tokens),
+            alone=late,
+            masks=mask,
         )
         with self._changed:
             self._scheduler.enqueue_twin(leader.twin)
             self._alive[leader.twin] = None
+
+    def _renew_twin(self, leader: Sequence) -> None:
+        """Replace the twin of a sequence that was given another mask."""
+        if leader.done or leader.twin is None:
+            return
+        with self._changed:
+            leader.twin.cancelled = True
+            self._leave(leader.twin)
+        self._add_twin(leader)
 
     def _compile(self) -> None:
         """Answer small requests of every kind that has code of its own: one row and several, with captures or without."""
@@ -344,6 +356,10 @@ class Engine:
     def _enqueue(self, request: Request, refuse: Callable[[int], None]) -> Completion:
         prompt = build_prompt(self.mllm, request.messages)
         max_tokens = self._validate(request, prompt)
+        twin_prompt = None
+        if request.contrast is not None:
+            twin_prompt = request.contrast.twin(self.mllm, request.messages, prompt)
+            max_tokens = min(max_tokens, self._room(request, twin_prompt))
         thresholds = self._thresholds(request)
         completion = Completion(prompt.length, request.n, request.baseline, self.focus_layers, self._wake)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
@@ -358,6 +374,8 @@ class Engine:
                 notify=completion.receive,
                 steering=() if baseline else request.steering,
                 sage=None if baseline else request.sage,
+                contrast=None if baseline else request.contrast,
+                twin_prompt=None if baseline else twin_prompt,
                 thresholds=thresholds,
                 diagnose=request.diagnose,
                 wants_states=request.states,
@@ -381,10 +399,7 @@ class Engine:
 
     def _validate(self, request: Request, prompt: Prompt) -> int:
         """How many tokens may be generated; raises when the request does not fit the model."""
-        room = self.max_length - prompt.length
-        asked = request.sampling.max_tokens
-        if room < 1 or (asked is not None and asked > room):
-            raise ContextOverflow(self.max_length, prompt.length + (asked or 1), prompt.length)
+        room = self._room(request, prompt)
         images = len(prompt.layout.images)
         if images > self.max_images:
             raise RequestError(f"A request may hold at most {self.max_images} images; got {images}.", param="messages")
@@ -395,6 +410,16 @@ class Engine:
         self._validate_diagnose(request.diagnose, images)
         if request.sage is not None:
             self._validate_sage(request.sage, prompt)
+        if request.contrast is not None:
+            self._validate_contrast(request.contrast, request.sage, images)
+        return room
+
+    def _room(self, request: Request, prompt: Prompt) -> int:
+        """How many tokens may be generated after a prompt, that of the request or its twin's."""
+        room = self.max_length - prompt.length
+        asked = request.sampling.max_tokens
+        if room < 1 or (asked is not None and asked > room):
+            raise ContextOverflow(self.max_length, prompt.length + (asked or 1), prompt.length)
         return room if asked is None else asked
 
     def _thresholds(self, request: Request) -> torch.Tensor | None:
@@ -421,6 +446,21 @@ class Engine:
             sage.see.depth(self.mllm.num_layers)
         if sage.generate is not None and any(image.tokens < 2 for image in images):
             raise RequestError("'sage.generate' cannot mask an image that is a single token.", param="sage.generate")
+
+    def _validate_contrast(self, contrast: Contrast, sage: Sage | None, images: int) -> None:
+        if sage is not None and sage.generate is not None:
+            raise RequestError(
+                "'contrast' and 'sage.generate' both contrast an answer with a twin; ask for one of them.",
+                param="contrast",
+            )
+        if contrast.needs_image and not images:
+            raise RequestError(f"'contrast' of kind {contrast.kind} needs an image in the request.", param="contrast")
+        if isinstance(contrast, Pai) and contrast.first_layer >= self.mllm.num_layers:
+            raise RequestError(
+                f"'contrast.first_layer' must be below {self.mllm.num_layers}, the model's layers; "
+                f"got {contrast.first_layer}.",
+                param="contrast.first_layer",
+            )
 
     def _validate_steer(self, steer: Steer) -> None:
         if steer.vector.fingerprint != self.mllm.fingerprint:

@@ -11,6 +11,7 @@ import torch
 
 from steering.diagnostics.options import Diagnose
 from steering.errors import RequestError
+from steering.interventions.contrast import Contrast
 from steering.interventions.sage import Sage
 from steering.interventions.steer import Steer
 
@@ -82,6 +83,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     steering: tuple[Steer, ...] = ()
     sage: Sage | None = None
+    contrast: Contrast | None = None
     diagnose: Diagnose | None = None
     n: int = 1
     baseline: bool = False

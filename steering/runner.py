@@ -11,11 +11,13 @@ import torch
 import torch.fx.experimental._config
 
 from steering import residual
-from steering.attention import Decode, DecodeCapture, KVPool, Prefill, PrefillCapture
+from steering.attention import CAPTURE_ROWS, Decode, DecodeCapture, KVPool, Prefill, PrefillCapture
 from steering.diagnostics.captures import attention_shares
 from steering.embedded import Embedded
 from steering.images import ImageCache
-from steering.interventions.generate import ContrastSlots, mask_of, masked_features
+from steering.interventions.amplify import AmplifyRows, AmplifySlots
+from steering.interventions.contrast import ContrastSlots
+from steering.interventions.generate import mask_of, masked_features
 from steering.interventions.sage import SageReadings
 from steering.interventions.see import SeeSlots
 from steering.interventions.steer import generated_delta, prompt_delta
@@ -23,7 +25,7 @@ from steering.interventions.think import ThinkSlots
 from steering.mllm import MLLM
 from steering.residual import DecodeResidual, PrefillResidual
 from steering.sampler import Needs, Sampled, SamplerRows, sample
-from steering.sequence import Readings, Sequence
+from steering.sequence import Held, Readings, Sequence
 from steering.spans import FIRST_IMAGE, QUESTION
 
 COLUMN_BUCKET = 64
@@ -54,6 +56,7 @@ class Runner:
         self.decay = torch.zeros(slots, length, 3, device=device)
         self.see = SeeSlots(slots, length, layers, device)
         self.think = ThinkSlots(slots, layers, device)
+        self.amplify = AmplifySlots(slots, length, layers, device)
         self.contrasts = ContrastSlots(slots, device)
         self.rope_axes: int | None = None
 
@@ -66,8 +69,10 @@ class Runner:
         by_sequence = dict(zip(shown, features, strict=True))
         for sequence in sequences:
             sequence.embedded = self.mllm.embed(sequence.prompt.inputs, by_sequence.get(sequence))
-            if sequence.leader is not None and sequence.mask is not None and not sequence.mask.pixels:
-                embeds = masked_features(sequence.embedded.embeds, sequence.prompt.layout.images, sequence.mask.chosen)
+            if sequence.leader is not None and sequence.masks and not sequence.masks[-1].pixels:
+                embeds = masked_features(
+                    sequence.embedded.embeds, sequence.prompt.layout.images, sequence.masks[-1].chosen
+                )
                 sequence.embedded = replace(sequence.embedded, embeds=embeds)
             sequence.rope_delta = sequence.embedded.rope_delta
             if sequence.embedded.positions.ndim == 3:
@@ -75,10 +80,12 @@ class Runner:
 
     @torch.inference_mode()
     def prefill(self, sequences: Rows[Sequence], budget: int) -> torch.Tensor | None:
-        """Run the prompts of several sequences whole, or the next chunk of a single long one.
+        """Run the prompts of several sequences whole, or the next chunk of a single long one or of its replay.
 
         Returns the last logits (rows, vocabulary), or None while a prompt is not complete.
         """
+        if sequences[0].computed >= sequences[0].prompt.length:
+            return self._replay(sequences[0], budget)
         self.embed(sequences)
         prompts = [sequence.embedded for sequence in sequences if sequence.embedded is not None]
         start = sequences[0].computed
@@ -103,6 +110,7 @@ class Runner:
             start,
             self._prefill_capture(sequences, start, lengths, complete),
             self.see.rows(slots, [sequence.see for sequence in sequences], generated=False),
+            self._prefill_amplify(sequences, lengths) if complete else None,
         )
         arguments = batch.arguments
         if start:
@@ -114,14 +122,51 @@ class Runner:
         logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         for row, sequence in enumerate(sequences):
             if sequence.generate is not None and step.capture is not None and step.capture.maps is not None:
-                head = self.mllm.model.get_output_embeddings().weight[logits[row].argmax()]
-                states, sequence.image_states = torch.cat(sequence.image_states), []
-                sequence.mask = mask_of(sequence.prompt, states, step.capture.maps[row], head, sequence.generate.top)
-        for row, sequence in enumerate(sequences):
+                sequence.image_states = [torch.cat(sequence.image_states)]
+                self._build_mask(sequence, logits[row], step.capture.maps[row])
             sequence.embedded = None
             if sequence.expects_forks:
                 sequence.prompt_logits = logits[row]
-        return logits
+        return None if sequences[0].replay else logits
+
+    def _replay(self, sequence: Sequence, budget: int) -> torch.Tensor | None:
+        """Feed what was generated before a twin joined, as decoding would have: the next chunk of it.
+
+        Returns the last logits (1, vocabulary), or None while there is more.
+        """
+        if sequence.see is not None:  # which needs the attention weights of all these rows
+            budget = min(budget, CAPTURE_ROWS)
+        rows, start = [sequence.slot], sequence.computed
+        fed = start - sequence.prompt.length
+        tokens = torch.tensor(sequence.replay[fed : fed + budget], device=self.mllm.device)
+        think = self.think.rows(rows, [sequence.think], torch.ones(1, len(tokens), device=tokens.device))
+        step = Prefill(
+            self.pool,
+            rows,
+            DecodeResidual(self.delta[:, rows], think),
+            start,
+            see=self.see.rows(rows, [sequence.see], generated=True),
+        )
+        positions = torch.arange(start, start + len(tokens), device=tokens.device) + sequence.rope_delta
+        hidden = self._decoder_output(self.mllm.decoder, tokens[None], positions[None], step)
+        sequence.computed += len(tokens)
+        return self.mllm.head(hidden[:, -1]) if fed + len(tokens) == len(sequence.replay) else None
+
+    def _build_mask(self, sequence: Sequence, logits: torch.Tensor, attention: torch.Tensor) -> None:
+        """Choose what the twin is not to see from the next token on. logits: (vocabulary,). attention: (columns,)."""
+        assert sequence.generate is not None
+        head = self.mllm.model.get_output_embeddings().weight[logits.argmax()]
+        (states,) = sequence.image_states
+        mask = mask_of(sequence.prompt, states, attention, head, sequence.generate.top, len(sequence.tokens))
+        sequence.masks += (mask,)
+        if sequence.generate.refresh == 0:
+            sequence.image_states = []
+
+    def hold(self, sequence: Sequence, logits: torch.Tensor) -> None:
+        """Let a sequence wait for its twin's logits. logits: (vocabulary,), its own for the next token."""
+        sequence.held = Held(
+            logits, self.output_sums[sequence.slot].clone(), self.think.measured[sequence.slot].clone()
+        )
 
     @torch.inference_mode()
     def fork(self, sequences: Rows[Sequence]) -> torch.Tensor:
@@ -141,57 +186,53 @@ class Runner:
             sequence.states, sequence.norms = source.states, source.norms
             sequence.divergence = source.divergence
             sequence.question_sums, sequence.last_sums = source.question_sums, source.last_sums
-            sequence.mask, sequence.prompt_think = source.mask, source.prompt_think
+            sequence.masks, sequence.image_states = source.masks[:1], source.image_states
+            sequence.prompt_think = source.prompt_think
             logits.append(source.prompt_logits)
         return torch.stack(logits)
 
     @torch.inference_mode()
-    def first_tokens(self, sequences: Rows[Sequence], logits: torch.Tensor) -> Sampled:
-        """Sample the first token of sequences that finished their prefill. logits: (rows, vocabulary)."""
+    def next_tokens(self, sequences: Rows[Sequence], logits: torch.Tensor) -> Sampled:
+        """Sample outside of a decode: the first token, or the one after a wait. logits: (rows, vocabulary)."""
         for sequence in sequences:
-            if sequence.twin is not None:
-                self._resume(sequence)
+            for one in (sequence, sequence.twin):
+                if one is not None:
+                    self.position[one.slot] = one.computed + len(one.tokens)
         rows = torch.tensor([sequence.slot for sequence in sequences], device=logits.device)
-        self.position[rows] = torch.tensor([sequence.prompt.length for sequence in sequences], device=logits.device)
         needs = Needs.of([sequence.sampling for sequence in sequences])
         sampled = sample(logits, self.sampler, rows, self.position[rows], needs)
         self.token[rows] = sampled.tokens
         for row, sequence in enumerate(sequences):
             if sequence.twin is not None:
                 self.token[sequence.twin.slot] = sampled.tokens[row]
-                self.position[sequence.twin.slot] = sequence.twin.prompt.length
         return sampled
 
-    def contrast(self, leaders: Rows[Sequence], full: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-        """Logits (leaders, vocabulary) of leaders against those of their twins."""
-        weights = [sequence.generate.weight for sequence in leaders if sequence.generate is not None]
-        return self.contrasts.apply([sequence.slot for sequence in leaders], weights, full, masked)
+    @torch.inference_mode()
+    def resume(self, sequence: Sequence, twin: torch.Tensor) -> torch.Tensor:
+        """End a sequence's wait: its next logits (vocabulary,), contrasted with its twin's; the slot is as it was left."""
+        held, slot = sequence.held, sequence.slot
+        assert held is not None
+        sequence.held = None
+        self.output_sums[slot] = held.output_sums
+        self.think.measured[slot] = held.think
+        generated = torch.tensor(sequence.tokens, dtype=torch.int64)
+        self.sampler.place(slot, sequence.sampling, sequence.seed, sequence.prompt.ids, generated)
+        return self.contrasts.apply(torch.tensor([slot], device=twin.device), held.logits[None], twin[None])[0]
 
     @torch.inference_mode()
     def decode(self, running: Rows[Sequence]) -> Sampled:
-        """One token for every running sequence; row i is slot i."""
+        """One token for every running sequence; row i is slot i. Those whose mask was due wait for a new twin after it."""
         logits = self.decode_logits(running)
-        pairs = [(one, one.twin) for one in running if one.twin is not None and not one.paused]
+        pairs = [(one.slot, one.twin.slot) for one in running if one.twin is not None and not one.paused]
         if pairs:
-            slots = torch.tensor([(leader.slot, twin.slot) for leader, twin in pairs], device=logits.device)
-            leaders, twins = slots.unbind(1)
-            contrast = self.contrast([leader for leader, _ in pairs], logits[leaders], logits[twins])
-            logits = logits.index_copy(0, leaders, contrast)
+            leaders, twins = torch.tensor(pairs, device=logits.device).unbind(1)
+            logits = logits.index_copy(0, leaders, self.contrasts.apply(leaders, logits[leaders], logits[twins]))
         rows = slice(0, len(running))
         sampled = sample(logits, self.sampler, rows, self.position[rows], Needs.of([s.sampling for s in running]))
         self.token[rows] = sampled.tokens
         if pairs:
             self.token[twins] = sampled.tokens[leaders]
         return sampled
-
-    def _resume(self, sequence: Sequence) -> None:
-        """Forget what a sequence measured while it waited for its twin."""
-        assert sequence.prompt_think is not None
-        self.output_sums[sequence.slot] = 0.0
-        self.think.measured[sequence.slot] = sequence.prompt_think
-        self.sampler.place(
-            sequence.slot, sequence.sampling, sequence.seed, sequence.prompt.ids, torch.zeros(0, dtype=torch.int64)
-        )
 
     @torch.inference_mode()
     def decode_logits(self, running: Rows[Sequence]) -> torch.Tensor:
@@ -201,20 +242,18 @@ class Runner:
         columns = min(-(-longest // COLUMN_BUCKET) * COLUMN_BUCKET, self.pool.length)
         positions = self.position[:count].clone()
         wanted = [sequence.diagnose.include for sequence in running if sequence.diagnose is not None]
-        capture = DecodeCapture(self.mllm.num_layers, count, columns, positions.device) if wanted else None
+        due = [sequence for sequence in running if sequence.mask_due]
+        capture = DecodeCapture(self.mllm.num_layers, count, columns, positions.device) if wanted or due else None
         rows = slice(0, count)
         think = self.think.rows(rows, [sequence.think for sequence in running])
         see = self.see.rows(rows, [sequence.see for sequence in running], generated=True)
-        step = Decode(self.pool, positions, columns, DecodeResidual(self.delta[:, rows], think), capture, see)
-        rope = (positions + self.rope_delta[:count])[:, None]
-        if self.rope_axes is not None:
-            rope = rope.expand(self.rope_axes, -1, -1)
-        embeds = self.mllm.model.get_input_embeddings()(self.token[:count, None])
+        amplify = self.amplify.rows(rows, [sequence.pai for sequence in running])
+        step = Decode(self.pool, positions, columns, DecodeResidual(self.delta[:, rows], think), capture, see, amplify)
         # Compiled is what most steps are; one with See or Think would need code of its own for every mixture of them.
-        decoder = self._decode_step if see is None and think is None else self.mllm.decoder
-        hidden = decoder(
-            inputs_embeds=embeds, position_ids=rope, attention_mask=self._own_mask(count), use_cache=False, step=step
-        ).last_hidden_state
+        changes = any(rows is not None for rows in (see, think, amplify))
+        decoder = self.mllm.decoder if changes else self._decode_step
+        rope = (positions + self.rope_delta[:count])[:, None]
+        hidden = self._decoder_output(decoder, self.token[:count, None], rope, step)
         if capture is not None:
             sums = capture.sums(self.spans[:count])
             self.output_sums[:count] += sums
@@ -227,7 +266,28 @@ class Runner:
         for sequence in running:
             if sequence.paused:  # its twin is still in prefill: the step was for nothing, and is written over
                 self.position[sequence.slot] -= 1
-        return self.mllm.head(hidden[:, -1])
+        logits = self.mllm.head(hidden[:, -1])
+        for sequence in due:
+            assert capture is not None
+            last_layers = capture.means[-self.mllm.focus_layers :, sequence.slot]
+            self._build_mask(sequence, logits[sequence.slot], last_layers.mean(0))
+            self.hold(sequence, logits[sequence.slot])
+        return logits
+
+    def _decoder_output(
+        self, decoder: Callable[..., Any], tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode
+    ) -> torch.Tensor:
+        """Normalised hidden states (rows, n, d) of generated tokens (rows, n) at rotary positions (rows, n)."""
+        if self.rope_axes is not None:
+            positions = positions.expand(self.rope_axes, -1, -1)
+        hidden: torch.Tensor = decoder(
+            inputs_embeds=self.mllm.model.get_input_embeddings()(tokens),
+            position_ids=positions,
+            attention_mask=self._own_mask(len(tokens)),
+            use_cache=False,
+            step=step,
+        ).last_hidden_state
+        return hidden
 
     def _own_mask(self, rows: int) -> torch.Tensor:
         """Stands for a mask that our attention makes itself; it keeps the model from building one."""
@@ -240,20 +300,22 @@ class Runner:
         for tensor in (self.token, self.position, self.rope_delta, self.spans, self.output_sums, self.decay):
             tensor[target] = tensor[source]
         self.delta[:, target] = self.delta[:, source]
-        for slots in (self.sampler, self.see, self.think, self.contrasts):
+        for slots in (self.sampler, self.see, self.think, self.amplify, self.contrasts):
             slots.move(source, target)
 
     @torch.inference_mode()
     def read(self, sequence: Sequence) -> None:
         """Take the readings of a finished sequence out of its slot, to the CPU."""
+        if sequence.rule is not None:
+            sequence.changed = int(self.contrasts.changed[sequence.slot])
         if sequence.sage is not None:
             first, generated = sequence.prompt.length, max(len(sequence.tokens) - 1, 0)
             sequence.sage_readings = SageReadings(
                 self.see.steps[sequence.slot, first : first + generated].to("cpu", copy=True),
                 self.think.measured[sequence.slot].to("cpu", copy=True),
                 first + generated,
-                sequence.mask,
-                int(self.contrasts.changed[sequence.slot]),
+                sequence.masks,
+                sequence.changed,
             )
         if sequence.diagnose is None or sequence.question_sums is None or sequence.last_sums is None:
             return
@@ -285,7 +347,8 @@ class Runner:
         )
         self.see.place(slot, sequence.see, sequence.prompt.layout.spans)
         self.think.place(slot, sequence.think, sequence.thresholds)
-        self.contrasts.place(slot)
+        self.amplify.place(slot, sequence.pai, (sequence.prompt.layout.spans >= FIRST_IMAGE).nonzero()[:, 0])
+        self.contrasts.place(slot, sequence.rule)
         self.spans[slot] = 0.0
         self.output_sums[slot] = 0.0
         if sequence.wants_shares:
@@ -328,6 +391,13 @@ class Runner:
             ),
         )
 
+    def _prefill_amplify(self, sequences: Rows[Sequence], lengths: list[int]) -> AmplifyRows | None:
+        last = [-1 if s.pai is None else length - 1 for s, length in zip(sequences, lengths, strict=True)]
+        slots = [sequence.slot for sequence in sequences]
+        return self.amplify.rows(
+            slots, [sequence.pai for sequence in sequences], torch.tensor(last, device=self.mllm.device)
+        )
+
     def _prefill_capture(
         self, sequences: Rows[Sequence], start: int, lengths: list[int], complete: bool
     ) -> PrefillCapture | None:
@@ -362,6 +432,7 @@ class Runner:
         self, sequences: Rows[Sequence], step: Prefill, lengths: list[int], hidden: torch.Tensor, start: int
     ) -> None:
         """Add what a chunk measured to its sequences."""
+        assert isinstance(step.residual, PrefillResidual)
         self.think.record(step.residual.think, step.slots)
         for row, sequence in enumerate(sequences):
             sequence.computed += lengths[row]
@@ -376,7 +447,7 @@ class Runner:
             if sequence.generate is not None:
                 spans = sequence.prompt.layout.spans[start : start + lengths[row]]
                 sequence.image_states.append(hidden[row, : lengths[row]][(spans >= FIRST_IMAGE).to(hidden.device)])
-            if sequence.expects_forks or sequence.generate is not None:
+            if sequence.expects_forks:
                 sequence.prompt_think = self.think.measured[sequence.slot].clone()
             if step.capture is not None and sequence.wants_shares:
                 question, last = step.capture.sums[:, row].unbind(1)

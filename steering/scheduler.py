@@ -88,6 +88,8 @@ class Scheduler:
             sequence.fork_of = sequence.question_sums = sequence.last_sums = None
             sequence.divergence = None
             sequence.norms, sequence.image_states = {}, []
+            if sequence.leader is None:
+                sequence.masks = ()
             self.waiting.appendleft(sequence)
 
     def prefilled(self, sequence: Sequence) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from steering.diagnostics.options import Diagnose
 from steering.embedded import Embedded
+from steering.interventions.contrast import Contrast, Pai, Rule
 from steering.interventions.generate import Generate, Mask
 from steering.interventions.sage import Sage, SageReadings
 from steering.interventions.see import See
@@ -35,6 +36,16 @@ class Readings:
     output_rows: int
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a sequence keeps while it waits, in its slot, for its twin: the logits (vocabulary,) of its next token, and what
+    the slot had measured by then, since the steps that it waits through measure nothing of worth."""
+
+    logits: torch.Tensor
+    output_sums: torch.Tensor
+    think: torch.Tensor
+
+
 @dataclass(eq=False)
 class Sequence:
     """Lives from submission to its last token; the scheduler gives it a slot, the runner fills in what it reads."""
@@ -47,6 +58,8 @@ class Sequence:
     notify: Callable[[Sequence, str, list[TokenLogprob]], None]
     steering: tuple[Steer, ...] = ()
     sage: Sage | None = None
+    contrast: Contrast | None = None
+    twin_prompt: Prompt | None = None  # of a published contrast; Generate's depends on what the model says
     thresholds: torch.Tensor | None = None  # (layers,), of the divergence where it thinks
     diagnose: Diagnose | None = None
     wants_states: bool = False
@@ -54,6 +67,7 @@ class Sequence:
     fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
     expects_forks: bool = False
     leader: Sequence | None = None  # the sequence whose tokens this one repeats, as its contrast
+    replay: tuple[int, ...] = ()  # of a twin that joins late: what was generated before
     alone: bool = False  # prefill it in a batch of its own
 
     slot: int = -1
@@ -67,9 +81,10 @@ class Sequence:
     cancelled: bool = False
 
     twin: Sequence | None = None
-    held_logits: torch.Tensor | None = None  # the prompt's, while the twin's are not known
+    held: Held | None = None
     image_states: list[torch.Tensor] = field(default_factory=list)  # normalised, after the last layer, of image tokens
-    mask: Mask | None = None  # of a sequence with a twin, and of the twin itself
+    masks: tuple[Mask, ...] = ()  # of a sequence that Generate contrasts; a twin has its own one
+    changed: int = 0  # tokens that the contrast changed
     prompt_logits: torch.Tensor | None = None
     prompt_think: torch.Tensor | None = None
     states: torch.Tensor | None = None
@@ -93,14 +108,30 @@ class Sequence:
         return None if self.sage is None else self.sage.generate
 
     @property
+    def pai(self) -> Pai | None:
+        return self.contrast if isinstance(self.contrast, Pai) else None
+
+    @property
+    def rule(self) -> Rule | None:
+        """How its logits are combined with its twin's, None where it has none."""
+        chosen = self.generate or self.contrast
+        return None if chosen is None else chosen.rule
+
+    @property
     def paused(self) -> bool:
         """Whether it waits, in its slot, for its twin."""
-        return self.held_logits is not None
+        return self.held is not None
+
+    @property
+    def mask_due(self) -> bool:
+        """Whether the step that feeds its last token is to rebuild the mask."""
+        refresh = 0 if self.generate is None else self.generate.refresh
+        return refresh > 0 and not self.paused and len(self.tokens) > 0 and len(self.tokens) % refresh == 0
 
     @property
     def rows(self) -> int:
         """How many slots are taken, or must be kept free, for it."""
-        return 2 if self.generate is not None and (self.twin is None or self.twin.slot < 0) else 1
+        return 2 if self.rule is not None and (self.twin is None or self.twin.slot < 0) else 1
 
     @property
     def wants_shares(self) -> bool:
@@ -118,12 +149,12 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Columns of the slot in use: the prompt and every generated token but the last, which was not fed yet."""
-        return self.computed + max(len(self.tokens) - 1, 0)
+        """Columns of the slot in use: the prompt and every generated token, but for the last where it was not fed yet."""
+        return self.computed + max(len(self.tokens) - (not self.paused), 0)
 
     def release(self) -> None:
         """Let go of everything large that an ended sequence no longer needs; the layout stays for its readings."""
-        self.embedded = self.prompt_logits = self.held_logits = None
+        self.embedded = self.prompt_logits = self.held = self.twin_prompt = None
         self.image_states = []
         self.prompt = replace(self.prompt, inputs={}, pictures=())
 
@@ -139,4 +170,6 @@ class Sequence:
             report["steering"] = [applied(steer, self.norms, self.touched()) for steer in self.steering]
         if self.sage is not None and self.sage_readings is not None:
             report["sage"] = self.sage.report(self.sage_readings)
+        if self.contrast is not None:
+            report["contrast"] = self.contrast.report(self.changed)
         return report or None

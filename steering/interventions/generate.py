@@ -1,7 +1,8 @@
 """SAGE's third stage, Generate: logits are contrasted with those of a masked image (SAGE paper, section 5.1, eq. 6 and 7).
 
 A twin row answers the same prompt, its images occluded where both the visual attention map and the Token Activation Map
-of the first token are strongest; logits + lambda * ReLU(logits - logits of the twin) decide every token.
+of the first token are strongest; logits + lambda * ReLU(logits - logits of the twin) decide every token. The mask may be
+rebuilt as the answer goes on: a new twin then takes in the prompt with new images and the answer so far.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from typing import Any
 import torch
 
 from steering.errors import RequestError
+from steering.interventions.contrast import Rule
 from steering.layout import ImageSpan, Prompt
 
 
 @dataclass(frozen=True)
 class Generate:
-    """`weight` is lambda; `top` the share of an image's patches that each map puts forward."""
+    """`weight` is lambda; `top` the share of an image's patches that each map puts forward; the mask is rebuilt every
+    `refresh` tokens, 0 for never."""
 
     weight: float = 0.5
     top: float = 0.2
+    refresh: int = 0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and 0 <= self.weight <= 10):
@@ -33,26 +37,38 @@ class Generate:
             raise RequestError(
                 f"'sage.generate.top' must be above 0 and below 1; got {self.top}.", param="sage.generate.top"
             )
+        if self.refresh < 0:
+            raise RequestError(
+                f"'sage.generate.refresh' must be at least 0; got {self.refresh}.", param="sage.generate.refresh"
+            )
+
+    @property
+    def rule(self) -> Rule:
+        """Equation 7."""
+        return Rule(self.weight, relu=True)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What is occluded for a twin: `chosen` (patches,) bool for each image, in its `pixels` or else in its features."""
+    """What is occluded for a twin: `chosen` (patches,) bool for each image, in its `pixels` or else in its features; `token`
+    is the first generated token, from 0, that it decides."""
 
     chosen: tuple[torch.Tensor, ...]
     pixels: bool
+    token: int = 0
+
+    @property
+    def patches(self) -> list[list[int]]:
+        """The occluded patches of each image, row by row from 0."""
+        return [chosen.nonzero()[:, 0].tolist() for chosen in self.chosen]
 
 
-def contrasted(full: torch.Tensor, masked: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Equation 7. full, masked: (rows, vocabulary) logits; weight: (rows, 1). What is impossible stays impossible."""
-    return torch.where(full.isneginf(), full, full + weight * (full - masked).relu())
-
-
-def report(mask: Mask, changed: int) -> dict[str, Any]:
-    """What was done: the occluded patches of each image, row by row from 0, and how many tokens it changed."""
+def report(masks: Sequence[Mask], changed: int) -> dict[str, Any]:
+    """What was done: the patches occluded at first and by every rebuilt mask, and how many tokens it changed."""
     return {
-        "masking": "pixels" if mask.pixels else "features",
-        "masked": [chosen.nonzero()[:, 0].tolist() for chosen in mask.chosen],
+        "masking": "pixels" if masks[0].pixels else "features",
+        "masked": masks[0].patches,
+        "rebuilt": [{"token": mask.token, "masked": mask.patches} for mask in masks[1:]],
         "changed": changed,
     }
 
@@ -68,8 +84,8 @@ def activation_map(states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
 def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float) -> torch.Tensor:
     """(patches,) bool: in the top of both maps or, where they have none in common, the top 5 % of their product.
 
-    Never all patches of an image. A map that is zero everywhere (no patch speaks for the token, or no layer sees the
-    image) has no say. attention, activation: (patches,), at least two.
+    Never all patches of an image, nor one that is zero in both maps. Where the product is zero everywhere, attention
+    decides, and where no layer sees the image, activation. attention, activation: (patches,), at least two.
     """
     patches = len(attention)
 
@@ -77,11 +93,13 @@ def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float
         count = min(max(1, math.ceil(share * patches)), patches - 1)
         chosen = torch.zeros(patches, dtype=torch.bool, device=values.device)
         chosen[values.topk(count).indices] = True
-        return chosen
+        return chosen & (values > 0)
 
-    says = [values for values in (attention, activation) if bool(values.any())] or [attention]
     both = highest(attention, top) & highest(activation, top)
-    return both if len(says) == 2 and bool(both.any()) else highest(torch.stack(says).prod(0), 0.05)
+    if bool(both.any()):
+        return both
+    maps = (attention * activation, attention, activation)
+    return highest(next((values for values in maps if bool(values.any())), attention), 0.05)
 
 
 def can_mask_pixels(inputs: Mapping[str, torch.Tensor], images: Sequence[ImageSpan]) -> bool:
@@ -135,11 +153,13 @@ def masked_features(embeds: torch.Tensor, images: Sequence[ImageSpan], chosen: S
     return embeds
 
 
-def mask_of(prompt: Prompt, states: torch.Tensor, attention: torch.Tensor, head: torch.Tensor, top: float) -> Mask:
-    """What to occlude for the twin of a prompt.
+def mask_of(
+    prompt: Prompt, states: torch.Tensor, attention: torch.Tensor, head: torch.Tensor, top: float, token: int
+) -> Mask:
+    """What to occlude for the twin of a prompt from generated token `token` on.
 
-    states: (image tokens, d), normalised, after the last layer, in the order of columns. attention: (columns,), of the
-    prompt's last row. head: (d,), the first token's row of the output embedding.
+    states: (image tokens, d), normalised, after the last layer, in the order of columns. attention: (columns,), of the row
+    before the token. head: (d,), the token's row of the output embedding.
     """
     images = prompt.layout.images
     order = torch.cat([image.columns for image in images]).sort().indices.to(states.device)
@@ -150,27 +170,4 @@ def mask_of(prompt: Prompt, states: torch.Tensor, attention: torch.Tensor, head:
         chosen_patches(attention[image.columns.to(attention.device)], part, top).cpu()
         for image, part in zip(images, parts, strict=True)
     ]
-    return Mask(tuple(chosen), can_mask_pixels(prompt.inputs, images))
-
-
-class ContrastSlots:
-    """How many tokens of each slot a contrast changed."""
-
-    def __init__(self, slots: int, device: torch.device):
-        self.changed = torch.zeros(slots, dtype=torch.int32, device=device)
-
-    def place(self, slot: int) -> None:
-        """A new sequence in a slot."""
-        self.changed[slot] = 0
-
-    def move(self, source: int, target: int) -> None:
-        """Copy a slot's count to another slot."""
-        self.changed[target] = self.changed[source]
-
-    def apply(
-        self, slots: Sequence[int], weights: Sequence[float], full: torch.Tensor, masked: torch.Tensor
-    ) -> torch.Tensor:
-        """Contrasted logits (rows, vocabulary) of leaders in some slots; full, masked: theirs and their twins'."""
-        out = contrasted(full, masked, torch.tensor(weights, device=full.device)[:, None])
-        self.changed[torch.tensor(slots, device=full.device)] += (out.argmax(-1) != full.argmax(-1)).int()
-        return out
+    return Mask(tuple(chosen), can_mask_pixels(prompt.inputs, images), token)

@@ -16,13 +16,13 @@ from steering.interventions.think import Think
 @dataclass(frozen=True)
 class SageReadings:
     """What the stages measured in one sequence. see: (tokens, 4) as `SeeSlots.steps`. think: (layers, 2) as
-    `ThinkSlots.measured`, over `tokens` tokens of prompt and answer. mask: what was occluded. changed: how many tokens
-    would have been others without the contrast, had they been chosen greedily."""
+    `ThinkSlots.measured`, over `tokens` tokens of prompt and answer. masks: what was occluded. changed: how many tokens
+    would have been others without the contrast, chosen greedily."""
 
     see: torch.Tensor
     think: torch.Tensor
     tokens: int
-    mask: Mask | None
+    masks: tuple[Mask, ...]
     changed: int
 
 
@@ -39,5 +39,5 @@ class Sage:
         return {
             "see": None if self.see is None else see.report(self.see, readings.see),
             "think": None if self.think is None else think.report(readings.think, readings.tokens),
-            "generate": None if readings.mask is None else generate.report(readings.mask, readings.changed),
+            "generate": generate.report(readings.masks, readings.changed) if readings.masks else None,
         }

@@ -77,26 +77,26 @@ class SeeRows:
         generated: bool,
     ):
         self.masks = masks
-        self.fixed = fixed
-        self.adaptive = adaptive
-        self.ceiling = ceiling
+        self.fixed = fixed[:, :, None]
+        self.adaptive = adaptive[:, :, None]
+        self.ceiling = ceiling[:, None]
         self.transfer = None if transfer is None else transfer[:, None, None, None]
         self.depth = depth
         self.generated = generated
-        seen = first > 0  # a layer whose window held no image does not decay
+        seen = first[:, :, None] > 0  # a layer whose window held no image does not decay
         self._whole = seen.float()
-        self._per_first = torch.where(seen, 1 / first, 0.0)
+        self._per_first = torch.where(seen, 1 / first[:, :, None], 0.0)
         self._steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def enhance(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
-        """Attention weights (rows, heads, n, columns) of shallow layers, and of deeper ones where rows are generated
-        tokens (n is 1)."""
+        """Attention weights (rows, heads, n, columns) of shallow layers, and of deeper ones where the queries are generated
+        tokens."""
         masks = self.masks[:, : weights.shape[-1]]
         masses = weights @ masks[:, None].to(weights.dtype)  # (rows, heads, n, 2)
         seen, read = masses[..., :1], masses[..., 1:]
         alpha = self.fixed[layer]
         if self.generated:
-            share = seen.mean((1, 2, 3))
+            share = seen.mean((1, 3))  # (rows, n)
             decay = torch.addcmul(self._whole[layer], share, self._per_first[layer], value=-1)
             alpha = torch.addcmul(alpha, self.adaptive[layer], torch.minimum(decay.clamp_(min=0), self.ceiling))
         up, down, total = self._factors(alpha, seen, read)
@@ -124,9 +124,9 @@ class SeeRows:
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """By how much visual weights rise and text weights fall, as shares of themselves, and what normalises the row.
 
-        alpha: (rows,). seen, read: (rows, heads, n, 1), m_v and m_t. A row that sees no image is left as it is.
+        alpha: (rows, n or 1). seen, read: (rows, heads, n, 1), m_v and m_t. A row that sees no image is left as it is.
         """
-        alpha = alpha[:, None, None, None]
+        alpha = alpha[:, None, :, None]
         if self.transfer is None:
             return alpha, None, 1 + alpha * seen
         moved = alpha * (seen > 0)
@@ -137,7 +137,7 @@ class SeeRows:
         """What a decode did: (layers, rows, 3), alpha, and m_v before and after, means over heads."""
         alpha, seen, up, total = (torch.stack(values) for values in zip(*self._steps, strict=True))
         after = seen * (1 + up) / total
-        return torch.stack([alpha, seen.mean((2, 3, 4)), after.mean((2, 3, 4))], -1)
+        return torch.stack([alpha[..., 0], seen.mean((2, 3, 4)), after.mean((2, 3, 4))], -1)
 
 
 class SeeSlots:

@@ -121,6 +121,20 @@ class Plain:
             yield seen
 
 
+@torch.inference_mode()
+def uncached(model: Any, inputs: Mapping[str, torch.Tensor], tokens: Sequence[int], **options: Any) -> Any:
+    """The model's output for a prompt and tokens after it, computed without any cache."""
+    extended = dict(inputs)
+    for name, fill in (("input_ids", None), ("attention_mask", 1), ("mm_token_type_ids", 0), ("token_type_ids", 0)):
+        if name in inputs:
+            more = list(tokens) if fill is None else [fill] * len(tokens)
+            extended[name] = torch.cat([inputs[name], torch.tensor([more], dtype=inputs[name].dtype)], 1)
+    out = model(**extended, use_cache=False, **options)
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None
+    return out
+
+
 class _Force(LogitsProcessor):
     """Leaves only the next of the given tokens possible."""
 

@@ -382,14 +382,14 @@ def test_a_step_that_fails_for_a_batch_is_tried_again_one_by_one(
     expected = make_engine("qwen2_vl").generate(requests)
     completions = [engine.submit(request) for request in requests]
     guilty = completions[1].sequences[0]
-    real = engine._runner.first_tokens
+    real = engine._runner.next_tokens
 
-    def first_tokens(sequences: Any, logits: torch.Tensor) -> Any:
+    def next_tokens(sequences: Any, logits: torch.Tensor) -> Any:
         if guilty in sequences:
             raise RuntimeError("out of luck")
         return real(sequences, logits)
 
-    monkeypatch.setattr(engine._runner, "first_tokens", first_tokens)
+    monkeypatch.setattr(engine._runner, "next_tokens", next_tokens)
     with pytest.raises(Fault, match="out of luck"):
         run_down(engine, completions[1])
     for number in (0, 2):

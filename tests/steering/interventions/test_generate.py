@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from steering import MLLM, Diagnose, Engine, Generate, Request, RequestError, Sage, Sampling, See, Steer, Think
-from steering.interventions.generate import chosen_patches, contrasted, masked_features, masked_pixels
+from steering import (
+    MLLM,
+    Diagnose,
+    Engine,
+    Generate,
+    Icd,
+    Pai,
+    Request,
+    RequestError,
+    Sage,
+    Sampling,
+    See,
+    Steer,
+    Think,
+    Vcd,
+)
+from steering.interventions.generate import Mask, chosen_patches, mask_of, masked_features, masked_pixels
 from steering.layout import ImageSpan, build_prompt
 from steering.vectors import SteeringVector
 from tests import families
-from tests.steering.plain import Plain
+from tests.steering.plain import Plain, uncached
 
 LoadMLLM = Callable[[str], MLLM]
 LoadPlain = Callable[[str], Plain]
@@ -25,52 +41,55 @@ ALL = Sage(See(alpha=0.5), Think(gamma=0.5, threshold=0.01), Generate(weight=2.0
 class Reference:
     """Contrastive decoding by the paper's definition, without a cache."""
 
-    def __init__(self, plain: Plain, columns: list[torch.Tensor], focus_layers: int, generate: Generate):
-        self.model = plain.model
-        self.columns, self.focus_layers, self.generate = columns, focus_layers, generate
+    def __init__(
+        self,
+        plain: Plain,
+        chat: Any,
+        images: list[ImageSpan],
+        focus_layers: int,
+        generate: Generate,
+        steps: int = STEPS,
+    ):
+        self.model, self.inputs = plain.model, plain.inputs(chat)
+        self.images, self.focus_layers, self.generate, self.steps = images, focus_layers, generate, steps
         self.changed = 0
-
-    def forward(self, inputs: dict[str, torch.Tensor], tokens: list[int], **options: Any) -> Any:
-        extended = dict(inputs)
-        for name, fill in (("input_ids", None), ("attention_mask", 1), ("mm_token_type_ids", 0), ("token_type_ids", 0)):
-            if name in inputs:
-                more = tokens if fill is None else [fill] * len(tokens)
-                extended[name] = torch.cat([inputs[name], torch.tensor([more], dtype=inputs[name].dtype)], 1)
-        out = self.model(**extended, use_cache=False, **options)
-        if hasattr(self.model.model, "rope_deltas"):
-            self.model.model.rope_deltas = None
-        return out
+        self.masked: list[list[list[int]]] = []
 
     @torch.inference_mode()
-    def patches(self, inputs: dict[str, torch.Tensor]) -> list[list[int]]:
-        """The patches of each image that both maps put forward."""
-        out = self.forward(inputs, [], output_attentions=True, output_hidden_states=True)
+    def patches(self, tokens: list[int]) -> list[list[int]]:
+        """The patches of each image that both maps put forward for the token after `tokens`."""
+        out = uncached(self.model, self.inputs, tokens, output_attentions=True, output_hidden_states=True)
         token = int(out.logits[0, -1].argmax())
         weight = self.model.get_output_embeddings().weight[token]
         attention = torch.stack([layer[0, :, -1].mean(0) for layer in out.attentions[-self.focus_layers :]]).mean(0)
         chosen = []
-        for columns in self.columns:
+        for columns in (image.columns for image in self.images):
             activation = [max(0.0, float(out.hidden_states[-1][0, c] @ weight)) for c in columns.tolist()]
             seen = attention[columns].tolist()
             count = -(-len(columns) * 20 // 100)
-            best = [sorted(range(len(columns)), key=lambda i: -m[i])[:count] for m in (activation, seen)]
-            both = sorted(set(best[0]) & set(best[1])) if any(seen) else []
+            best = [
+                {i for i in sorted(range(len(columns)), key=lambda i: -m[i])[:count] if m[i]}
+                for m in (activation, seen)
+            ]
+            both = sorted(best[0] & best[1])
             if not both:
-                product = [a * s for a, s in zip(activation, seen, strict=True)] if any(seen) else activation
+                product = [a * s for a, s in zip(activation, seen, strict=True)]
+                values = product if any(product) else seen if any(seen) else activation
                 count = max(1, -(-len(columns) * 5 // 100))
-                both = sorted(sorted(range(len(columns)), key=lambda i: -product[i])[:count])
+                both = sorted(i for i in sorted(range(len(columns)), key=lambda i: -values[i])[:count] if values[i])
             chosen.append(both)
         return chosen
 
-    @torch.inference_mode()
-    def answer(
-        self, inputs: dict[str, torch.Tensor], masked: dict[str, torch.Tensor]
-    ) -> tuple[list[int], torch.Tensor]:
+    def answer(self) -> tuple[list[int], torch.Tensor]:
         """Greedy tokens and contrasted logits (steps, vocabulary)."""
         tokens: list[int] = []
         rows = []
-        for _ in range(STEPS):
-            full, less = (self.forward(given, tokens).logits[0, -1].float() for given in (inputs, masked))
+        masked = self.inputs
+        for step in range(self.steps):
+            if step == 0 or (self.generate.refresh and step % self.generate.refresh == 0):
+                self.masked.append(self.patches(tokens))
+                masked = occluded(self.inputs, [image.grid for image in self.images], self.masked[-1])
+            full, less = (uncached(self.model, given, tokens).logits[0, -1].float() for given in (self.inputs, masked))
             rows.append(full + self.generate.weight * torch.clamp(full - less, min=0))
             tokens.append(int(rows[-1].argmax()))
             self.changed += tokens[-1] != int(full.argmax())
@@ -106,27 +125,68 @@ def occluded(
     return inputs | {"pixel_values": pixels}
 
 
+@pytest.mark.parametrize("refresh", [0, 1, 4])
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_are_those_of_two_runs_that_share_nothing(
-    family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
+    family: str, images: int, refresh: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
 ) -> None:
-    generate = Generate(weight=1.0)
+    generate = Generate(weight=1.0, refresh=refresh)
     chat = families.example_messages(family, images)
     layout = build_prompt(load_mllm(family), chat).layout
-    plain = load_plain(family)
-    inputs = plain.inputs(chat)
-    reference = Reference(plain, [image.columns for image in layout.images], load_mllm(family).focus_layers, generate)
-    patches = reference.patches(inputs)
-    tokens, logits = reference.answer(inputs, occluded(inputs, [image.grid for image in layout.images], patches))
-    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
+    reference = Reference(load_plain(family), chat, list(layout.images), load_mllm(family).focus_layers, generate, 9)
+    tokens, logits = reference.answer()
+    sampling = Sampling(max_tokens=9, ignore_eos=True, logprobs=5)
     choice = make_engine(family).generate([Request(chat, sampling, sage=Sage(generate=generate))])[0].choices[0]
     report = choice.applied["sage"]["generate"]
-    assert report == {"masking": "pixels", "masked": patches, "changed": reference.changed}
+    assert report == {
+        "masking": "pixels",
+        "masked": reference.masked[0],
+        "rebuilt": [
+            {"token": refresh * number, "masked": masked} for number, masked in enumerate(reference.masked) if number
+        ],
+        "changed": reference.changed,
+    }
     assert list(choice.token_ids) == tokens
     for got, row in zip(choice.logprobs, logits.log_softmax(-1), strict=True):
         for other in (got, *got.top):
             assert other.logprob == pytest.approx(float(row[other.token_id]), abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "gemma3", "glm4v", "paligemma2"])
+def test_a_twin_that_joins_late_equals_one_that_was_there(
+    family: str, load_mllm: LoadMLLM, make_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every intervention at once: a mask that is rebuilt to be the same changes nothing."""
+    request = Request(
+        families.example_messages(family, 1),
+        Sampling(max_tokens=12, ignore_eos=True, logprobs=0, presence_penalty=1.0, temperature=0.5, seed=3),
+        steering=(a_vector(load_mllm(family)),),
+        sage=ALL,
+        diagnose=Diagnose(),
+    )
+    first = make_engine(family).generate([request])[0].choices[0]
+    kept: list[Mask] = []
+
+    def same_mask(*args: Any) -> Mask:
+        kept.append(kept[0] if kept else mask_of(*args))
+        return kept[-1]
+
+    monkeypatch.setattr("steering.runner.mask_of", same_mask)
+    refreshing = replace(ALL, generate=replace(ALL.generate, refresh=3))
+    for budget in (1024, 2):
+        kept.clear()
+        engine = make_engine(family, prefill_budget=budget)
+        again = engine.generate([replace(request, sage=refreshing)])[0].choices[0]
+        assert len(kept) == 4
+        assert again.token_ids == first.token_ids
+        assert [p.logprob for p in again.logprobs] == pytest.approx([p.logprob for p in first.logprobs], abs=1e-4)
+        assert again.diagnostics["modality"]["attention_ratio"] == pytest.approx(
+            first.diagnostics["modality"]["attention_ratio"], abs=1e-5
+        )
+        for stage in ("see", "think"):
+            for key, value in (first.applied["sage"][stage] | {"reading": 0}).items():
+                assert (again.applied["sage"][stage] | {"reading": 0})[key] == pytest.approx(value, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -144,25 +204,33 @@ def test_every_family_can_contrast_and_weight_zero_is_plain(family: str, make_en
     assert [one.logprob for one in strong.logprobs] != pytest.approx([one.logprob for one in plain.logprobs], abs=1e-3)
 
 
-def mixed(mllm: MLLM, family: str) -> list[Request]:
-    """Plain, steered and SAGE requests of different lengths, with different settings."""
+def a_vector(mllm: MLLM) -> Steer:
     ones = torch.ones(mllm.num_layers)
     direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    steer = Steer(SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint), 0.4)
+    return Steer(SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint), 0.4)
+
+
+def mixed(mllm: MLLM, family: str) -> list[Request]:
+    """Plain, steered and SAGE requests of different lengths, with different settings."""
     sages = (
         None,
         Sage(generate=Generate(3.0)),
+        replace(ALL, generate=Generate(2.0, refresh=2)),
+        None,
+        Sage(See(0.6, "transfer"), generate=Generate(1.5, 0.4, refresh=3)),
         ALL,
         None,
-        Sage(See(0.6, "transfer"), generate=Generate(1.5, 0.4)),
-        ALL,
+        None,
+        None,
     )
+    contrasts = {3: Vcd(2.0), 6: Icd(1.5, beta=0.01), 7: Pai(amplify=0.5, first_layer=1), 8: Vcd(1.0, step=900)}
     return [
         Request(
             families.example_messages(family, 1 + i % 2, seed=i, text="What is this? " * (1 + i % 4)),
             Sampling(max_tokens=STEPS + 2 * (i % 3), ignore_eos=True, logprobs=1, seed=i, temperature=0.7 * (i % 2)),
-            steering=(steer,) * (i % 3 == 2),
+            steering=(a_vector(mllm),) * (i % 3 == 2),
             sage=sage,
+            contrast=contrasts.get(i),
             diagnose=Diagnose() if i % 2 else None,
             n=1 + (i == 2),
             baseline=i == 4,
@@ -181,6 +249,8 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone(family: str, load_mllm:
         for one, other in zip(result.choices, alone.choices, strict=True):
             assert one.token_ids == other.token_ids
             assert [p.logprob for p in one.logprobs] == pytest.approx([p.logprob for p in other.logprobs], abs=1e-4)
+            if request.contrast is not None:
+                assert one.applied["contrast"] == other.applied["contrast"]
             if request.sage is not None:
                 assert one.applied["sage"]["generate"] == other.applied["sage"]["generate"]
                 thought = [c.applied["sage"]["think"] for c in (one, other)]
@@ -245,11 +315,6 @@ def test_patches_are_those_in_the_top_of_both_maps() -> None:
     assert chosen_patches(torch.ones(2), torch.ones(2), 0.99).sum() == 1  # never the whole image
 
 
-def test_contrast_by_hand() -> None:
-    full, masked = torch.tensor([[1.0, 2.0, -torch.inf]]), torch.tensor([[0.0, 3.0, -torch.inf]])
-    assert contrasted(full, masked, torch.tensor([[0.5]])).tolist() == [[1.5, 2.0, -torch.inf]]
-
-
 def test_masked_features_are_the_mean_of_their_image() -> None:
     embeds = torch.arange(8.0).view(1, 4, 2)
     image = ImageSpan(torch.tensor([1, 3]), None)
@@ -270,6 +335,7 @@ def test_tiles_have_no_pixels_of_their_own() -> None:
         (lambda: Generate(weight=float("nan")), "sage.generate.lambda"),
         (lambda: Generate(top=0.0), "sage.generate.top"),
         (lambda: Generate(top=1.0), "sage.generate.top"),
+        (lambda: Generate(refresh=-1), "sage.generate.refresh"),
     ],
 )
 def test_settings_out_of_range_are_refused(make: Callable[[], object], param: str) -> None:
