@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -483,6 +484,7 @@ class Engine:
         alternatives = tuple(
             TokenLogprob(other, *self._token_text(other), value)
             for other, value in list(zip(top, values, strict=True))[:keep]
+            if value > -math.inf  # a contrast leaves only what is plausible
         )
         return TokenLogprob(token, *self._token_text(token), logprob, alternatives)
 

@@ -1,0 +1,243 @@
+"""VCD, ICD and PAI against two plain runs that share nothing: the whole sequence is computed anew for every token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from steering import (
+    MLLM,
+    ContextOverflow,
+    Contrast,
+    Engine,
+    Generate,
+    Icd,
+    Pai,
+    Request,
+    RequestError,
+    Sage,
+    Sampling,
+    See,
+    Think,
+    Vcd,
+)
+from steering.images import Picture
+from steering.interventions.contrast import contrasted, noised
+from steering.layout import build_prompt
+from tests import families
+from tests.steering.plain import Plain, uncached
+
+LoadMLLM = Callable[[str], MLLM]
+LoadPlain = Callable[[str], Plain]
+STEPS = 7
+FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v", "idefics3")
+
+
+def references(plain: Plain, full: dict[str, Any], twin: dict[str, Any], alpha: float, beta: float) -> Any:
+    """Greedy tokens, their contrasted log-probabilities (steps, vocabulary), and how many tokens the contrast changed."""
+    tokens: list[int] = []
+    rows, changed = [], 0
+    for _ in range(STEPS):
+        ours, theirs = (uncached(plain.model, inputs, tokens).logits[0, -1].float() for inputs in (full, twin))
+        probabilities = ours.softmax(-1)
+        combined = (1 + alpha) * ours - alpha * theirs
+        combined[probabilities < beta * probabilities.max()] = -math.inf
+        rows.append(combined.log_softmax(-1))
+        tokens.append(int(combined.argmax()))
+        changed += tokens[-1] != int(ours.argmax())
+    return tokens, torch.stack(rows), changed
+
+
+def check(engine: Engine, chat: Any, contrast: Contrast, expected: Any) -> None:
+    """Compare an answer with the reference's."""
+    tokens, logprobs, changed = expected
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
+    choice = engine.generate([Request(chat, sampling, contrast=contrast)])[0].choices[0]
+    assert list(choice.token_ids) == tokens
+    assert choice.applied["contrast"]["changed"] == changed
+    for got, row in zip(choice.logprobs, logprobs, strict=True):
+        assert len(got.top) == min(5, int(row.isfinite().sum()))  # what is impossible is no alternative
+        for other in (got, *got.top):
+            assert other.logprob == pytest.approx(float(row[other.token_id]), abs=1e-4)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vcd(family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any) -> None:
+    contrast = Vcd(alpha=2.0, beta=0.6)
+    chat, plain = families.example_messages(family, images), load_plain(family)
+    full = plain.inputs(chat)
+    twin = contrast.twin(load_mllm(family), chat, build_prompt(load_mllm(family), chat)).inputs
+    assert not torch.equal(twin["pixel_values"], full["pixel_values"])
+    noisy = full | {"pixel_values": twin["pixel_values"]}
+    check(make_engine(family), chat, contrast, references(plain, full, noisy, 2.0, 0.6))
+
+
+def test_noise_is_that_of_forward_diffusion() -> None:
+    pixels = torch.linspace(-1, 1, 3 * 200 * 200).view(1, 3, 200, 200)
+    picture = Picture.of({"pixel_values": pixels})
+    for step in (1, 500, 999):
+        left = 1.0
+        for i in range(step + 1):
+            left *= 1 - (1 / (1 + math.exp(6 - 12 * i / 999)) * (0.5e-2 - 1e-5) + 1e-5)
+        noise = (noised(picture, step).tensors["pixel_values"] - math.sqrt(left) * pixels) / math.sqrt(1 - left)
+        assert float(noise.mean()) == pytest.approx(0, abs=0.02)
+        assert float(noise.std()) == pytest.approx(1, abs=0.02)
+        assert abs(float((noise * pixels).mean())) < 0.01  # independent of the picture
+    again = noised(picture, 500)
+    assert again.key == noised(Picture.of({"pixel_values": pixels.clone()}), 500).key != noised(picture, 501).key
+    other = Picture.of({"pixel_values": pixels + 1})
+    moved = noised(other, 999).tensors["pixel_values"] - noised(picture, 999).tensors["pixel_values"]
+    assert float(moved.std()) > 1  # another picture has other noise
+
+
+@pytest.mark.parametrize("images", [0, 1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_icd(family: str, images: int, load_plain: LoadPlain, make_engine: Any) -> None:
+    contrast = Icd(alpha=1.5, beta=0.3, instruction="You see nothing at all.")
+    chat = families.example_messages(family, images, text="What is this?")
+    disturbed = families.example_messages(family, images, text="You see nothing at all.\nWhat is this?")
+    plain = load_plain(family)
+    expected = references(plain, plain.inputs(chat), plain.inputs(disturbed), 1.5, 0.3)
+    check(make_engine(family), chat, contrast, expected)
+
+
+class Amplified:
+    """Eager attention in which the scores of image tokens are amplified as PAI does, from a row on."""
+
+    def __init__(self, plain: Plain, pai: Pai, image: torch.Tensor):
+        self.plain, self.pai, self.image, self.on = plain, pai, image, False
+
+    def attend(
+        self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = query @ key.transpose(-1, -2) * (kwargs.get("scaling") or query.shape[-1] ** -0.5)
+        if self.on and module.layer_idx >= self.pai.first_layer:
+            for row in range(len(self.image) - 1, scores.shape[2]):  # each was the last row once
+                for column in self.image.nonzero()[:, 0].tolist():
+                    score = scores[0, :, row, column]
+                    scores[0, :, row, column] = score + self.pai.amplify * score.abs()
+        if mask is not None:
+            scores = scores + mask
+        return (scores.softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+    @contextmanager
+    def installed(self) -> Iterator[Any]:
+        """A model for `references` that amplifies prompts with images only."""
+        AttentionInterface.register("pai", self.attend)
+        AttentionMaskInterface.register("pai", eager_mask)
+        self.plain.model.set_attn_implementation({"text_config": "pai"})
+
+        def before(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            self.on = bool((kwargs["input_ids"] == module.config.image_token_id).any())
+
+        handle = self.plain.model.register_forward_pre_hook(before, with_kwargs=True)
+        yield
+        handle.remove()
+        self.plain.model.set_attn_implementation({"text_config": "eager"})
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v"])
+def test_pai(family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any) -> None:
+    contrast = Pai(alpha=0.5, beta=0.2, amplify=3.0, first_layer=1)
+    chat, plain = families.example_messages(family, images), load_plain(family)
+    full, text = plain.inputs(chat), plain.inputs(families.example_messages(family, 0))
+    with Amplified(plain, contrast, full["input_ids"][0] == load_mllm(family).image_token_id).installed():
+        expected = references(plain, full, text, 0.5, 0.2)
+    without = references(plain, full, text, 0.5, 0.2)
+    assert not torch.allclose(expected[1].exp(), without[1].exp(), atol=1e-3)  # the amplification matters
+    for budget in (1024, 7):
+        check(make_engine(family, prefill_budget=budget), chat, contrast, expected)
+
+
+def test_alpha_zero_is_plain_and_beta_alone_only_cuts(make_engine: Any) -> None:
+    chat = families.example_messages("qwen2_vl", 1)
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=3)
+    engine = make_engine("qwen2_vl")
+    plain, *others = (
+        engine.generate([Request(chat, sampling, contrast=contrast)])[0].choices[0]
+        for contrast in (None, Vcd(0, 0), Icd(0, 0), Pai(0, 0, amplify=0))
+    )
+    for other in others:
+        assert other.token_ids == plain.token_ids
+        assert [p.logprob for p in other.logprobs] == pytest.approx([p.logprob for p in plain.logprobs], abs=1e-5)
+    alone = engine.generate([Request(chat, sampling, contrast=Vcd(0, beta=1.0))])[0].choices[0]
+    assert alone.token_ids == plain.token_ids
+    assert [p.logprob for p in alone.logprobs] == pytest.approx([0.0] * STEPS)
+
+
+def test_several_answers_baseline_and_the_other_stages(make_engine: Any) -> None:
+    chat = families.example_messages("qwen2_vl", 1)
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, temperature=0.8, seed=5)
+    sage = Sage(See(alpha=0.5), Think(gamma=0.5, threshold=0.01))
+    engine = make_engine("qwen2_vl", slots=8)
+    request = Request(chat, sampling, sage=sage, contrast=Vcd(1.0), n=2, baseline=True)
+    first, second = engine.generate([request])[0].choices
+    assert engine.stats()["running"] == 0
+    (plain,) = engine.generate([Request(chat, sampling)])[0].choices
+    assert first.baseline.token_ids == plain.token_ids
+    assert first.token_ids != second.token_ids
+    assert set(first.applied) == {"sage", "contrast"}
+    (alone,) = make_engine("qwen2_vl").generate([Request(chat, sampling, sage=sage, contrast=Vcd(1.0))])[0].choices
+    assert alone.token_ids == first.token_ids
+
+
+def test_contrast_by_hand() -> None:
+    full, twin = torch.tensor([[1.0, 2.0, -torch.inf]] * 3), torch.tensor([[0.0, 3.0, -torch.inf]] * 3)
+    weight = torch.tensor([[0.5], [0.5], [2.0]])
+    relu = torch.tensor([[True], [False], [False]])
+    plausible = torch.tensor([[0.0], [0.3], [0.5]])  # exp(1 - 2) is 0.37
+    assert contrasted(full, twin, weight, relu, plausible).tolist() == [
+        [1.5, 2.0, -torch.inf],
+        [1.5, 1.5, -torch.inf],
+        [-torch.inf, 0.0, -torch.inf],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "param"),
+    [
+        (lambda: Vcd(alpha=-1), "contrast.alpha"),
+        (lambda: Icd(alpha=float("nan")), "contrast.alpha"),
+        (lambda: Vcd(beta=1.5), "contrast.beta"),
+        (lambda: Vcd(step=0), "contrast.step"),
+        (lambda: Vcd(step=1000), "contrast.step"),
+        (lambda: Icd(instruction=" "), "contrast.instruction"),
+        (lambda: Pai(amplify=float("inf")), "contrast.amplify"),
+        (lambda: Pai(first_layer=-1), "contrast.first_layer"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make: Callable[[], object], param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        make()
+    assert refused.value.param == param
+
+
+def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
+    engine = make_engine("qwen2_vl", max_length=100)
+    text, shown = (families.example_messages("qwen2_vl", images) for images in (0, 1))
+    for contrast in (Vcd(), Pai(first_layer=0)):
+        with pytest.raises(RequestError, match=f"{contrast.kind} needs an image"):
+            engine.submit(Request(text, contrast=contrast))
+    with pytest.raises(RequestError, match="ask for one of them"):
+        engine.submit(Request(shown, sage=Sage(generate=Generate()), contrast=Vcd()))
+    with pytest.raises(RequestError, match="must be below"):
+        engine.submit(Request(shown, contrast=Pai(first_layer=100)))
+    with pytest.raises(ContextOverflow):  # the twin's prompt is longer
+        engine.submit(Request(shown, Sampling(max_tokens=5), contrast=Icd(instruction="No! " * 80)))
+    with pytest.raises(RequestError, match="twins count"):
+        make_engine("qwen2_vl", slots=3).submit(Request(shown, contrast=Vcd(), n=2))
+    with pytest.raises(RequestError, match="without its images"):  # its processor wants one in every prompt
+        make_engine("paligemma2").submit(
+            Request(families.example_messages("paligemma2", 1), contrast=Pai(first_layer=0))
+        )
