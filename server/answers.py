@@ -26,6 +26,7 @@ class Answer:
     logprobs: bool = False
     steering: bool = False
     sage: bool = False
+    contrast: bool = False
     diagnostics: bool = False
     baseline: bool = False
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
@@ -40,6 +41,7 @@ class Answer:
             logprobs=bool(chat.logprobs),
             steering=chat.steering is not None,
             sage=chat.sage is not None,
+            contrast=chat.contrast is not None,
             diagnostics=chat.diagnostics is not None,
             baseline=bool(chat.baseline),
         )
@@ -100,10 +102,11 @@ class Answer:
     def _extras(self, choice: Choice) -> dict[str, Any]:
         """The fields beyond OpenAI's, each only when asked for."""
         extras: dict[str, Any] = {}
-        if self.steering or self.sage:
-            nothing: dict[str, Any] = ({"steering": []} if self.steering else {}) | (
-                {"sage": None} if self.sage else {}
-            )
+        asked = {"steering": self.steering, "sage": self.sage, "contrast": self.contrast}
+        if any(asked.values()):
+            nothing: dict[str, Any] = {
+                name: [] if name == "steering" else None for name, wanted in asked.items() if wanted
+            }
             extras["applied"] = nothing | (choice.applied or {})
         if self.diagnostics:
             extras["diagnostics"] = choice.diagnostics

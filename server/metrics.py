@@ -93,6 +93,8 @@ class Metrics:
         for stage in ("see", "think", "generate") if request.sage else ():
             if getattr(request.sage, stage) is not None:
                 self.interventions.labels(f"sage.{stage}", "vision").inc()
+        if request.contrast is not None:
+            self.interventions.labels(f"contrast.{request.contrast.kind}", "vision").inc()
         if request.baseline:
             self.interventions.labels("baseline", "").inc()
         for readout in sorted(request.diagnose.include) if request.diagnose else ():

@@ -9,12 +9,18 @@ from server.errors import BadRequest, not_available
 from server.images import ImageLoader
 from server.settings import Settings
 from server.wire import ChatRequest, Diagnostics, Message, NamedVector, Steering
+from server.wire import Icd as WireIcd
+from server.wire import Pai as WirePai
 from server.wire import Sage as WireSage
+from server.wire import Vcd as WireVcd
 from steering import (
     MLLM,
     READOUTS,
+    Contrast,
     Diagnose,
     Generate,
+    Icd,
+    Pai,
     Request,
     Sage,
     Sampling,
@@ -22,6 +28,7 @@ from steering import (
     Steer,
     SteeringVector,
     Think,
+    Vcd,
     VectorError,
     VectorStore,
 )
@@ -41,7 +48,8 @@ def resolve(chat: ChatRequest, mllm: MLLM, store: VectorStore, settings: Setting
     diagnose = _diagnose(chat.diagnostics) if chat.diagnostics else None
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
     sage = _sage(chat.sage) if chat.sage else None
-    return Request(messages, sampling, steers, sage, diagnose=diagnose, n=n, baseline=bool(chat.baseline))
+    contrast = _contrast(chat.contrast) if chat.contrast else None
+    return Request(messages, sampling, steers, sage, contrast, diagnose, n=n, baseline=bool(chat.baseline))
 
 
 def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
@@ -123,6 +131,11 @@ def _sage(wire: WireSage) -> Sage | None:
     think = None if wire.think is None else Think(**wire.think.model_dump())
     generate = None if wire.generate is None else Generate(**wire.generate.model_dump())
     return Sage(see, think, generate) if see or think or generate else None
+
+
+def _contrast(wire: WireVcd | WireIcd | WirePai) -> Contrast:
+    settings = wire.model_dump(exclude={"kind"})
+    return {"vcd": Vcd, "icd": Icd, "pai": Pai}[wire.kind](**settings)
 
 
 def _diagnose(wire: Diagnostics) -> Diagnose:

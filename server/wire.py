@@ -127,6 +127,7 @@ class Think(Strict):
 class Generate(Strict):
     weight: Number = Field(default=0.5, alias="lambda")
     top: Number = 0.2
+    refresh: Integer = 0
 
 
 class Sage(Strict):
@@ -135,6 +136,41 @@ class Sage(Strict):
     see: Annotated[See | None, BeforeValidator(_switch)] = See()
     think: Annotated[Think | None, BeforeValidator(_switch)] = Think()
     generate: Annotated[Generate | None, BeforeValidator(_switch)] = Generate()
+
+
+class Vcd(Strict):
+    kind: Literal["vcd"]
+    alpha: Number = 1.0
+    beta: Number = 0.1
+    step: Integer = 500
+
+
+class Icd(Strict):
+    kind: Literal["icd"]
+    alpha: Number = 1.0
+    beta: Number = 0.1
+    instruction: Annotated[str, StringConstraints(max_length=1024)] = "You are a confused object detector."
+
+
+class Pai(Strict):
+    kind: Literal["pai"]
+    alpha: Number = 0.1
+    beta: Number = 0.1
+    amplify: Number = 0.2
+    first_layer: Integer = 2
+
+
+def _kind_named(value: Any) -> Any:
+    if value is None or (isinstance(value, dict) and value.get("kind") in ("vcd", "icd", "pai")):
+        return value
+    raise PydanticCustomError("contrast_kind", "must be an object whose 'kind' is vcd, icd or pai")
+
+
+Contrast = Annotated[
+    Annotated[Vcd, Tag("<vcd>")] | Annotated[Icd, Tag("<icd>")] | Annotated[Pai, Tag("<pai>")],
+    Discriminator(lambda value: f"<{value['kind'] if isinstance(value, dict) else value.kind}>"),
+]
+"""A contrastive decoder by its kind."""
 
 
 class Diagnostics(Strict):
@@ -259,6 +295,7 @@ class ChatRequest(BaseModel):
 
     steering: Annotated[Steering | None, BeforeValidator(_switch)] = None
     sage: Annotated[Sage | None, BeforeValidator(_switch)] = None
+    contrast: Annotated[Contrast | None, BeforeValidator(_kind_named)] = None
     diagnostics: Annotated[Diagnostics | None, BeforeValidator(_switch)] = None
     baseline: Flag | None = None
 

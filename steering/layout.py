@@ -93,6 +93,7 @@ def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]]) -> Prompt:
     offsets = encoded.pop("offset_mapping")[0]
     encoded.pop("labels", None)
     inputs = dict(encoded)
+    _keep_blank_tiles(inputs)
 
     chars = _CharSpans(text, replacements)
     for start, end, span in text_spans:
@@ -204,6 +205,15 @@ def _encode(mllm: MLLM, text: str, images: list[Image.Image], add_special_tokens
         )
     except ValueError as error:
         raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
+
+
+def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
+    """Make every tile differ from zero by a trifle: some models take a tile of zeros, which a black picture may become,
+    for padding and drop it."""
+    pixels = inputs.get("pixel_values")
+    if pixels is not None and pixels.ndim == 5 and len(pixels) == 1:  # several have padding among them
+        blank = ~pixels.flatten(2).any(-1)
+        pixels[:, :, 0, 0, 0].masked_fill_(blank, 1e-6)
 
 
 def _text_spans(

@@ -125,9 +125,28 @@ def test_sage_is_reported_stage_by_stage(client: FlaskClient) -> None:
     assert alone["applied"]["steering"]
 
 
+@pytest.mark.parametrize("kind", ["vcd", "icd", "pai"])
+def test_a_contrast_is_reported(client: FlaskClient, kind: str) -> None:
+    applied = choice_of(ask(client, data_uri(), QUESTION, contrast={"kind": kind, "alpha": 0.5}, logprobs=True))
+    assert set(applied["applied"]) == {"contrast"}
+    report = applied["applied"]["contrast"]
+    assert (report["kind"], report["alpha"], report["beta"]) == (kind, 0.5, 0.1)
+    assert 0 <= report["changed"] <= len(applied["logprobs"]["content"])
+
+
+@pytest.mark.parametrize("contrast", [{"kind": "vcd"}, {"kind": "pai"}])
+def test_a_contrast_that_needs_an_image_is_refused_without(client: FlaskClient, contrast: dict[str, Any]) -> None:
+    response = ask(client, QUESTION, contrast=contrast)
+    assert (response.status_code, response.json["error"]["param"]) == (400, "contrast")
+
+
 @pytest.mark.parametrize(
     ("sage", "param"),
-    [({"see": {"alpha": 9}}, "sage.see.alpha"), ({"generate": {"lambda": -1}}, "sage.generate.lambda")],
+    [
+        ({"see": {"alpha": 9}}, "sage.see.alpha"),
+        ({"generate": {"lambda": -1}}, "sage.generate.lambda"),
+        ({"generate": {"refresh": -1}}, "sage.generate.refresh"),
+    ],
 )
 def test_a_stage_that_is_out_of_range_is_named(client: FlaskClient, sage: dict[str, Any], param: str) -> None:
     response = ask(client, data_uri(), QUESTION, sage=sage)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from steering import MLLM, RequestError
+from steering import MLLM, Request, RequestError, Sampling
 from steering.layout import Prompt, build_prompt
 from steering.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, SYSTEM, USER
 from tests import families
@@ -392,3 +392,21 @@ def test_a_picture_is_resized_first_where_the_checkpoint_asks(
     monkeypatch.setattr(mllm, "image_size", (42, 28))
     prompt = build_prompt(mllm, families.example_messages("qwen2_vl", 2))
     assert [picture.grid for picture in prompt.layout.images] == [(2, 3), (2, 3)]
+
+
+def test_a_black_picture_is_not_taken_for_padding(
+    load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idefics 3 drops tiles that are zero everywhere, which the black ones of this preprocessing are."""
+    messages = families.example_messages("idefics3", 2)
+    messages[0]["content"][0]["image"] = Image.new("RGB", (60, 40))
+    for loaded in (load_mllm("idefics3"), load_plain("idefics3")):
+        monkeypatch.setattr(loaded.processor.image_processor, "image_mean", [0.0] * 3)
+    almost = load_plain("idefics3").inputs(messages)
+    blank = ~almost["pixel_values"].flatten(2).any(-1)
+    assert bool(blank.any())
+    almost["pixel_values"][blank] += 1e-7
+    choice = (
+        make_engine("idefics3").generate([Request(messages, Sampling(max_tokens=4, ignore_eos=True))])[0].choices[0]
+    )
+    assert list(choice.token_ids) == load_plain("idefics3").answer(messages, 4, inputs=almost).tokens
