@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import random
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from steering import Engine, SteeringVector
 
     DemoSamples = Callable[[int, int], Sequence[Sample]]
-    DemoFaithfulness = Callable[[int, int], tuple[Sequence[Existence], Sequence[Difference], Sequence[str]]]
+    DemoFaithfulness = Callable[[int, int, float], tuple[Sequence[Existence], Sequence[Difference], Sequence[str]]]
 
 PROBE_SEEDS = 1_000_000_000
 """Added to the seed when a probe draws demo samples, so that an evaluation's small seeds never meet them again."""
@@ -36,8 +37,8 @@ def register(
 ) -> None:
     """Add the commands to a parser's subparsers; each sets `func`, which takes the arguments and returns a status.
 
-    `demo_samples(count, seed)` draws conflicts where no MC2 file is given, `demo_faithfulness(count, seed)` existence
-    questions, pairs with a difference and the names of objects; this room does not know the demo world.
+    `demo_samples(count, seed)` draws conflicts where no MC2 file is given, `demo_faithfulness(count, seed,
+    noise)` existence questions, pairs with a difference and the names of objects; this room does not know the demo world.
     """
     _register_probe(subparsers, demo_samples, default_model)
     benchmarks = _register_eval(subparsers, demo_samples, default_model)
@@ -96,11 +97,17 @@ def _register_eval_sage(benchmarks: Any, samples: DemoFaithfulness, default_mode
     sage = benchmarks.add_parser(
         "sage",
         help="SAGE stage by stage: existence questions and differences of two pictures",
-        description="Ask held-out questions of the demo world plainly and with SAGE's stages, one more at a time.",
+        description="Ask held-out questions of the demo world, or POPE's, plainly, with SAGE's stages, one more at a time, "
+        "and with the contrastive decoders that the paper compares it with.",
     )
     _add_model(sage, default_model)
     sage.add_argument("--limit", type=_positive, default=500, metavar="N", help="samples of each (default %(default)s)")
-    sage.add_argument("--sweep", action="store_true", help="also other alphas, gammas and lambdas")
+    sage.add_argument("--sweep", action="store_true", help="also each stage alone with several settings")
+    sage.add_argument("--noise", type=float, default=0.0, metavar="SD",
+        help="noise on the demo world's pictures, standard deviation on the scale of 0 to 255 (default none)",
+    )  # fmt: skip
+    sage.add_argument("--pope", nargs="+", metavar="FILE", help="POPE's question files in place of the demo world")
+    sage.add_argument("--images", metavar="DIR", help="the COCO images of --pope")
     sage.add_argument("--json", metavar="FILE", help="write the scores here")
     sage.add_argument("--markdown", metavar="FILE", help="write the tables here")
     sage.set_defaults(func=lambda arguments: _guarded(_eval_sage, arguments, samples))
@@ -208,12 +215,14 @@ def _eval_mc2(arguments: argparse.Namespace, demo_samples: DemoSamples | None) -
 def _eval_sage(arguments: argparse.Namespace, draw: DemoFaithfulness) -> int:
     from probes.faithfulness import as_markdown, evaluate, stages
 
-    existence, differences, categories = draw(arguments.limit, arguments.seed)
+    existence, differences, categories = _faithfulness_samples(arguments, draw)
     engine = _engine(arguments)
     report = evaluate(engine, stages(arguments.sweep), existence, differences, categories, arguments.quiet)
     tables = as_markdown(
         report,
-        f"SAGE on {engine.mllm.name}: {arguments.limit} samples of each kind, seed {arguments.seed}, 95 % intervals",
+        f"SAGE on {engine.mllm.name}: {len(existence)} existence questions, {len(differences)} pairs of pictures"
+        + (f" with noise {arguments.noise:g}" if arguments.noise else "")
+        + f", seed {arguments.seed}, 95 % intervals",
     )
     if arguments.json:
         write_json(arguments.json, report)
@@ -221,6 +230,21 @@ def _eval_sage(arguments: argparse.Namespace, draw: DemoFaithfulness) -> int:
         Path(arguments.markdown).write_text(tables)
     print(tables)
     return 0
+
+
+def _faithfulness_samples(
+    arguments: argparse.Namespace, draw: DemoFaithfulness
+) -> tuple[Sequence[Existence], Sequence[Difference], Sequence[str]]:
+    """POPE's questions where files are given, else the demo world's, with its pairs and the names of its objects."""
+    if not arguments.pope:
+        return draw(arguments.limit, arguments.seed, arguments.noise)
+    from probes import pope
+
+    if not arguments.images:
+        raise ValueError("--pope needs --images, the folder of COCO val2014")
+    found = pope.load(arguments.pope, arguments.images)
+    random.Random(arguments.seed).shuffle(found)
+    return found[: arguments.limit], [], ()
 
 
 def write_json(path: str | Path, report: dict[str, Any]) -> None:
@@ -234,8 +258,6 @@ def _samples(
     arguments: argparse.Namespace, demo_samples: DemoSamples | None, count: int, seed: int
 ) -> Sequence[Sample]:
     """`count` samples (fewer where a file has fewer), drawn by the seed from the MC2 file or the demo world."""
-    import random
-
     from probes import mc2
 
     tasks = set(getattr(arguments, "tasks", None) or ())

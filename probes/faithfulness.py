@@ -13,12 +13,13 @@ import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 from tqdm import tqdm
 
-from steering import Engine, Generate, Request, Sage, Sampling, See, Think
+from steering import Contrast, Engine, Generate, Icd, Pai, Request, Sage, Sampling, See, Think, Vcd
 
 Setting = Literal["random", "popular", "adversarial"]
 RESAMPLES = 1000
@@ -34,9 +35,9 @@ PATTERNS = {
 
 @dataclass(frozen=True)
 class Existence:
-    """Whether an object is in an image; `setting` says how an absent one was drawn."""
+    """Whether an object is in an image (or its file); `setting` says how an absent one was drawn."""
 
-    image: Image.Image
+    image: Image.Image | Path
     question: str
     present: bool
     setting: Setting
@@ -50,6 +51,13 @@ class Difference:
     second: Image.Image
     type: str | None
     category: str | None
+
+
+class Condition(NamedTuple):
+    """How questions are answered."""
+
+    sage: Sage | None = None
+    contrast: Contrast | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,7 @@ def _mean(values: Iterable[float]) -> float:
 
 def evaluate(
     engine: Engine,
-    conditions: Mapping[str, Sage | None],
+    conditions: Mapping[str, Condition],
     existence: Sequence[Existence],
     differences: Sequence[Difference],
     categories: Sequence[str],
@@ -145,11 +153,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Scores of every condition, each with its 95 % interval as [value, low, high]; existence by setting and together."""
     report: dict[str, Any] = {}
-    for name, sage in conditions.items():
-        chats = [_chat([sample.image], sample.question) for sample in existence]
-        for sample in differences:
-            chats += [_chat([sample.first, sample.second], text) for text in (WHAT, SAME, DIFFERENT)]
-        answers = _answers(engine, chats, sage, f"{name:<12}", quiet)
+    questions: list[tuple[Sequence[Image.Image | Path], str]] = [([s.image], s.question) for s in existence]
+    questions += [([s.first, s.second], text) for s in differences for text in (WHAT, SAME, DIFFERENT)]
+    for name, condition in conditions.items():
+        answers = _answers(engine, questions, condition, f"{name:<20}", quiet)
         report[name] = {"existence": {}, "differences": {}}
         for setting in ("all", "random", "popular", "adversarial"):
             chosen = [i for i, sample in enumerate(existence) if setting in ("all", sample.setting)]
@@ -179,31 +186,47 @@ def _scored(samples: Sequence[Any], answers: Sequence[Any], scores: Callable[...
     return out
 
 
-def _chat(images: Sequence[Image.Image], text: str) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
+def _chat(images: Sequence[Image.Image | Path], text: str) -> list[dict[str, Any]]:
+    pictures = (Image.open(image).convert("RGB") if isinstance(image, Path) else image for image in images)
+    parts: list[dict[str, Any]] = [{"type": "image", "image": picture} for picture in pictures]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
-def _answers(engine: Engine, chats: Sequence[Any], sage: Sage | None, title: str, quiet: bool) -> list[str]:
+def _answers(
+    engine: Engine,
+    questions: Sequence[tuple[Sequence[Image.Image | Path], str]],
+    condition: Condition,
+    title: str,
+    quiet: bool,
+) -> list[str]:
     sampling = Sampling(max_tokens=40)
-    requests = (Request(chat, sampling, sage=sage) for chat in tqdm(chats, desc=title, disable=quiet or None))
+    requests = (
+        Request(_chat(images, text), sampling, sage=condition.sage, contrast=condition.contrast)
+        for images, text in tqdm(questions, desc=title, disable=quiet or None)
+    )
     return [result.choices[0].text for result in engine.generate(requests)]
 
 
-def stages(sweep: bool = False) -> dict[str, Sage | None]:
-    """The paper's ablation (its Table 14), stage by stage, and with `sweep` its Tables 11 to 13, one stage at a time."""
-    conditions: dict[str, Sage | None] = {
-        "baseline": None,
-        "+ See": Sage(See()),
-        "+ Think": Sage(See(), Think()),
-        "+ Generate": Sage(See(), Think(), Generate()),
+def stages(sweep: bool = False) -> dict[str, Condition]:
+    """The paper's ablation (its Table 14), stage by stage, beside the methods that it compares with; with `sweep` its
+    Tables 11 to 13, one stage at a time, and a mask that is rebuilt."""
+    conditions = {
+        "baseline": Condition(),
+        "+ See": Condition(Sage(See())),
+        "+ Think": Condition(Sage(See(), Think())),
+        "+ Generate": Condition(Sage(See(), Think(), Generate())),
+        "VCD": Condition(contrast=Vcd()),
+        "ICD": Condition(contrast=Icd()),
+        "PAI": Condition(contrast=Pai()),
     }
     if sweep:
-        conditions |= {f"See, alpha {alpha:g}": Sage(See(alpha=alpha)) for alpha in (0.05, 0.15, 0.2)}
-        conditions |= {f"Think, gamma {gamma:g}": Sage(think=Think(gamma=gamma)) for gamma in (0.6, 0.7, 0.8, 0.9)}
-        conditions |= {
+        sages = {f"See, alpha {alpha:g}": Sage(See(alpha=alpha)) for alpha in (0.05, 0.1, 0.15, 0.2)}
+        sages |= {f"Think, gamma {gamma:g}": Sage(think=Think(gamma=gamma)) for gamma in (0.6, 0.7, 0.8, 0.9)}
+        sages |= {
             f"Generate, lambda {weight:g}": Sage(generate=Generate(weight=weight)) for weight in (0.25, 0.5, 0.75, 1.0)
         }
+        sages["Generate, refresh 4"] = Sage(generate=Generate(refresh=4))
+        conditions |= {name: Condition(sage) for name, sage in sages.items()}
     return conditions
 
 

@@ -57,12 +57,14 @@ def _demo_samples(count: int, seed: int) -> list[Sample]:
     return conflict_samples(count, seed)
 
 
-def _demo_faithfulness(count: int, seed: int) -> tuple[list[Existence], list[Difference], tuple[str, ...]]:
+def _demo_faithfulness(
+    count: int, seed: int, noise: float
+) -> tuple[list[Existence], list[Difference], tuple[str, ...]]:
     """Existence questions, pairs with a difference, and the names of what can be in a picture."""
     from demo.faithfulness import difference_samples, existence_samples
     from demo.world import SHAPES
 
-    return existence_samples(count, seed), difference_samples(count, seed), SHAPES
+    return existence_samples(count, seed, noise=noise), difference_samples(count, seed, noise=noise), SHAPES
 
 
 def _register_serve(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

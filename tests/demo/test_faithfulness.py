@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import numpy as np
+import pytest
+
 from demo.faithfulness import difference_samples, existence_samples
 from demo.world import SHAPES
 from probes.faithfulness import PATTERNS
@@ -42,3 +45,14 @@ def test_every_difference_has_its_type_and_object() -> None:
     for sample in samples:
         assert (sample.type is None) == (sample.category is None)
         assert sample.category is None or sample.category in SHAPES
+
+
+def test_noise_is_of_the_size_asked_for_and_changes_nothing_else() -> None:
+    for draw, picture, fact in ((existence_samples, "image", "question"), (difference_samples, "second", "type")):
+        clean, noisy, again = (draw(10, seed=1, noise=noise) for noise in (0, 20, 20))
+        for pure, one, other in zip(clean, noisy, again, strict=True):
+            assert getattr(pure, fact) == getattr(one, fact)
+            a, b, c = (np.asarray(getattr(sample, picture), np.float32) for sample in (pure, one, other))
+            assert np.array_equal(b, c)
+            added = (b - a)[(a > 60) & (a < 195)]  # where nothing is cut off
+            assert added.std() == pytest.approx(20, rel=0.1)

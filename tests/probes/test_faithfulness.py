@@ -7,6 +7,7 @@ from PIL import Image
 
 from probes.faithfulness import (
     Claim,
+    Condition,
     Difference,
     Existence,
     as_markdown,
@@ -75,7 +76,7 @@ def test_differences_by_hand() -> None:
 def test_conditions_are_asked_and_scored_with_intervals(tiny: Engine) -> None:
     existence = [Existence(PICTURE, "Is there a star?", i % 2 == 0, "random") for i in range(4)]
     differences = [Difference(PICTURE, PICTURE, None, None)]
-    conditions = {"baseline": None, "See": Sage(See(alpha=0.5))}
+    conditions = {"baseline": Condition(), "See": Condition(Sage(See(alpha=0.5)))}
     report = evaluate(tiny, conditions, existence, differences, SHAPES, quiet=True)
     assert set(report) == {"baseline", "See"}
     assert set(report["See"]["existence"]) == {"all", "random"}
@@ -86,7 +87,9 @@ def test_conditions_are_asked_and_scored_with_intervals(tiny: Engine) -> None:
 
 def test_tables_hold_every_condition_and_setting(tiny: Engine) -> None:
     existence = [Existence(PICTURE, "Is there a star?", True, "popular")]
-    report = evaluate(tiny, {"a": None, "b": None}, existence, [Difference(PICTURE, PICTURE, None, None)], SHAPES, True)
+    report = evaluate(
+        tiny, {"a": Condition(), "b": Condition()}, existence, [Difference(PICTURE, PICTURE, None, None)], SHAPES, True
+    )
     tables = as_markdown(report, "Title")
     for line in ("| a | popular |", "| b | all |", "| condition | dqr |"):
         assert line in tables
@@ -94,7 +97,7 @@ def test_tables_hold_every_condition_and_setting(tiny: Engine) -> None:
 
 def test_the_stages_are_the_papers_one_after_the_other() -> None:
     plain = stages()
-    assert list(plain) == ["baseline", "+ See", "+ Think", "+ Generate"]
-    assert plain["+ Think"] == Sage(See(alpha=0.1), Think(gamma=0.9))
-    assert plain["+ Generate"] == Sage(See(alpha=0.1), Think(gamma=0.9), Generate(weight=0.5))
+    assert list(plain) == ["baseline", "+ See", "+ Think", "+ Generate", "VCD", "ICD", "PAI"]
+    assert plain["+ Think"] == Condition(Sage(See(alpha=0.1), Think(gamma=0.9)))
+    assert plain["+ Generate"] == Condition(Sage(See(alpha=0.1), Think(gamma=0.9), Generate(weight=0.5)))
     assert set(plain) < set(stages(sweep=True))
