@@ -13,11 +13,12 @@ from benchmarks.models import Workload
 
 
 def main(mode: str, threads: int, workload: Workload) -> None:
-    """`mode` is off, on (focus and modality), generate or eager (with `output_attentions`)."""
+    """`mode` is off, on (focus and modality), sage, generate or eager (with `output_attentions`)."""
     torch.set_num_threads(threads)
-    if mode in ("off", "on"):
+    if mode in ("off", "on", "sage"):
         diagnose = sides.FOCUS if mode == "on" else None
-        sides.run_engine(sides.engine(workload, slots=1), workload, [0], diagnose=diagnose)
+        stages = sides.SAGES["SAGE"] if mode == "sage" else None
+        sides.run_engine(sides.engine(workload, slots=2), workload, [0], diagnose=diagnose, sage=stages)
     else:
         eager = mode == "eager"
         sides.Plain(workload, "eager" if eager else "sdpa").run([0], output_attentions=eager)

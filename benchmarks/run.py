@@ -145,7 +145,7 @@ BENCHMARKS = {
     "diagnostics": diagnostics,
     "sage": sage,
 }
-PEAKS = ("off", "on", "generate", "eager")
+PEAKS = ("off", "on", "sage", "generate", "eager")
 
 
 def measure(comparison: Comparison, repeats: int, first_seed: int) -> Row:
@@ -189,6 +189,7 @@ def peak_rows(workload: Workload, threads: int) -> list[Row]:
     detail = ", ".join(f"{mode} {megabytes:.0f} MB" for mode, megabytes in peaks.items())
     return [
         Row("peak memory, focus + modality on / off", peaks["on"] / peaks["off"], None, None, "<= 1.05", detail),
+        Row("peak memory, SAGE / plain decoding", peaks["sage"] / peaks["off"], None, None, "-", ""),
         Row("for comparison: peak memory, eager / generate()", peaks["eager"] / peaks["generate"], None, None, "-", ""),
     ]
 

@@ -259,10 +259,12 @@ class Decode:
         visible = self._mask(heads.window, query.dtype)
         if self.capture is None and self.see is None and self.amplify is None and heads.softcap is None:
             return F.scaled_dot_product_attention(grouped, keys, values, visible, scale=heads.scaling).view(query.shape)
-        scores = heads.scores(grouped, keys)
-        if self.amplify is not None:
-            scores = self.amplify.scores(heads.layer, scores)
-        weights = (scores + visible).softmax(-1)
+        if self.amplify is None and heads.softcap is None:
+            scores = torch.add(visible, (grouped @ keys.transpose(-1, -2)).float(), alpha=heads.scaling)
+        else:
+            scores = heads.scores(grouped, keys)
+            scores = visible + (scores if self.amplify is None else self.amplify.scores(heads.layer, scores))
+        weights = scores.softmax(-1)
         if self.see is not None:  # which tells heads from queries
             weights = self.see.enhance(heads.layer, weights.view(rows, -1, 1, self.columns)).view_as(weights)
         if self.capture is not None:

@@ -109,7 +109,7 @@ class Runner:
             self._prefill_residual(sequences, start, lengths, last if complete else None),
             start,
             self._prefill_capture(sequences, start, lengths, complete),
-            self.see.rows(slots, [sequence.see for sequence in sequences], generated=False),
+            self.see.rows(slots, [sequence.see for sequence in sequences], start + max(lengths), generated=False),
             self._prefill_amplify(sequences, lengths) if complete else None,
         )
         arguments = batch.arguments
@@ -145,7 +145,7 @@ class Runner:
             rows,
             DecodeResidual(self.delta[:, rows], think),
             start,
-            see=self.see.rows(rows, [sequence.see], generated=True),
+            see=self.see.rows(rows, [sequence.see], start + len(tokens), generated=True),
         )
         positions = torch.arange(start, start + len(tokens), device=tokens.device) + sequence.rope_delta
         hidden = self._decoder_output(self.mllm.decoder, tokens[None], positions[None], step)
@@ -246,7 +246,7 @@ class Runner:
         capture = DecodeCapture(self.mllm.num_layers, count, columns, positions.device) if wanted or due else None
         rows = slice(0, count)
         think = self.think.rows(rows, [sequence.think for sequence in running])
-        see = self.see.rows(rows, [sequence.see for sequence in running], generated=True)
+        see = self.see.rows(rows, [sequence.see for sequence in running], columns, generated=True)
         amplify = self.amplify.rows(rows, [sequence.pai for sequence in running])
         step = Decode(self.pool, positions, columns, DecodeResidual(self.delta[:, rows], think), capture, see, amplify)
         # Compiled is what most steps are; one with See or Think would need code of its own for every mixture of them.
@@ -407,7 +407,8 @@ class Runner:
         wanted = []
         for row, sequence in enumerate(sequences):
             question = sequence.prompt.layout.columns(QUESTION) - start
-            question = question[(question >= 0) & (question < lengths[row])]
+            inside = (question >= 0) & (question < lengths[row])
+            question = question[inside if sequence.diagnose is not None else inside & False]
             wanted.append((question, [lengths[row] - 1] if complete else []))
         most = max(len(question) + len(last) for question, last in wanted)
         if most == 0:

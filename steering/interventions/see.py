@@ -61,8 +61,8 @@ class SeeRows:
 
     masks: (rows, columns, 2), 1 on the columns of images, and of the system's and the user's text. fixed, adaptive:
     (layers, rows), alpha of shallow and of deeper layers, 0 elsewhere. first: (layers, rows), m_v(1). ceiling: (rows,).
-    transfer: (rows,) bool, the reading, None where every row scales. depth: how many layers are shallow in some row.
-    generated: whether the rows are generated tokens, whose decay is measured, or prompts.
+    transfer: (rows,) bool, the reading, None where every row scales. depths: in how many layers some row is shallow, and how
+    many are shallow in every row. generated: whether the rows are generated tokens, whose decay is measured, or prompts.
     """
 
     def __init__(
@@ -73,47 +73,55 @@ class SeeRows:
         first: torch.Tensor,
         ceiling: torch.Tensor,
         transfer: torch.Tensor | None,
-        depth: int,
+        depths: tuple[int, int],
         generated: bool,
     ):
-        self.masks = masks
-        self.fixed = fixed[:, :, None]
-        self.adaptive = adaptive[:, :, None]
-        self.ceiling = ceiling[:, None]
-        self.transfer = None if transfer is None else transfer[:, None, None, None]
-        self.depth = depth
+        # All that does not depend on a layer's attention is made once: a decode step is short.
+        self.depth, self._common_depth = depths
         self.generated = generated
-        seen = first[:, :, None] > 0  # a layer whose window held no image does not decay
-        self._whole = seen.float()
-        self._per_first = torch.where(seen, 1 / first[:, :, None], 0.0)
+        self.masks = masks if transfer is not None else masks[..., :1]  # what has no say need not be summed
+        self._visual, self._text = (mask.contiguous() for mask in masks[:, None, None].unbind(-1))
+        self._fixed = fixed[:, :, None].unbind()
+        self._transfer = None if transfer is None else transfer[:, None, None, None]
+        # alpha * clip(1 - m_v(t) / m_v(1), 0, ceiling) = clip(alpha - m_v(t) * alpha / m_v(1), 0, alpha * ceiling)
+        seen = first > 0  # a layer whose window held no image does not decay
+        self._from = (adaptive * seen)[:, :, None].unbind()
+        self._fall = torch.where(seen, -adaptive / first, 0.0)[:, :, None].unbind()
+        self._most = (adaptive * ceiling)[:, :, None].unbind()
+        self._zero, self._one = torch.zeros((), device=masks.device), torch.ones((), device=masks.device)
         self._steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def enhance(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
         """Attention weights (rows, heads, n, columns) of shallow layers, and of deeper ones where the queries are generated
         tokens."""
-        masks = self.masks[:, : weights.shape[-1]]
-        masses = weights @ masks[:, None].to(weights.dtype)  # (rows, heads, n, 2)
-        seen, read = masses[..., :1], masses[..., 1:]
-        alpha = self.fixed[layer]
-        if self.generated:
-            share = seen.mean((1, 3))  # (rows, n)
-            decay = torch.addcmul(self._whole[layer], share, self._per_first[layer], value=-1)
-            alpha = torch.addcmul(alpha, self.adaptive[layer], torch.minimum(decay.clamp_(min=0), self.ceiling))
-        up, down, total = self._factors(alpha, seen, read)
-        visual, text = (masks[:, None, None, :, i] for i in (0, 1))
+        rows, heads, n, columns = weights.shape
+        masses = (weights.view(rows, -1, columns) @ self.masks).view(rows, heads, n, -1)
+        seen = masses[..., :1]
+        alpha = self._alpha(layer, seen)
+        up, down, total = self._factors(alpha, seen, masses[..., 1:])
         if self.generated:
             self._steps.append((alpha, seen, up, total))
-        gain = 1 + up * visual if down is None else 1 + up * visual - down * text
-        return weights * (gain / total)
+        gain = torch.addcmul(self._one, up, self._visual)
+        if down is not None:
+            gain = torch.addcmul(gain, down, self._text, value=-1)
+        return (weights * gain).div_(total)
+
+    def _alpha(self, layer: int, seen: torch.Tensor) -> torch.Tensor:
+        """(rows, n or 1). seen: (rows, heads, n, 1), m_v."""
+        if not self.generated or layer < self._common_depth:
+            return self._fixed[layer]
+        deep = torch.addcmul(self._from[layer], seen.mean((1, 3)), self._fall[layer])
+        deep = deep.clamp_(self._zero, self._most[layer])
+        return deep if layer >= self.depth else self._fixed[layer] + deep
 
     def attend(self, layer: int, value: torch.Tensor, attend: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """A shallow layer's output (rows, heads, n, head_dim) without its weights: `attend` gives the weights' product
         with any values (rows, kv_heads, columns, head_dim), and m_v and m_t are such products."""
-        masks = self.masks[:, None, : value.shape[2]].to(value.dtype)
+        masks = self.masks[:, None].to(value.dtype)
         indicators = torch.zeros_like(value)
-        indicators[..., :2] = masks
+        indicators[..., : masks.shape[-1]] = masks
         masses = attend(indicators)
-        up, down, total = self._factors(self.fixed[layer], masses[..., :1], masses[..., 1:2])
+        up, down, total = self._factors(self._fixed[layer], masses[..., :1], masses[..., 1:2])
         more = up * attend(value * masks[..., :1])
         if down is not None:
             more = more - down * attend(value * masks[..., 1:])
@@ -127,11 +135,11 @@ class SeeRows:
         alpha: (rows, n or 1). seen, read: (rows, heads, n, 1), m_v and m_t. A row that sees no image is left as it is.
         """
         alpha = alpha[:, None, :, None]
-        if self.transfer is None:
-            return alpha, None, 1 + alpha * seen
+        if self._transfer is None:
+            return alpha, None, torch.addcmul(self._one, alpha, seen)
         moved = alpha * (seen > 0)
-        up = torch.where(self.transfer, moved * read / seen.clamp(min=1e-12), alpha)
-        return up, moved * self.transfer, torch.where(self.transfer, 1.0, 1 + alpha * seen)
+        up = torch.where(self._transfer, moved * read / seen.clamp(min=1e-12), alpha)
+        return up, moved * self._transfer, torch.where(self._transfer, 1.0, 1 + alpha * seen)
 
     def measured(self) -> torch.Tensor:
         """What a decode did: (layers, rows, 3), alpha, and m_v before and after, means over heads."""
@@ -176,19 +184,23 @@ class SeeSlots:
         for tensor in self._tensors:
             tensor[target] = tensor[source]
 
-    def rows(self, slots: slice | list[int], sees: Sequence[See | None], generated: bool) -> SeeRows | None:
-        """The enhancement of a forward pass on some slots, None where none of them asks for any."""
+    def rows(
+        self, slots: slice | list[int], sees: Sequence[See | None], columns: int, generated: bool
+    ) -> SeeRows | None:
+        """The enhancement of a forward pass on some slots, which reads the first `columns` of them; None where no row asks
+        for any."""
         asked = [see for see in sees if see is not None]
         if not asked:
             return None
+        depths = [see.depth(self.layers) for see in asked]
         return SeeRows(
-            self.masks[slots],
+            self.masks[slots, :columns],
             self.fixed[slots].T,
             self.adaptive[slots].T,
             self.first[slots].T,
             self.ceiling[slots],
             self.transfer[slots] if any(see.reading == "transfer" for see in asked) else None,
-            max(see.depth(self.layers) for see in asked),
+            (max(depths), min(depths)),
             generated,
         )
 

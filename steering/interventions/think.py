@@ -50,7 +50,7 @@ class ThinkRows:
     """
 
     def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor):
-        self.threshold = threshold[:, :, None]
+        self._threshold = threshold[:, :, None].unbind()
         self.real = real
         self._less = gamma[:, None] - 1
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -58,7 +58,7 @@ class ThinkRows:
     def damp(self, layer: int, hidden: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
         """The layer's output after damping. hidden (rows, n, d): the output; mha, ffn: its two updates."""
         differs = divergence(mha, ffn)  # (rows, n)
-        damped = differs > self.threshold[layer]
+        damped = differs > self._threshold[layer]
         self._layers.append((damped, differs))
         return torch.addcmul(hidden, (self._less * damped)[..., None].to(hidden.dtype), ffn)
 
