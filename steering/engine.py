@@ -14,15 +14,12 @@ from functools import lru_cache
 import torch
 
 from steering import check
+from steering.admission import admit
 from steering.completion import Completion
 from steering.diagnostics.options import Diagnose
-from steering.errors import Busy, ContextOverflow, Fault, RequestError, UnsupportedModel, VectorError
+from steering.errors import Busy, Fault, RequestError, UnsupportedModel
 from steering.images import ImageCache, divide
-from steering.interventions.contrast import Contrast, Pai
 from steering.interventions.generate import masked_pixels
-from steering.interventions.sage import Sage
-from steering.interventions.steer import Steer
-from steering.layout import Prompt, build_prompt
 from steering.mllm import MLLM
 from steering.request import Request, Result, Sampling, TokenLogprob
 from steering.runner import Runner
@@ -355,29 +352,23 @@ class Engine:
         self._counts = dict.fromkeys(self._counts, 0)
 
     def _enqueue(self, request: Request, refuse: Callable[[int], None]) -> Completion:
-        prompt = build_prompt(self.mllm, request.messages)
-        max_tokens = self._validate(request, prompt)
-        twin_prompt = None
-        if request.contrast is not None:
-            twin_prompt = request.contrast.twin(self.mllm, request.messages, prompt)
-            max_tokens = min(max_tokens, self._room(request, twin_prompt))
-        thresholds = self._thresholds(request)
-        completion = Completion(prompt.length, request.n, request.baseline, self.focus_layers, self._wake)
+        admitted = admit(self.mllm, request, self.max_length, self.max_images)
+        completion = Completion(admitted.prompt.length, request.n, request.baseline, self.focus_layers, self._wake)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
 
         def sequence(index: int, baseline: bool, first: Sequence | None) -> Sequence:
             return Sequence(
-                prompt=prompt,
+                prompt=admitted.prompt,
                 sampling=request.sampling,
-                max_tokens=max_tokens,
+                max_tokens=admitted.max_tokens,
                 seed=answer_seed(seed, index),
                 text=TextStream(self.mllm.tokenizer, request.sampling.stop),
                 notify=completion.receive,
                 steering=() if baseline else request.steering,
                 sage=None if baseline else request.sage,
                 contrast=None if baseline else request.contrast,
-                twin_prompt=None if baseline else twin_prompt,
-                thresholds=thresholds,
+                twin_prompt=None if baseline else admitted.twin_prompt,
+                thresholds=admitted.thresholds,
                 diagnose=request.diagnose,
                 wants_states=request.states,
                 wants_divergence=request.divergence,
@@ -397,88 +388,6 @@ class Engine:
             self._alive.update(dict.fromkeys(completion.sequences))
             self._changed.notify_all()
         return completion
-
-    def _validate(self, request: Request, prompt: Prompt) -> int:
-        """How many tokens may be generated; raises when the request does not fit the model."""
-        room = self._room(request, prompt)
-        images = len(prompt.layout.images)
-        if images > self.max_images:
-            raise RequestError(f"A request may hold at most {self.max_images} images; got {images}.", param="messages")
-        if any(not 0 <= token < self.mllm.vocab_size for token in request.sampling.logit_bias):
-            raise RequestError(f"'logit_bias' tokens must be from 0 to {self.mllm.vocab_size - 1}.", param="logit_bias")
-        for steer in request.steering:
-            self._validate_steer(steer)
-        self._validate_diagnose(request.diagnose, images)
-        if request.sage is not None:
-            self._validate_sage(request.sage, prompt)
-        if request.contrast is not None:
-            self._validate_contrast(request.contrast, request.sage, images)
-        return room
-
-    def _room(self, request: Request, prompt: Prompt) -> int:
-        """How many tokens may be generated after a prompt, that of the request or its twin's."""
-        room = self.max_length - prompt.length
-        asked = request.sampling.max_tokens
-        if room < 1 or (asked is not None and asked > room):
-            raise ContextOverflow(self.max_length, prompt.length + (asked or 1), prompt.length)
-        return room if asked is None else asked
-
-    def _thresholds(self, request: Request) -> torch.Tensor | None:
-        """(layers,) thresholds of the divergence, None where the request does not think."""
-        if request.sage is None or request.sage.think is None:
-            return None
-        think = request.sage.think
-        if think.threshold is not None:
-            return torch.full((self.mllm.num_layers,), think.threshold)
-        if self.mllm.calibration is None:
-            raise RequestError(
-                f"{self.mllm.name} was not calibrated for 'sage.think'; give 'sage.think.threshold', or run "
-                "'helmsight probe --calibrate-sage' on it.",
-                param="sage.think.threshold",
-            )
-        return self.mllm.calibration.thresholds(think.quantile)
-
-    def _validate_sage(self, sage: Sage, prompt: Prompt) -> None:
-        images = prompt.layout.images
-        for name, stage in (("see", sage.see), ("generate", sage.generate)):
-            if stage is not None and not images:
-                raise RequestError(f"'sage.{name}' needs an image in the request.", param=f"sage.{name}")
-        if sage.see is not None:
-            sage.see.depth(self.mllm.num_layers)
-        if sage.generate is not None and any(image.tokens < 2 for image in images):
-            raise RequestError("'sage.generate' cannot mask an image that is a single token.", param="sage.generate")
-
-    def _validate_contrast(self, contrast: Contrast, sage: Sage | None, images: int) -> None:
-        if sage is not None and sage.generate is not None:
-            raise RequestError(
-                "'contrast' and 'sage.generate' both contrast an answer with a twin; ask for one of them.",
-                param="contrast",
-            )
-        if contrast.needs_image and not images:
-            raise RequestError(f"'contrast' of kind {contrast.kind} needs an image in the request.", param="contrast")
-        if isinstance(contrast, Pai) and contrast.first_layer >= self.mllm.num_layers:
-            raise RequestError(
-                f"'contrast.first_layer' must be below {self.mllm.num_layers}, the model's layers; "
-                f"got {contrast.first_layer}.",
-                param="contrast.first_layer",
-            )
-
-    def _validate_steer(self, steer: Steer) -> None:
-        if steer.vector.fingerprint != self.mllm.fingerprint:
-            raise VectorError(
-                f"Steering vector {steer.vector.name!r} was made for a model with fingerprint {steer.vector.fingerprint}; "
-                f"this one has {self.mllm.fingerprint}.",
-                param="steering.vector",
-                code="wrong_model",
-            )
-
-    @staticmethod
-    def _validate_diagnose(diagnose: Diagnose | None, images: int) -> None:
-        if diagnose is not None and diagnose.target_image is not None and diagnose.target_image > images:
-            raise RequestError(
-                f"'diagnostics.target_image' is {diagnose.target_image}, but the request holds {images} images.",
-                param="diagnostics.target_image",
-            )
 
     def _logprob(self, token: int, logprob: float, top: list[int], values: list[float], keep: int) -> TokenLogprob:
         alternatives = tuple(

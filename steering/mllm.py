@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoModelForImageTextToText
 
 from steering import attention, residual
 from steering.calibration import Calibration
@@ -196,11 +196,14 @@ def _store_weights_by_column(decoder: nn.Module) -> None:
 
 
 def _refuse_structure(config: Any) -> None:
-    """Refuse early, by the config, what the slot KV pool cannot hold; the self-check catches the rest."""
+    """Refuse early, by the config, what sees no images or what the slot KV pool cannot hold; the self-check catches the
+    rest."""
     text = config.get_text_config()
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     reason = None
-    if kinds:
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        reason = "it takes no images, as far as transformers knows"
+    elif kinds:
         reason = f"it has layers of type {', '.join(kinds)}; only full and sliding softmax attention can be held"
     elif getattr(text, "cross_attention_layers", None):
         reason = "its language model reads images by cross-attention, which leaves no image tokens to look at"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 import steering
 from steering import MLLM, UnsupportedModel, attention, check, layout, mllm, residual
@@ -33,6 +34,12 @@ def test_supported_families_pass(family: str, load_mllm: LoadMLLM) -> None:
 def test_unsupported_families_are_refused_by_their_structure(family: str, reason: str, root: Path) -> None:
     with pytest.raises(UnsupportedModel, match=rf"{family} cannot be served: .*{reason}"):
         steering.load(families.checkpoint(family, root), device="cpu")
+
+
+def test_a_model_that_takes_no_images_is_refused(tmp_path: Path) -> None:
+    LlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="llama cannot be served: it takes no images"):
+        steering.load(tmp_path, device="cpu")
 
 
 def test_every_unsupported_family_has_its_refusal_tested() -> None:

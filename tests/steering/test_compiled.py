@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import steering
-from steering import MLLM, Diagnose, Request, Sampling, UnsupportedModel, attention
+from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, UnsupportedModel, Vcd, attention
 from steering.layout import build_prompt
 from steering.vectors import SteeringVector
 from tests import families
@@ -28,7 +28,7 @@ def _nothing_compiled_before() -> None:
 
 
 def requests(mllm: MLLM, count: int, diagnose: bool) -> list[Request]:
-    """Prompts of different lengths and settings, every other one steered, the last with diagnostics or none."""
+    """Prompts of different lengths and settings, every other one steered, some contrasted, the last with diagnostics."""
     ones = torch.ones(mllm.num_layers)
     direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
     vector = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint)
@@ -37,6 +37,8 @@ def requests(mllm: MLLM, count: int, diagnose: bool) -> list[Request]:
             [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what " * i}]}],
             Sampling(max_tokens=40, ignore_eos=True, logprobs=2),
             steering=(steering.Steer(vector, 0.5),) * (i % 2),
+            sage=Sage(generate=Generate(refresh=6)) if i == 1 else None,
+            contrast=Vcd() if i == 2 else None,
             diagnose=Diagnose() if diagnose and i == count - 1 else None,
         )
         for i, picture in enumerate(Image.linear_gradient("L").resize((112, 84)).convert("RGB") for _ in range(count))

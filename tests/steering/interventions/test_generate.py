@@ -268,9 +268,10 @@ def test_sequences_with_twins_wait_until_both_have_slots(make_engine: Any) -> No
 
 
 def test_cancelling_frees_both_slots(make_engine: Any) -> None:
-    engine: Engine = make_engine("qwen2_vl", slots=2)
-    request = Request(families.example_messages("qwen2_vl", 1), Sampling(max_tokens=50, ignore_eos=True), sage=ALL)
-    for steps in range(5):  # while it waits, while its twin does, while both run
+    engine: Engine = make_engine("qwen2_vl", slots=2, prefill_budget=2)  # a replay of several steps
+    sage = replace(ALL, generate=Generate(2.0, refresh=4))
+    request = Request(families.example_messages("qwen2_vl", 1), Sampling(max_tokens=50, ignore_eos=True), sage=sage)
+    for steps in (*range(60, 75), *range(5)):  # while it waits, while its twin does (first or later), while both run
         completion = engine.submit(request)
         for _ in range(steps):
             engine.step()

@@ -1,0 +1,118 @@
+"""Whether a request fits the model and the engine; whatever can be refused is refused here, in the client's thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from steering.diagnostics.options import Diagnose
+from steering.errors import ContextOverflow, RequestError, VectorError
+from steering.interventions.contrast import Contrast, Pai
+from steering.interventions.sage import Sage
+from steering.interventions.steer import Steer
+from steering.layout import Prompt, build_prompt
+from steering.mllm import MLLM
+from steering.request import Request
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """What becomes of a request: its prompt and its twin's where it has a published contrast; how many tokens may be
+    generated; (layers,) thresholds of the divergence where it thinks."""
+
+    prompt: Prompt
+    twin_prompt: Prompt | None
+    max_tokens: int
+    thresholds: torch.Tensor | None
+
+
+def admit(mllm: MLLM, request: Request, max_length: int, max_images: int) -> Admitted:
+    """Tokenise and check a request; raises RequestError, ContextOverflow or VectorError when it is wrong."""
+    prompt = build_prompt(mllm, request.messages)
+    max_tokens = _room(request, prompt, max_length)
+    images = len(prompt.layout.images)
+    if images > max_images:
+        raise RequestError(f"A request may hold at most {max_images} images; got {images}.", param="messages")
+    if any(not 0 <= token < mllm.vocab_size for token in request.sampling.logit_bias):
+        raise RequestError(f"'logit_bias' tokens must be from 0 to {mllm.vocab_size - 1}.", param="logit_bias")
+    for steer in request.steering:
+        _check_steer(mllm, steer)
+    _check_diagnose(request.diagnose, images)
+    if request.sage is not None:
+        _check_sage(mllm, request.sage, prompt)
+    twin_prompt = None
+    if request.contrast is not None:
+        _check_contrast(mllm, request.contrast, request.sage, images)
+        twin_prompt = request.contrast.twin(mllm, request.messages, prompt)
+        max_tokens = min(max_tokens, _room(request, twin_prompt, max_length))
+    return Admitted(prompt, twin_prompt, max_tokens, _thresholds(mllm, request.sage))
+
+
+def _room(request: Request, prompt: Prompt, max_length: int) -> int:
+    """How many tokens may be generated after a prompt, that of the request or its twin's."""
+    room = max_length - prompt.length
+    asked = request.sampling.max_tokens
+    if room < 1 or (asked is not None and asked > room):
+        raise ContextOverflow(max_length, prompt.length + (asked or 1), prompt.length)
+    return room if asked is None else asked
+
+
+def _thresholds(mllm: MLLM, sage: Sage | None) -> torch.Tensor | None:
+    """(layers,) thresholds of the divergence, None where the request does not think."""
+    if sage is None or sage.think is None:
+        return None
+    think = sage.think
+    if think.threshold is not None:
+        return torch.full((mllm.num_layers,), think.threshold)
+    if mllm.calibration is None:
+        raise RequestError(
+            f"{mllm.name} was not calibrated for 'sage.think'; give 'sage.think.threshold', or run "
+            "'helmsight probe --calibrate-sage' on it.",
+            param="sage.think.threshold",
+        )
+    return mllm.calibration.thresholds(think.quantile)
+
+
+def _check_steer(mllm: MLLM, steer: Steer) -> None:
+    if steer.vector.fingerprint != mllm.fingerprint:
+        raise VectorError(
+            f"Steering vector {steer.vector.name!r} was made for a model with fingerprint {steer.vector.fingerprint}; "
+            f"this one has {mllm.fingerprint}.",
+            param="steering.vector",
+            code="wrong_model",
+        )
+
+
+def _check_diagnose(diagnose: Diagnose | None, images: int) -> None:
+    if diagnose is not None and diagnose.target_image is not None and diagnose.target_image > images:
+        raise RequestError(
+            f"'diagnostics.target_image' is {diagnose.target_image}, but the request holds {images} images.",
+            param="diagnostics.target_image",
+        )
+
+
+def _check_sage(mllm: MLLM, sage: Sage, prompt: Prompt) -> None:
+    images = prompt.layout.images
+    for name, stage in (("see", sage.see), ("generate", sage.generate)):
+        if stage is not None and not images:
+            raise RequestError(f"'sage.{name}' needs an image in the request.", param=f"sage.{name}")
+    if sage.see is not None:
+        sage.see.depth(mllm.num_layers)
+    if sage.generate is not None and any(image.tokens < 2 for image in images):
+        raise RequestError("'sage.generate' cannot mask an image that is a single token.", param="sage.generate")
+
+
+def _check_contrast(mllm: MLLM, contrast: Contrast, sage: Sage | None, images: int) -> None:
+    if sage is not None and sage.generate is not None:
+        raise RequestError(
+            "'contrast' and 'sage.generate' both contrast an answer with a twin; ask for one of them.",
+            param="contrast",
+        )
+    if contrast.needs_image and not images:
+        raise RequestError(f"'contrast' of kind {contrast.kind} needs an image in the request.", param="contrast")
+    if isinstance(contrast, Pai) and contrast.first_layer >= mllm.num_layers:
+        raise RequestError(
+            f"'contrast.first_layer' must be below {mllm.num_layers}, the model's layers; got {contrast.first_layer}.",
+            param="contrast.first_layer",
+        )
