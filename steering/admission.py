@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from steering.diagnostics.options import Diagnose
+from steering.diagnostics.options import MAX_VALUES, Diagnose
 from steering.errors import ContextOverflow, RequestError, VectorError
 from steering.interventions.contrast import Contrast, Pai
 from steering.interventions.sage import Sage
 from steering.interventions.steer import Steer
-from steering.layout import Prompt, build_prompt
+from steering.layout import Layout, Prompt, build_prompt
 from steering.mllm import MLLM
 from steering.request import Request
 
@@ -38,7 +38,7 @@ def admit(mllm: MLLM, request: Request, max_length: int, max_images: int) -> Adm
         raise RequestError(f"'logit_bias' tokens must be from 0 to {mllm.vocab_size - 1}.", param="logit_bias")
     for steer in request.steering:
         _check_steer(mllm, steer)
-    _check_diagnose(request.diagnose, images)
+    _check_diagnose(mllm, request.diagnose, prompt.layout, max_tokens)
     if request.sage is not None:
         _check_sage(mllm, request.sage, prompt)
     twin_prompt = None
@@ -84,11 +84,22 @@ def _check_steer(mllm: MLLM, steer: Steer) -> None:
         )
 
 
-def _check_diagnose(diagnose: Diagnose | None, images: int) -> None:
-    if diagnose is not None and diagnose.target_image is not None and diagnose.target_image > images:
+def _check_diagnose(mllm: MLLM, diagnose: Diagnose | None, layout: Layout, max_tokens: int) -> None:
+    if diagnose is None:
+        return
+    images = len(layout.images)
+    if diagnose.target_image is not None and diagnose.target_image > images:
         raise RequestError(
             f"'diagnostics.target_image' is {diagnose.target_image}, but the request holds {images} images.",
             param="diagnostics.target_image",
+        )
+    values = diagnose.values(mllm.num_layers, len(layout.image_columns), max_tokens)
+    if values > MAX_VALUES:
+        raise RequestError(
+            f"'diagnostics' may return at most {MAX_VALUES} numbers in maps, and this request could need {values}: ask for "
+            "fewer readouts, fewer layers or fewer 'max_tokens'.",
+            param="diagnostics",
+            code="too_many_maps",
         )
 
 

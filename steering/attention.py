@@ -22,6 +22,8 @@ from steering.interventions.see import SeeRows
 from steering.residual import DecodeResidual, PrefillResidual
 
 NAME = "helmsight"
+QUESTIONS, LAST, ANCHORS = 0, 1, 2
+"""Groups of captured prefill rows: the question's, the prompt's last one, the last image's."""
 CAPTURE_ROWS = 128
 """Prefill rows whose attention weights exist at once while they are reduced."""
 
@@ -114,8 +116,9 @@ class PrefillCapture:
     """Attention of chosen query rows, reduced on the device to sums over spans of columns, mean over heads.
 
     spans: (rows, columns, S), 1 where a column belongs to a span. rows: (rows, R), query indices in the chunk. weights:
-    (rows, R, G), their share in each of G groups of rows. sums: (layers, rows, G, S), to which each layer adds. maps: where
-    wanted (rows, columns), to which the layers from `maps_from` on add the weights of the last group.
+    (rows, R, 3), their share in the groups `QUESTIONS`, `LAST` and `ANCHORS`. sums: (layers, rows, 3, S), to which each
+    layer adds. maps: where wanted (rows, columns), to which the layers from `maps_from` on add the weights of `LAST`.
+    patches: where wanted (layers, rows, columns), to which each layer adds those of `QUESTIONS`.
     """
 
     spans: torch.Tensor
@@ -124,17 +127,14 @@ class PrefillCapture:
     sums: torch.Tensor
     maps: torch.Tensor | None = None
     maps_from: int = 0
+    patches: torch.Tensor | None = None
 
 
 class DecodeCapture:
-    """Attention of the one query of each row, mean over heads; a layer writes it, one product reduces all layers."""
+    """Attention of the one query of each row, mean over heads; a layer writes it."""
 
     def __init__(self, layers: int, rows: int, columns: int, device: torch.device):
         self.means = torch.empty(layers, rows, columns, device=device)
-
-    def sums(self, spans: torch.Tensor) -> torch.Tensor:
-        """(rows, layers, S) sums over spans of columns. spans: (rows, columns or more, S)."""
-        return self.means.transpose(0, 1) @ spans[:, : self.means.shape[2]]
 
 
 @dataclass
@@ -223,10 +223,12 @@ class Prefill:
         for first in range(0, capture.rows.shape[1], CAPTURE_ROWS):
             rows = capture.rows[:, first : first + CAPTURE_ROWS]  # (rows, R)
             weights = self._weights(heads, query, key, mask, rows).mean(1)  # (rows, R, columns)
-            groups = capture.weights[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, G, R)
+            groups = capture.weights[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, 3, R)
             capture.sums[heads.layer] += groups @ (weights @ spans)
             if capture.maps is not None and heads.layer >= capture.maps_from:
-                capture.maps[:, :columns] += (groups[:, -1:] @ weights)[:, 0]
+                capture.maps[:, :columns] += (groups[:, LAST, None] @ weights)[:, 0]
+            if capture.patches is not None:
+                capture.patches[heads.layer, :, :columns] += (groups[:, QUESTIONS, None] @ weights)[:, 0]
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
+from typing import Any
 
 from steering.diagnostics.envelope import envelope
 from steering.errors import Fault
@@ -14,13 +15,22 @@ from steering.sequence import Sequence
 class Completion:
     """The answers of one request. Iterate it for chunks as they come, or take `result()`; one consumer only."""
 
-    def __init__(self, prompt_tokens: int, n: int, baseline: bool, focus_layers: int, wake: Callable[[], None]):
+    def __init__(
+        self,
+        prompt_tokens: int,
+        n: int,
+        baseline: bool,
+        focus_layers: int,
+        wake: Callable[[], None],
+        token_text: Callable[[int], str],
+    ):
         self.prompt_tokens = prompt_tokens
         self.sequences: list[Sequence] = []
         self._n = n
         self._has_baseline = baseline
         self._focus_layers = focus_layers
         self._wake = wake
+        self._token_text = token_text
         self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob], bool]] = SimpleQueue()
         self._roles: dict[Sequence, tuple[int, bool]] = {}
         self._choices: dict[int, Choice] = {}
@@ -94,8 +104,14 @@ class Completion:
             finish_reason=sequence.finish_reason or "",
             logprobs=None if sequence.sampling.logprobs is None else tuple(sequence.logprobs),
             applied=sequence.applied(),
-            diagnostics=envelope(sequence, self._focus_layers),
+            diagnostics=self._diagnostics(sequence),
             baseline=baseline,
             states=sequence.states,
             divergence=sequence.divergence,
         )
+
+    def _diagnostics(self, sequence: Sequence) -> dict[str, Any] | None:
+        if sequence.readings is None or sequence.diagnose is None:
+            return None
+        words = [self._token_text(token) for token in sequence.tokens]
+        return envelope(sequence.readings, sequence.prompt.layout, sequence.diagnose, self._focus_layers, words)

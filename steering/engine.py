@@ -179,7 +179,7 @@ class Engine:
             ready: list[tuple[Sequence, torch.Tensor]] = []
             for row, sequence in enumerate(batch):
                 if sequence.rule is not None:
-                    self._runner.hold(sequence, logits[row])
+                    sequence.held_logits = logits[row]
                     self._add_twin(sequence)
                 elif sequence.leader is None:
                     ready.append((sequence, logits[row]))
@@ -353,7 +353,9 @@ class Engine:
 
     def _enqueue(self, request: Request, refuse: Callable[[int], None]) -> Completion:
         admitted = admit(self.mllm, request, self.max_length, self.max_images)
-        completion = Completion(admitted.prompt.length, request.n, request.baseline, self.focus_layers, self._wake)
+        completion = Completion(
+            admitted.prompt.length, request.n, request.baseline, self.focus_layers, self._wake, self._word
+        )
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
 
         def sequence(index: int, baseline: bool, first: Sequence | None) -> Sequence:
@@ -396,6 +398,9 @@ class Engine:
             if value > -math.inf  # a contrast leaves only what is plausible
         )
         return TokenLogprob(token, *self._token_text(token), logprob, alternatives)
+
+    def _word(self, token: int) -> str:
+        return self._token_text(token)[0]
 
     def _free_slots(self) -> int:
         return self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))

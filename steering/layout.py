@@ -50,6 +50,11 @@ class Layout:
     def count(self, span: int) -> int:
         return int((self.spans == span).sum())
 
+    @property
+    def image_columns(self) -> torch.Tensor:
+        """Positions (image tokens,) of the images' tokens, image by image."""
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *(image.columns for image in self.images)])
+
 
 @dataclass(frozen=True)
 class Prompt:

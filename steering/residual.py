@@ -8,31 +8,44 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from steering.interventions.think import ThinkRows
 
+if TYPE_CHECKING:
+    from steering.diagnostics.residual import ResidualRows
+
 TEXT, IMAGE = 0, 1
 """Classes of prompt tokens that a vector may be added to separately."""
 
 
 class Updates:
-    """The two updates that a layer adds to the residual stream, (rows, n, d), kept while the layer runs.
+    """The two updates that a layer adds to the residual stream, (rows, n, d), and the pre-activations of its FFN's gates
+    (rows, n, width), None where it has no such; kept while the layer runs.
 
     Where a family normalises behind a sub-block, the update is what leaves that norm.
     """
 
     def __init__(self, layer: nn.Module):
         self.mha = self.ffn = torch.empty(0)
+        self._gate: torch.Tensor | None = None
+        mlp = getattr(layer, "mlp", None)
+        fused = getattr(mlp, "gate_up_proj", None)  # whose first half are the gates
+        self._gates = 2 if isinstance(fused, nn.Linear) else 1
+        self._keep("_gate", fused if isinstance(fused, nn.Linear) else getattr(mlp, "gate_proj", None))
         after_mha = getattr(layer, "post_self_attn_layernorm", None)
         if after_mha is None and hasattr(layer, "pre_feedforward_layernorm"):
             after_mha = layer.post_attention_layernorm
         after_ffn = getattr(layer, "post_mlp_layernorm", None) or getattr(layer, "post_feedforward_layernorm", None)
         self._keep("mha", getattr(layer, "self_attn", None) if after_mha is None else after_mha)
         self._keep("ffn", getattr(layer, "mlp", None) if after_ffn is None else after_ffn)
+
+    @property
+    def gate(self) -> torch.Tensor | None:
+        return None if self._gate is None else self._gate[..., : self._gate.shape[-1] // self._gates]
 
     def _keep(self, name: str, module: nn.Module | Any) -> None:
         if module is None:
@@ -69,15 +82,18 @@ def _extended(forward: Callable[..., torch.Tensor], index: int, updates: Updates
 
 class DecodeResidual:
     """What is added to each row's token. delta: (layers, rows, d), zero where a row is not steered: the same work for
-    every batch. think: the damping that comes before, None where no row thinks."""
+    every batch. think: the damping that comes before, None where no row thinks. readout: what measures the updates."""
 
-    def __init__(self, delta: torch.Tensor, think: ThinkRows | None = None):
+    def __init__(self, delta: torch.Tensor, think: ThinkRows | None = None, readout: ResidualRows | None = None):
         self._by_layer = delta.unsqueeze(2).unbind(0)  # views (rows, 1, d)
         self.think = think
+        self.readout = readout
 
     def after_layer(self, layer: int, hidden: torch.Tensor, updates: Updates) -> torch.Tensor:
         if self.think is not None:
             hidden = self.think.damp(layer, hidden, updates.mha, updates.ffn)
+        if self.readout is not None:
+            self.readout.keep(hidden, updates)
         return hidden + self._by_layer[layer]
 
 
@@ -96,10 +112,13 @@ class PrefillResidual:
     last: torch.Tensor | None = None
     states: torch.Tensor | None = None
     think: ThinkRows | None = None
+    readout: ResidualRows | None = None
 
     def after_layer(self, layer: int, hidden: torch.Tensor, updates: Updates) -> torch.Tensor:
         if self.think is not None:
             hidden = self.think.damp(layer, hidden, updates.mha, updates.ffn)
+        if self.readout is not None:
+            self.readout.keep(hidden, updates)
         if layer in self.delta:
             self.norms[layer] = (hidden.float().norm(dim=-1, keepdim=True) * self.classes).sum(1)
             hidden = hidden + (self.classes.to(hidden.dtype) @ self.delta[layer])

@@ -11,8 +11,21 @@ import torch
 import torch.fx.experimental._config
 
 from steering import residual
-from steering.attention import CAPTURE_ROWS, Decode, DecodeCapture, KVPool, Prefill, PrefillCapture
-from steering.diagnostics.captures import attention_shares
+from steering.attention import (
+    ANCHORS,
+    CAPTURE_ROWS,
+    LAST,
+    QUESTIONS,
+    Decode,
+    DecodeCapture,
+    KVPool,
+    Prefill,
+    PrefillCapture,
+)
+from steering.diagnostics.captures import ReadoutSlots, span_shares
+from steering.diagnostics.residual import NAMES as RESIDUALS
+from steering.diagnostics.residual import ResidualRows
+from steering.diagnostics.tam import Earlier, activation_maps, without_interference
 from steering.embedded import Embedded
 from steering.images import ImageCache
 from steering.interventions.amplify import AmplifyRows, AmplifySlots
@@ -25,8 +38,8 @@ from steering.interventions.think import ThinkSlots
 from steering.mllm import MLLM
 from steering.residual import DecodeResidual, PrefillResidual
 from steering.sampler import Needs, Sampled, SamplerRows, sample
-from steering.sequence import Held, Readings, Sequence
-from steering.spans import FIRST_IMAGE, QUESTION
+from steering.sequence import Measured, Readings, Sequence
+from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION
 
 COLUMN_BUCKET = 64
 """Decode reads a multiple of this many columns, so that shapes repeat."""
@@ -51,9 +64,7 @@ class Runner:
         self.position = torch.zeros(slots, dtype=torch.int64, device=device)
         self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=device)
         self.delta = torch.zeros(layers, slots, mllm.hidden_size, dtype=mllm.dtype, device=device)
-        self.spans = torch.zeros(slots, length, spans, device=device)
-        self.output_sums = torch.zeros(slots, layers, spans, device=device)
-        self.decay = torch.zeros(slots, length, 3, device=device)
+        self.readouts = ReadoutSlots(slots, length, layers, spans, len(RESIDUALS), device)
         self.see = SeeSlots(slots, length, layers, device)
         self.think = ThinkSlots(slots, layers, device)
         self.amplify = AmplifySlots(slots, length, layers, device)
@@ -121,8 +132,10 @@ class Runner:
             return None
         logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         for row, sequence in enumerate(sequences):
+            if sequence.image_states:  # kept in the order of columns
+                order = sequence.prompt.layout.image_columns.argsort().argsort()
+                sequence.image_states = [torch.cat(sequence.image_states)[order.to(hidden.device)]]
             if sequence.generate is not None and step.capture is not None and step.capture.maps is not None:
-                sequence.image_states = [torch.cat(sequence.image_states)]
                 self._build_mask(sequence, logits[row], step.capture.maps[row])
             sequence.embedded = None
             if sequence.expects_forks:
@@ -159,14 +172,6 @@ class Runner:
         (states,) = sequence.image_states
         mask = mask_of(sequence.prompt, states, attention, head, sequence.generate.top, len(sequence.tokens))
         sequence.masks += (mask,)
-        if sequence.generate.refresh == 0:
-            sequence.image_states = []
-
-    def hold(self, sequence: Sequence, logits: torch.Tensor) -> None:
-        """Let a sequence wait for its twin's logits. logits: (vocabulary,), its own for the next token."""
-        sequence.held = Held(
-            logits, self.output_sums[sequence.slot].clone(), self.think.measured[sequence.slot].clone()
-        )
 
     @torch.inference_mode()
     def fork(self, sequences: Rows[Sequence]) -> torch.Tensor:
@@ -176,18 +181,22 @@ class Runner:
             source = sequence.fork_of
             assert source is not None
             assert source.prompt_logits is not None
-            assert source.prompt_think is not None
+            assert source.prompt_measured is not None
             sequence.rope_delta = source.rope_delta
             self._place(sequence)
             self.pool.copy(source.slot, sequence.slot, source.prompt.length)
             self.see.first[sequence.slot] = self.see.first[source.slot]
-            self.think.measured[sequence.slot] = source.prompt_think
+            measured = source.prompt_measured
+            self.think.measured[sequence.slot] = measured.think
+            self.readouts.patches[sequence.slot, :, : measured.patches.shape[1]] = measured.patches
+            self.readouts.residual[sequence.slot] = measured.residual
             sequence.computed = source.prompt.length
             sequence.states, sequence.norms = source.states, source.norms
             sequence.divergence = source.divergence
             sequence.question_sums, sequence.last_sums = source.question_sums, source.last_sums
+            sequence.anchor_sums = source.anchor_sums
             sequence.masks, sequence.image_states = source.masks[:1], source.image_states
-            sequence.prompt_think = source.prompt_think
+            sequence.text_states = list(measured.text_states)
             logits.append(source.prompt_logits)
         return torch.stack(logits)
 
@@ -209,15 +218,13 @@ class Runner:
 
     @torch.inference_mode()
     def resume(self, sequence: Sequence, twin: torch.Tensor) -> torch.Tensor:
-        """End a sequence's wait: its next logits (vocabulary,), contrasted with its twin's; the slot is as it was left."""
-        held, slot = sequence.held, sequence.slot
+        """End a sequence's wait: its next logits (vocabulary,), contrasted with its twin's."""
+        held, slot = sequence.held_logits, sequence.slot
         assert held is not None
-        sequence.held = None
-        self.output_sums[slot] = held.output_sums
-        self.think.measured[slot] = held.think
+        sequence.held_logits = None
         generated = torch.tensor(sequence.tokens, dtype=torch.int64)
         self.sampler.place(slot, sequence.sampling, sequence.seed, sequence.prompt.ids, generated)
-        return self.contrasts.apply(torch.tensor([slot], device=twin.device), held.logits[None], twin[None])[0]
+        return self.contrasts.apply(torch.tensor([slot], device=twin.device), held[None], twin[None])[0]
 
     @torch.inference_mode()
     def decode(self, running: Rows[Sequence]) -> Sampled:
@@ -241,37 +248,51 @@ class Runner:
         longest = max(sequence.length for sequence in running) + 1
         columns = min(-(-longest // COLUMN_BUCKET) * COLUMN_BUCKET, self.pool.length)
         positions = self.position[:count].clone()
-        wanted = [sequence.diagnose.include for sequence in running if sequence.diagnose is not None]
+        wanted = [sequence.diagnose for sequence in running if sequence.diagnose is not None]
         due = [sequence for sequence in running if sequence.mask_due]
         capture = DecodeCapture(self.mllm.num_layers, count, columns, positions.device) if wanted or due else None
+        readout = ResidualRows() if any(diagnose.wants_residual for diagnose in wanted) else None
+        # A paused row only keeps its place: its twin is still in prefill, and what it does now is written over.
+        active: torch.Tensor | float = 1.0
+        if any(sequence.paused for sequence in running):
+            active = torch.tensor([not sequence.paused for sequence in running], device=positions.device)[:, None, None]
         rows = slice(0, count)
         think = self.think.rows(rows, [sequence.think for sequence in running])
         see = self.see.rows(rows, [sequence.see for sequence in running], columns, generated=True)
         amplify = self.amplify.rows(rows, [sequence.pai for sequence in running])
-        step = Decode(self.pool, positions, columns, DecodeResidual(self.delta[:, rows], think), capture, see, amplify)
-        # Compiled is what most steps are; one with See or Think would need code of its own for every mixture of them.
-        changes = any(rows is not None for rows in (see, think, amplify))
-        decoder = self.mllm.decoder if changes else self._decode_step
+        step = Decode(
+            self.pool, positions, columns, DecodeResidual(self.delta[:, rows], think, readout), capture, see, amplify
+        )
+        # Compiled is what most steps are; the others would need code of their own for every mixture of them.
+        special = any(rows is not None for rows in (see, think, amplify, readout))
+        decoder = self.mllm.decoder if special else self._decode_step
         rope = (positions + self.rope_delta[:count])[:, None]
         hidden = self._decoder_output(decoder, self.token[:count, None], rope, step)
         if capture is not None:
-            sums = capture.sums(self.spans[:count])
-            self.output_sums[:count] += sums
-            if any("decay" in include for include in wanted):
-                self.decay[torch.arange(count, device=positions.device), positions] = attention_shares(sums)
-        self.think.record(think, rows)
+            self.readouts.record(
+                capture.means,
+                positions,
+                active,
+                decay=any(diagnose.include & {"decay", "decay_layers"} for diagnose in wanted),
+                patches=any(diagnose.wants_patches for diagnose in wanted),
+            )
+        if readout is not None:
+            self.readouts.residual[:count] += readout.measured() * active
+        self.think.record(think, rows, active)
         if see is not None:
             self.see.record(see, positions)
         self.position[:count] += 1
         for sequence in running:
-            if sequence.paused:  # its twin is still in prefill: the step was for nothing, and is written over
+            if sequence.paused:
                 self.position[sequence.slot] -= 1
+            elif sequence.wants_text_states:
+                sequence.text_states.append(hidden[sequence.slot].clone())
         logits = self.mllm.head(hidden[:, -1])
         for sequence in due:
             assert capture is not None
             last_layers = capture.means[-self.mllm.focus_layers :, sequence.slot]
             self._build_mask(sequence, logits[sequence.slot], last_layers.mean(0))
-            self.hold(sequence, logits[sequence.slot])
+            sequence.held_logits = logits[sequence.slot]
         return logits
 
     def _decoder_output(
@@ -297,10 +318,10 @@ class Runner:
     def move(self, source: int, target: int, length: int) -> None:
         """Move a sequence with `length` used columns to another slot."""
         self.pool.copy(source, target, length)
-        for tensor in (self.token, self.position, self.rope_delta, self.spans, self.output_sums, self.decay):
+        for tensor in (self.token, self.position, self.rope_delta):
             tensor[target] = tensor[source]
         self.delta[:, target] = self.delta[:, source]
-        for slots in (self.sampler, self.see, self.think, self.amplify, self.contrasts):
+        for slots in (self.readouts, self.sampler, self.see, self.think, self.amplify, self.contrasts):
             slots.move(source, target)
 
     @torch.inference_mode()
@@ -320,15 +341,35 @@ class Runner:
         if sequence.diagnose is None or sequence.question_sums is None or sequence.last_sums is None:
             return
         rows = max(len(sequence.tokens) - 1, 0)
-        first = sequence.prompt.length
-        decay = torch.cat([attention_shares(sequence.last_sums)[None], self.decay[sequence.slot, first : first + rows]])
+        first, slot, layout = sequence.prompt.length, sequence.slot, sequence.prompt.layout
+        shares = span_shares(sequence.last_sums)[None]
+        anchor = sequence.anchor_sums
         sequence.readings = Readings(
-            sequence.question_sums.cpu(),
-            sequence.last_sums.cpu(),
-            self.output_sums[sequence.slot].to("cpu", copy=True),  # the slot is used again
-            decay.cpu(),
+            (sequence.question_sums + self.readouts.sums[slot]).cpu(),
             rows,
+            torch.cat([shares, self.readouts.decay[slot, first : first + rows]]).cpu(),
+            torch.zeros_like(sequence.last_sums).cpu() if anchor is None else anchor.cpu(),
+            self.readouts.patches[slot][:, layout.image_columns.to(self.mllm.device)].cpu(),
+            self._activations(sequence) if sequence.diagnose.wants_activations and sequence.image_states else None,
+            self.readouts.residual[slot].to("cpu", copy=True),  # the slot is used again
         )
+
+    def _activations(self, sequence: Sequence) -> torch.Tensor:
+        """(steps, patches) on the CPU: token activation maps of the answer's tokens."""
+        embedding = self.mllm.model.get_output_embeddings().weight
+        stopped = sequence.finish_reason == "stop" and sequence.tokens[-1] in self.mllm.stop_ids
+        ids = torch.tensor(sequence.tokens[: -1 if stopped else None], dtype=torch.int64, device=embedding.device)
+        (states,), head = sequence.image_states, embedding[ids]
+        maps = activation_maps(states, head)
+        if not sequence.wants_text_states:
+            return maps.cpu()
+        prompt = sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)].to(embedding.device)
+        earlier = Earlier(
+            torch.cat([prompt, ids]),
+            torch.cat(sequence.text_states)[: len(prompt) + len(ids)],
+            torch.cat([activation_maps(states, embedding[prompt]), maps]),
+        )
+        return without_interference(maps, ids, head, len(prompt), earlier).cpu()
 
     def _place(self, sequence: Sequence) -> None:
         """Write a sequence's settings into its slot."""
@@ -349,12 +390,7 @@ class Runner:
         self.think.place(slot, sequence.think, sequence.thresholds)
         self.amplify.place(slot, sequence.pai, (sequence.prompt.layout.spans >= FIRST_IMAGE).nonzero()[:, 0])
         self.contrasts.place(slot, sequence.rule)
-        self.spans[slot] = 0.0
-        self.output_sums[slot] = 0.0
-        if sequence.wants_shares:
-            spans = sequence.prompt.layout.spans
-            columns = (spans >= 0).nonzero()[:, 0]
-            self.spans[slot, columns.to(self.spans.device), spans[columns].to(self.spans.device)] = 1.0
+        self.readouts.place(slot, sequence.prompt.layout.spans if sequence.wants_shares else None)
 
     def _prefill_residual(
         self, sequences: Rows[Sequence], start: int, lengths: list[int], last: torch.Tensor | None
@@ -383,6 +419,7 @@ class Runner:
             {layer: table.to(self.mllm.device, self.mllm.dtype) for layer, table in tables.items()},
             last=last,
             states=states,
+            readout=ResidualRows(last) if last is not None and _any_residual(sequences) else None,
             think=self.think.rows(
                 [sequence.slot for sequence in sequences],
                 [sequence.think for sequence in sequences],
@@ -401,33 +438,45 @@ class Runner:
     def _prefill_capture(
         self, sequences: Rows[Sequence], start: int, lengths: list[int], complete: bool
     ) -> PrefillCapture | None:
-        """Captures of the question rows (group 0) and of each prompt's last row (group 1) in this chunk."""
+        """Captures of the question's rows, of each prompt's last row and of its last image's rows in this chunk."""
         if not any(sequence.wants_shares for sequence in sequences):
             return None
-        wanted = []
-        for row, sequence in enumerate(sequences):
-            question = sequence.prompt.layout.columns(QUESTION) - start
-            inside = (question >= 0) & (question < lengths[row])
-            question = question[inside if sequence.diagnose is not None else inside & False]
-            wanted.append((question, [lengths[row] - 1] if complete else []))
-        most = max(len(question) + len(last) for question, last in wanted)
+        groups = [self._captured_rows(s, start, lengths[row], complete) for row, s in enumerate(sequences)]
+        most = max(sum(len(rows) for rows in wanted) for wanted in groups)
         if most == 0:
             return None
+        device, layers = self.mllm.device, self.mllm.num_layers
         rows = torch.zeros(len(sequences), most, dtype=torch.int64)
-        weights = torch.zeros(len(sequences), most, 2)
-        for row, (question, last) in enumerate(wanted):
-            rows[row, : len(question)] = question
-            weights[row, : len(question), 0] = 1.0
-            for position in last:
-                rows[row, len(question)] = position
-                weights[row, len(question), 1] = 1.0
-        spans = self.spans[torch.tensor([sequence.slot for sequence in sequences], device=self.spans.device)]
-        sums = torch.zeros(self.mllm.num_layers, len(sequences), 2, spans.shape[2], device=spans.device)
-        maps = None
+        weights = torch.zeros(len(sequences), most, len(groups[0]))
+        for row, wanted in enumerate(groups):
+            rows[row, : sum(len(part) for part in wanted)] = torch.cat(wanted)
+            filled = 0
+            for group, part in enumerate(wanted):
+                weights[row, filled : filled + len(part), group] = 1.0
+                filled += len(part)
+        spans = self.readouts.spans[torch.tensor([sequence.slot for sequence in sequences], device=device)]
+        sums = torch.zeros(layers, len(sequences), weights.shape[2], spans.shape[2], device=device)
+        columns = start + max(lengths)
+        maps = patches = None
         if any(sequence.generate is not None for sequence in sequences):
-            maps = torch.zeros(len(sequences), start + max(lengths), device=spans.device)
-        first = self.mllm.num_layers - self.mllm.focus_layers
-        return PrefillCapture(spans, rows.to(spans.device), weights.to(spans.device), sums, maps, first)
+            maps = torch.zeros(len(sequences), columns, device=device)
+        if any(sequence.diagnose is not None and sequence.diagnose.wants_patches for sequence in sequences):
+            patches = torch.zeros(layers, len(sequences), columns, device=device)
+        first = layers - self.mllm.focus_layers
+        return PrefillCapture(spans, rows.to(device), weights.to(device), sums, maps, first, patches)
+
+    @staticmethod
+    def _captured_rows(sequence: Sequence, start: int, length: int, complete: bool) -> list[torch.Tensor]:
+        """Query rows, counted in the chunk, of the groups `QUESTIONS`, `LAST` and `ANCHORS`."""
+        layout, include = sequence.prompt.layout, sequence.diagnose.include if sequence.diagnose else frozenset()
+        wanted = [torch.zeros(0, dtype=torch.int64)] * 3
+        if sequence.diagnose is not None:
+            wanted[QUESTIONS] = layout.columns(QUESTION) - start
+        if complete:
+            wanted[LAST] = torch.tensor([length - 1])
+        if "anchor" in include and layout.images:
+            wanted[ANCHORS] = layout.images[-1].columns - start
+        return [rows[(rows >= 0) & (rows < length)] for rows in wanted]
 
     def _keep(
         self, sequences: Rows[Sequence], step: Prefill, lengths: list[int], hidden: torch.Tensor, start: int
@@ -435,6 +484,7 @@ class Runner:
         """Add what a chunk measured to its sequences."""
         assert isinstance(step.residual, PrefillResidual)
         self.think.record(step.residual.think, step.slots)
+        measured = step.residual.readout.measured() if step.residual.readout is not None else torch.empty(0)
         for row, sequence in enumerate(sequences):
             sequence.computed += lengths[row]
             for layer, norms in step.residual.norms.items():
@@ -445,18 +495,45 @@ class Runner:
                 sequence.divergence = torch.cat([*earlier, kept], 1)
             if step.residual.states is not None and sequence.wants_states:
                 sequence.states = step.residual.states[:, row].float().cpu()
-            if sequence.generate is not None:
-                spans = sequence.prompt.layout.spans[start : start + lengths[row]]
+            spans = sequence.prompt.layout.spans[start : start + lengths[row]]
+            if sequence.wants_image_states:
                 sequence.image_states.append(hidden[row, : lengths[row]][(spans >= FIRST_IMAGE).to(hidden.device)])
-            if sequence.expects_forks:
-                sequence.prompt_think = self.think.measured[sequence.slot].clone()
+            if sequence.wants_text_states:
+                sequence.text_states.append(hidden[row, : lengths[row]][_user_text(spans).to(hidden.device)])
+            if step.residual.readout is not None:
+                self.readouts.residual[sequence.slot] += measured[row]
             if step.capture is not None and sequence.wants_shares:
-                question, last = step.capture.sums[:, row].unbind(1)
-                sequence.question_sums = (
-                    question if sequence.question_sums is None else sequence.question_sums + question
+                self._keep_sums(sequence, step.capture, row)
+            complete = sequence.computed == sequence.prompt.length
+            if complete and sequence.wants_text_states:
+                sequence.text_states.append(hidden[row, lengths[row] - 1 : lengths[row]])
+            if complete and sequence.expects_forks:
+                sequence.prompt_measured = Measured(
+                    self.think.measured[sequence.slot].clone(),
+                    self.readouts.patches[sequence.slot, :, : sequence.computed].clone(),
+                    self.readouts.residual[sequence.slot].clone(),
+                    tuple(sequence.text_states),
                 )
-                sequence.last_sums = last if sequence.last_sums is None else sequence.last_sums + last
-                self.see.first[sequence.slot] = sequence.last_sums[:, FIRST_IMAGE:].sum(-1)
+
+    def _keep_sums(self, sequence: Sequence, capture: PrefillCapture, row: int) -> None:
+        """Add a chunk's captured attention of one row to its sequence."""
+        question, last, anchor = (capture.sums[:, row, group] for group in (QUESTIONS, LAST, ANCHORS))
+        if sequence.question_sums is not None and sequence.last_sums is not None and sequence.anchor_sums is not None:
+            question, last = sequence.question_sums + question, sequence.last_sums + last
+            anchor = sequence.anchor_sums + anchor
+        sequence.question_sums, sequence.last_sums, sequence.anchor_sums = question, last, anchor
+        self.see.first[sequence.slot] = last[:, FIRST_IMAGE:].sum(-1)
+        if capture.patches is not None:
+            self.readouts.patches[sequence.slot, :, : capture.patches.shape[2]] += capture.patches[:, row]
+
+
+def _user_text(spans: torch.Tensor) -> torch.Tensor:
+    """(n,) bool: the user's own text."""
+    return (spans >= CONTEXT) & (spans < FIRST_IMAGE)
+
+
+def _any_residual(sequences: Rows[Sequence]) -> bool:
+    return any(sequence.diagnose is not None and sequence.diagnose.wants_residual for sequence in sequences)
 
 
 def _compiled(decoder: torch.nn.Module) -> Callable[..., Any]:

@@ -87,7 +87,8 @@ class Scheduler:
             sequence.slot, sequence.computed, sequence.alone = -1, 0, True
             sequence.fork_of = sequence.question_sums = sequence.last_sums = None
             sequence.divergence = None
-            sequence.norms, sequence.image_states = {}, []
+            sequence.anchor_sums = None
+            sequence.norms, sequence.image_states, sequence.text_states = {}, [], []
             if sequence.leader is None:
                 sequence.masks = ()
             self.waiting.appendleft(sequence)

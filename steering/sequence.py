@@ -23,27 +23,33 @@ from steering.text import TextStream
 
 @dataclass
 class Readings:
-    """Attention of one sequence, reduced to spans, mean over heads; spans are numbered as in `layout`.
+    """What one sequence's readouts are made of, on the CPU; spans are numbered as in `layout`, patches image by image.
 
-    question, last, output: (layers, spans), summed over the question rows, the prompt's last row, and the rows of the
-    generated tokens. decay: (steps, 3), shares of vision, system and user text at each generated token, mean over layers.
+    sums: (layers, spans), attention, mean over heads, summed over the question's rows and those of the `output_rows`
+    generated tokens that were fed. decay: (steps, layers, 3), shares of vision, system and user text at each generated
+    token. anchor: (layers, spans), attention summed over the last image's rows. patches: (layers, patches), as `sums` by
+    image token. tam: (tokens, patches), of the tokens that are part of the answer. residual: (layers, readouts), summed over
+    the rows that generated a token.
     """
 
-    question: torch.Tensor
-    last: torch.Tensor
-    output: torch.Tensor
-    decay: torch.Tensor
+    sums: torch.Tensor
     output_rows: int
+    decay: torch.Tensor
+    anchor: torch.Tensor
+    patches: torch.Tensor
+    tam: torch.Tensor | None
+    residual: torch.Tensor
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a sequence keeps while it waits, in its slot, for its twin: the logits (vocabulary,) of its next token, and what
-    the slot had measured by then, since the steps that it waits through measure nothing of worth."""
+class Measured:
+    """What a prompt left behind, for sequences that copy it: of its slot `ThinkSlots.measured`, `ReadoutSlots.patches` (the
+    prompt's columns) and `residual`, and its text states."""
 
-    logits: torch.Tensor
-    output_sums: torch.Tensor
     think: torch.Tensor
+    patches: torch.Tensor
+    residual: torch.Tensor
+    text_states: tuple[torch.Tensor, ...]
 
 
 @dataclass(eq=False)
@@ -81,17 +87,21 @@ class Sequence:
     cancelled: bool = False
 
     twin: Sequence | None = None
-    held: Held | None = None
+    held_logits: torch.Tensor | None = None  # of the next token, while the twin's are not known
     image_states: list[torch.Tensor] = field(default_factory=list)  # normalised, after the last layer, of image tokens
     masks: tuple[Mask, ...] = ()  # of a sequence that Generate contrasts; a twin has its own one
     changed: int = 0  # tokens that the contrast changed
     prompt_logits: torch.Tensor | None = None
-    prompt_think: torch.Tensor | None = None
+    prompt_measured: Measured | None = None
+    text_states: list[torch.Tensor] = field(
+        default_factory=list
+    )  # as image_states: the user's text, rows that generate
     states: torch.Tensor | None = None
     divergence: torch.Tensor | None = None
     norms: dict[int, torch.Tensor] = field(default_factory=dict)
     question_sums: torch.Tensor | None = None
     last_sums: torch.Tensor | None = None
+    anchor_sums: torch.Tensor | None = None
     readings: Readings | None = None
     sage_readings: SageReadings | None = None
 
@@ -120,7 +130,7 @@ class Sequence:
     @property
     def paused(self) -> bool:
         """Whether it waits, in its slot, for its twin."""
-        return self.held is not None
+        return self.held_logits is not None
 
     @property
     def mask_due(self) -> bool:
@@ -132,6 +142,15 @@ class Sequence:
     def rows(self) -> int:
         """How many slots are taken, or must be kept free, for it."""
         return 2 if self.rule is not None and (self.twin is None or self.twin.slot < 0) else 1
+
+    @property
+    def wants_image_states(self) -> bool:
+        """Whether the states of image tokens are kept: for Generate's maps or for those of diagnostics."""
+        return self.generate is not None or (self.diagnose is not None and self.diagnose.wants_activations)
+
+    @property
+    def wants_text_states(self) -> bool:
+        return self.diagnose is not None and self.diagnose.wants_activations and self.diagnose.causal
 
     @property
     def wants_shares(self) -> bool:
@@ -154,8 +173,8 @@ class Sequence:
 
     def release(self) -> None:
         """Let go of everything large that an ended sequence no longer needs; the layout stays for its readings."""
-        self.embedded = self.prompt_logits = self.held = self.twin_prompt = None
-        self.image_states = []
+        self.embedded = self.prompt_logits = self.prompt_measured = self.held_logits = self.twin_prompt = None
+        self.image_states, self.text_states = [], []
         self.prompt = replace(self.prompt, inputs={}, pictures=())
 
     def touched(self) -> Touched:

@@ -3,45 +3,163 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from steering.diagnostics.focus import focus, image_attention_factor
+from steering.diagnostics.flags import flags
+from steering.diagnostics.focus import focus, image_attention_factor, m_lnd
 from steering.diagnostics.modality import modality
-from steering.sequence import Sequence
+from steering.diagnostics.options import Diagnose
+from steering.diagnostics.residual import residual
+from steering.layout import ImageSpan, Layout
+from steering.sequence import Readings
 from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION
 
 VERSION = 1
 
 
-def envelope(sequence: Sequence, focus_layers: int) -> dict[str, Any] | None:
-    """The diagnostics of a finished sequence, None when none were asked for; `focus_layers` is N of the focus metrics."""
-    readings, options, layout = sequence.readings, sequence.diagnose, sequence.prompt.layout
-    if readings is None or options is None:
-        return None
-    rows = {"question": layout.count(QUESTION), "output": readings.output_rows}
-    sums = readings.question + readings.output  # (layers, spans)
-    images = len(layout.images)
-    tokens = torch.tensor([image.tokens for image in layout.images])
-    image_sums = sums[:, FIRST_IMAGE : FIRST_IMAGE + images]
-    total = rows["question"] + rows["output"]
+@dataclass(frozen=True)
+class _Answer:
+    """One finished answer as its readouts see it; `words` are the texts of its tokens."""
+
+    readings: Readings
+    layout: Layout
+    options: Diagnose
+    focus_layers: int
+    words: Sequence[str]
+
+    @property
+    def images(self) -> tuple[ImageSpan, ...]:
+        return self.layout.images
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """(images,) how many tokens each image has."""
+        return torch.tensor([image.tokens for image in self.images])
+
+    @property
+    def rows(self) -> int:
+        return self.layout.count(QUESTION) + self.readings.output_rows
+
+    def by_image(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The parts (..., patches of an image) of values (..., patches)."""
+        return values.split(self.tokens.tolist(), -1)
+
+
+def envelope(
+    readings: Readings, layout: Layout, options: Diagnose, focus_layers: int, words: Sequence[str]
+) -> dict[str, Any]:
+    """The diagnostics of a finished answer; `focus_layers` is N of the focus metrics, `words` the texts of its tokens."""
+    answer = _Answer(readings, layout, options, focus_layers, words)
     out: dict[str, Any] = {
         "version": VERSION,
         "images": [
             {"image": number, "tokens": image.tokens, "grid": list(image.grid) if image.grid else None}
             for number, image in enumerate(layout.images, start=1)
         ],
-        "rows": rows,
+        "rows": {"question": layout.count(QUESTION), "output": readings.output_rows},
     }
-    if "focus" in options.include:
-        out["focus"] = None
-        if images and total:
-            sigma = image_attention_factor(image_sums, total, tokens)
-            out["focus"] = focus(sigma, focus_layers, options.target_image)
-    if "modality" in options.include:
-        out["modality"] = modality(image_sums.sum(1), sums[:, CONTEXT], int(tokens.sum()), layout.count(CONTEXT))
-    if "decay" in options.include:
-        shares = zip(("vision", "system", "user"), readings.decay.T.tolist(), strict=True)
-        out["decay"] = {name: [None if math.isnan(x) else x for x in values] for name, values in shares}
+    asked = options.include | ({"decay"} if "decay_layers" in options.include else set())  # which only adds to it
+    return out | {name: read(answer) for name, read in _READOUTS.items() if name in asked}
+
+
+def _focus(answer: _Answer) -> dict[str, Any] | None:
+    if not answer.images or not answer.rows:
+        return None
+    sums = answer.readings.sums[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)]
+    sigma = image_attention_factor(sums, answer.rows, answer.tokens)
+    return focus(sigma, answer.focus_layers, answer.options.target_image)
+
+
+def _modality(answer: _Answer) -> dict[str, Any]:
+    sums = answer.readings.sums
+    images = sums[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)].sum(1)
+    return modality(images, sums[:, CONTEXT], int(answer.tokens.sum()), answer.layout.count(CONTEXT))
+
+
+def _decay(answer: _Answer) -> dict[str, Any]:
+    """Shares at each generated token, mean over layers; `slope`, by which that of vision changes a token (least squares)."""
+    shares = answer.readings.decay  # (steps, layers, 3)
+    mean = shares.nanmean(1)
+    out: dict[str, Any] = {
+        name: _numbers(values) for name, values in zip(("vision", "system", "user"), mean.T, strict=True)
+    }
+    out["slope"] = slope(mean[:, 0])
+    if "decay_layers" in answer.options.include:
+        by_layer = zip(("vision", "system", "user"), shares.permute(2, 0, 1), strict=True)
+        out["by_layer"] = {name: [_numbers(step) for step in values] for name, values in by_layer}
     return out
+
+
+def slope(values: torch.Tensor) -> float | None:
+    """The slope of the least-squares line through values (steps,) against their number; None for fewer than two."""
+    steps = torch.arange(len(values), dtype=torch.float64)[values.isfinite()]
+    known = values[values.isfinite()].double()
+    if len(known) < 2:
+        return None
+    steps = steps - steps.mean()
+    return float((steps * (known - known.mean())).sum() / (steps * steps).sum())
+
+
+def _residual(answer: _Answer) -> dict[str, Any]:
+    return residual(answer.readings.residual, answer.readings.output_rows + 1)
+
+
+def _patches(answer: _Answer) -> list[dict[str, Any]] | None:
+    """rho, by image, chosen layer and patch (row by row): mean attention over heads and rows (IVM paper, section 3)."""
+    if not answer.rows:
+        return None
+    layers = answer.options.chosen_layers(len(answer.readings.patches))
+    rho = answer.readings.patches[list(layers)] / answer.rows
+    return [
+        {"image": number, "layers": list(layers), "rho": part.tolist()}
+        for number, part in enumerate(answer.by_image(rho), start=1)
+    ]
+
+
+def _tam(answer: _Answer) -> list[dict[str, Any]]:
+    maps = answer.readings.tam
+    if maps is None:
+        return []
+    return [
+        {"position": position, "token": answer.words[position], "image": number, "map": part.tolist()}
+        for position, row in enumerate(maps)
+        for number, part in enumerate(answer.by_image(row), start=1)
+    ]
+
+
+def _flags(answer: _Answer) -> dict[str, Any] | None:
+    """By the attention of the last N layers and the maps of all tokens."""
+    if answer.readings.tam is None:
+        return None
+    return flags(answer.readings.patches[-answer.focus_layers :].sum(0), answer.readings.tam.sum(0))
+
+
+def _anchor(answer: _Answer) -> dict[str, Any] | None:
+    """The image-attention factor between images: the last image's rows, the images before it (IVM paper, section 3)."""
+    before = len(answer.images) - 1
+    if before < 1:
+        return None
+    sums = answer.readings.anchor[:, FIRST_IMAGE : FIRST_IMAGE + before]
+    sigma = image_attention_factor(sums, answer.images[-1].tokens, answer.tokens[:before])
+    image = m_lnd(sigma[-answer.focus_layers :])
+    return {"sigma": sigma.tolist(), "image": None if image is None else image + 1}
+
+
+_READOUTS: dict[str, Callable[[_Answer], Any]] = {
+    "focus": _focus,
+    "modality": _modality,
+    "decay": _decay,
+    "residual": _residual,
+    "patches": _patches,
+    "tam": _tam,
+    "flags": _flags,
+    "anchor": _anchor,
+}
+
+
+def _numbers(values: torch.Tensor) -> list[float | None]:
+    return [None if math.isnan(x) else x for x in values.tolist()]

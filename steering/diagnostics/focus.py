@@ -42,14 +42,16 @@ METRICS = {"lnd": lnd, "m_lnd": m_lnd, "mc_lnd": mc_lnd}
 def focus(sigma: torch.Tensor, last: int, target_image: int | None) -> dict[str, object]:
     """The `focus` readout; images count from 1. `image` is that of M-LND over the last `last` layers, the steadiest of the
     three; `correct` compares it with `target_image`. None where no image was within the attention window.
-    sigma: (layers, images)."""
+    `share` is the part of that image in the factors of all images. sigma: (layers, images)."""
     tail = sigma[-last:]
-    image = _number(m_lnd(tail))
+    focused = m_lnd(tail)
+    image = _number(focused)
     return {
         "sigma": sigma.tolist(),
         "layer_focused": [_number(lnd(layer[None])) for layer in sigma],
         **{name: {"n": last, "image": _number(metric(tail))} for name, metric in METRICS.items()},
         "image": image,
+        "share": None if focused is None else float(tail[:, focused].sum() / tail.sum()),
         "target_image": target_image,
         "correct": None if target_image is None or image is None else image == target_image,
     }

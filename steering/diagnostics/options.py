@@ -6,15 +6,27 @@ from dataclasses import dataclass
 
 from steering.errors import RequestError
 
-READOUTS = ("focus", "modality", "decay")
+CHEAP = ("focus", "modality", "decay")
+READOUTS = (*CHEAP, "decay_layers", "residual", "patches", "tam", "flags", "anchor")
 """Readouts this engine computes, in the order of the envelope."""
+
+MAX_VALUES = 1_000_000
+"""Numbers that the maps of one answer may hold."""
 
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Options of the diagnostics envelope. `target_image` (counted from 1) adds the correctness of the focused image."""
+    """Options of the diagnostics envelope.
 
-    include: frozenset[str] = frozenset(READOUTS)
+    `layers` are those of the patch maps: numbers from 0, None for all; `last_layers` the last so many instead. `causal`
+    removes from token activation maps what earlier tokens activate. `target_image` (counted from 1) adds the correctness of
+    the focused image.
+    """
+
+    include: frozenset[str] = frozenset(CHEAP)
+    layers: tuple[int, ...] | None = None
+    last_layers: int | None = None
+    causal: bool = False
     target_image: int | None = None
 
     def __post_init__(self) -> None:
@@ -27,3 +39,44 @@ class Diagnose:
             raise RequestError(
                 f"'diagnostics.target_image' counts from 1; got {self.target_image}.", param="diagnostics.target_image"
             )
+
+    def chosen_layers(self, count: int) -> tuple[int, ...]:
+        """The layers of the patch maps of a model with `count`; raises RequestError where it has none such."""
+        if self.last_layers is not None:
+            if not 1 <= self.last_layers <= count:
+                raise RequestError(
+                    f"'diagnostics.layers.last' must be from 1 to {count}; got {self.last_layers}.",
+                    param="diagnostics.layers",
+                )
+            return tuple(range(count - self.last_layers, count))
+        chosen = tuple(range(count)) if self.layers is None else self.layers
+        if not chosen or len(set(chosen)) < len(chosen) or any(not 0 <= layer < count for layer in chosen):
+            raise RequestError(
+                f"'diagnostics.layers' must be different layer numbers from 0 to {count - 1}; got {list(chosen)}.",
+                param="diagnostics.layers",
+            )
+        return chosen
+
+    def values(self, layers: int, patches: int, tokens: int) -> int:
+        """How many numbers the maps of an answer of up to `tokens` tokens hold. patches: those of all images."""
+        sizes = {
+            "patches": len(self.chosen_layers(layers)) * patches,
+            "tam": tokens * patches,
+            "decay_layers": 3 * layers * tokens,
+        }
+        return sum(size for name, size in sizes.items() if name in self.include)
+
+    @property
+    def wants_patches(self) -> bool:
+        """Whether attention is to be kept by column."""
+        return bool(self.include & {"patches", "flags"})
+
+    @property
+    def wants_activations(self) -> bool:
+        """Whether the states of image tokens are to be kept."""
+        return bool(self.include & {"tam", "flags"})
+
+    @property
+    def wants_residual(self) -> bool:
+        """Whether the updates of the residual stream are to be measured."""
+        return "residual" in self.include

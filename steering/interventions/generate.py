@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from steering.diagnostics.tam import activation_maps
 from steering.errors import RequestError
 from steering.interventions.contrast import Rule
 from steering.layout import ImageSpan, Prompt
@@ -71,14 +72,6 @@ def report(masks: Sequence[Mask], changed: int) -> dict[str, Any]:
         "rebuilt": [{"token": mask.token, "masked": mask.patches} for mask in masks[1:]],
         "changed": changed,
     }
-
-
-def activation_map(states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-    """Token Activation Map (patches,): ReLU of the logit of one token at each image token (`method` of the SAGE paper, 4.2).
-
-    states: (patches, d), normalised states after the last layer. head: (d,), the token's row of the output embedding.
-    """
-    return (states.float() @ head.float()).relu()
 
 
 def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float) -> torch.Tensor:
@@ -158,14 +151,11 @@ def mask_of(
 ) -> Mask:
     """What to occlude for the twin of a prompt from generated token `token` on.
 
-    states: (image tokens, d), normalised, after the last layer, in the order of columns. attention: (columns,), of the row
-    before the token. head: (d,), the token's row of the output embedding.
+    states: (image tokens, d), normalised, after the last layer, image by image. attention: (columns,), of the row before the
+    token. head: (d,), the token's row of the output embedding.
     """
     images = prompt.layout.images
-    order = torch.cat([image.columns for image in images]).sort().indices.to(states.device)
-    activation = torch.empty(len(states), device=states.device)
-    activation[order] = activation_map(states, head)  # from the order of columns to that of images
-    parts = activation.split([image.tokens for image in images])
+    parts = activation_maps(states, head[None])[0].split([image.tokens for image in images])
     chosen = [
         chosen_patches(attention[image.columns.to(attention.device)], part, top).cpu()
         for image, part in zip(images, parts, strict=True)

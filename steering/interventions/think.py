@@ -112,7 +112,7 @@ class ThinkSlots:
             real = torch.ones(len(thinks), 1, device=self.gamma.device)
         return ThinkRows(self.gamma[slots], self.threshold[slots].T, real)
 
-    def record(self, rows: ThinkRows | None, slots: slice | list[int]) -> None:
-        """Add what a forward pass measured."""
+    def record(self, rows: ThinkRows | None, slots: slice | list[int], active: torch.Tensor | float = 1.0) -> None:
+        """Add what a forward pass measured. active: (rows, 1, 1), 0 for rows whose step is for nothing."""
         if rows is not None:
-            self.measured[slots] += rows.measured()
+            self.measured[slots] += rows.measured() * active

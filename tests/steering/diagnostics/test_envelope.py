@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,7 +72,8 @@ def expected(answer: Answer, layout: Layout) -> dict[str, Any]:
     user = torch.cat([layout.columns(span) for span in (CONTEXT, QUESTION, USER)])
     steps = answer.attention[:, n - 1 :]
     parts = torch.stack([steps[:, :, part].sum(-1) for part in (vision, layout.columns(SYSTEM), user)], dim=-1)
-    out["decay"] = (parts / parts.sum(-1, keepdim=True)).nanmean(0)
+    out["decay_layers"] = parts / parts.sum(-1, keepdim=True)  # (layers, steps, 3)
+    out["decay"] = out["decay_layers"].nanmean(0)
     return out
 
 
@@ -95,6 +97,9 @@ def assert_diagnostics(choice: Choice, answer: Answer, layout: Layout) -> None:
         close(numbers(got["modality"]["by_layer"]), wanted["by_layer"])
         assert got["modality"]["attention_ratio"] == pytest.approx(float(wanted["ratio"]), abs=TOLERANCE)
     close(torch.stack([numbers(got["decay"][name]) for name in ("vision", "system", "user")], dim=1), wanted["decay"])
+    vision = wanted["decay"][:, 0]
+    line = np.polyfit(np.arange(len(vision)), vision.numpy(), 1)
+    assert got["decay"]["slope"] == pytest.approx(float(line[0]), abs=TOLERANCE)
     assert got["rows"] == {"question": layout.count(QUESTION), "output": len(choice.token_ids) - 1}
     assert got["images"] == [
         {"image": number, "tokens": len(span.columns), "grid": list(span.grid) if span.grid else None}
@@ -239,7 +244,7 @@ def test_nothing_but_the_template_has_null_decay(make_engine: MakeEngine) -> Non
     readout = engine.generate([Request(chat, SAMPLING, diagnose=Diagnose())])[0].choices[0].diagnostics
     assert readout is not None
     assert readout["rows"] == {"question": 0, "output": STEPS - 1}
-    assert readout["decay"] == {name: [None] * STEPS for name in ("vision", "system", "user")}
+    assert readout["decay"] == {name: [None] * STEPS for name in ("vision", "system", "user")} | {"slope": None}
 
 
 @pytest.mark.parametrize("include", [{"focus"}, {"modality"}, {"decay"}, {"focus", "decay"}, set()])
@@ -258,10 +263,10 @@ def test_the_keys_of_the_envelope_are_those_of_the_wire(make_engine: MakeEngine)
     assert list(readout) == ["version", "images", "rows", "focus", "modality", "decay"]
     assert list(readout["images"][0]) == ["image", "tokens", "grid"]
     assert list(readout["focus"]) == [
-        *("sigma", "layer_focused", "lnd", "m_lnd", "mc_lnd", "image", "target_image", "correct"),
+        *("sigma", "layer_focused", "lnd", "m_lnd", "mc_lnd", "image", "share", "target_image", "correct"),
     ]
     assert list(readout["modality"]) == ["attention_ratio", "by_layer"]
-    assert list(readout["decay"]) == ["vision", "system", "user"]
+    assert list(readout["decay"]) == ["vision", "system", "user", "slope"]
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "llava"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steering.diagnostics.captures import attention_shares
+from steering.diagnostics.captures import span_shares
 from steering.diagnostics.modality import modality
 from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION, SYSTEM, USER
 
@@ -37,12 +37,13 @@ def test_shares_of_vision_system_and_user_text() -> None:
     )
     sums[0, 1, [SYSTEM, QUESTION]] = torch.tensor([0.3, 0.1])
     # Layer 0: 0.5, 0.1, 0.2 of 0.8; layer 1: 0, 0.3, 0.1 of 0.4.
-    torch.testing.assert_close(attention_shares(sums), torch.tensor([[0.3125, 0.4375, 0.25]]))
+    torch.testing.assert_close(span_shares(sums), torch.tensor([[[0.625, 0.125, 0.25], [0.0, 0.75, 0.25]]]))
 
 
-def test_shares_leave_out_layers_that_see_none_of_the_three() -> None:
+def test_layers_that_see_none_of_the_three_have_no_shares() -> None:
     sums = torch.zeros(2, 2, FIRST_IMAGE)
     sums[0, 1, SYSTEM] = 0.2
-    shares = attention_shares(sums)
-    torch.testing.assert_close(shares[0], torch.tensor([0.0, 1.0, 0.0]))
+    shares = span_shares(sums)
+    torch.testing.assert_close(shares[0, 1], torch.tensor([0.0, 1.0, 0.0]))
+    assert shares[0, 0].isnan().all()
     assert shares[1].isnan().all()
