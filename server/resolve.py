@@ -14,8 +14,8 @@ from server.wire import Pai as WirePai
 from server.wire import Sage as WireSage
 from server.wire import Vcd as WireVcd
 from steering import (
+    CHEAP,
     MLLM,
-    READOUTS,
     Contrast,
     Diagnose,
     Generate,
@@ -32,9 +32,6 @@ from steering import (
     VectorError,
     VectorStore,
 )
-
-PROTOCOL_READOUTS = ("focus", "modality", "decay", "residual", "patches", "tam")
-"""Readouts that the protocol names; those that the engine lacks are refused as not available."""
 
 
 def resolve(chat: ChatRequest, mllm: MLLM, store: VectorStore, settings: Settings, images: ImageLoader) -> Request:
@@ -139,15 +136,10 @@ def _contrast(wire: WireVcd | WireIcd | WirePai) -> Contrast:
 
 
 def _diagnose(wire: Diagnostics) -> Diagnose:
-    if wire.heatmaps:
-        raise not_available("'diagnostics.heatmaps'", "diagnostics.heatmaps")
-    if wire.layers != "all":
-        raise not_available("'diagnostics.layers' other than 'all'", "diagnostics.layers")
-    include = frozenset(READOUTS if wire.include is None else wire.include)
-    for name in sorted(include - set(READOUTS)):
-        if name in PROTOCOL_READOUTS:
-            raise not_available(f"The readout {name!r}", "diagnostics.include")
-    return Diagnose(include, wire.target_image)
+    include = frozenset(CHEAP if wire.include is None else wire.include)
+    layers = tuple(wire.layers) if isinstance(wire.layers, list) else None
+    last = wire.layers["last"] if isinstance(wire.layers, dict) else None
+    return Diagnose(include, layers, last, wire.heatmaps, wire.causal, wire.target_image)
 
 
 def _message(message: Message, param: str, images: ImageLoader) -> dict[str, Any]:

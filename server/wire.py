@@ -28,6 +28,9 @@ from server.errors import BadRequest
 MAX_MESSAGES = 1024
 MAX_STOPS = 16
 MAX_BIASES = 1024
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Integer = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
@@ -179,13 +182,16 @@ class Diagnostics(Strict):
     include: Annotated[list[str], Field(max_length=32)] | None = None
     layers: Any = "all"
     heatmaps: Flag = False
+    causal: Flag = False
     target_image: Integer | None = None
 
     @field_validator("layers")
     @classmethod
     def _all_or_numbers(cls, value: Any) -> Any:
-        if value != "all" and not (isinstance(value, list) and all(type(item) is int for item in value)):
-            raise PydanticCustomError("layers", "must be 'all' or a list of layer numbers")
+        numbers = isinstance(value, list) and all(type(item) is int for item in value)
+        last = isinstance(value, dict) and value.keys() == {"last"} and type(value["last"]) is int
+        if value != "all" and not numbers and not last:
+            raise PydanticCustomError("layers", "must be 'all', a list of layer numbers or {{'last': how many}}")
         return value
 
 
@@ -257,6 +263,28 @@ class Message(BaseModel):
         return self
 
 
+def _metadata(value: Any) -> Any:
+    """OpenAI's bounds. Keys are not named in messages: they are the client's, and may be long."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise PydanticCustomError("metadata", "must be an object of strings")
+    if len(value) > MAX_METADATA:
+        raise PydanticCustomError(
+            "metadata", "must have at most {most} keys; got {count}", {"most": MAX_METADATA, "count": len(value)}
+        )
+    for key, item in value.items():
+        if len(key) > MAX_METADATA_KEY:
+            raise PydanticCustomError("metadata", "must have keys of at most {most} characters", {"most": MAX_METADATA_KEY})
+        if not isinstance(item, str) or len(item) > MAX_METADATA_VALUE:
+            raise PydanticCustomError(
+                "metadata",
+                "must have strings of at most {most} characters as values; that of '{key}' is not",
+                {"most": MAX_METADATA_VALUE, "key": key},
+            )
+    return value
+
+
 class StreamOptions(BaseModel):
     include_usage: Flag = False
 
@@ -290,6 +318,7 @@ class ChatRequest(BaseModel):
     response_format: Any = None
     tools: Any = None
     functions: Any = None
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     modalities: Any = None
     audio: Any = None
 

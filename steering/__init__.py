@@ -4,7 +4,7 @@ Usable alone, without a server: `load` a model, make an `Engine`, `generate` ans
 """
 
 from steering.completion import Completion
-from steering.diagnostics.options import READOUTS, Diagnose
+from steering.diagnostics.options import CHEAP, READOUTS, Diagnose
 from steering.engine import Engine
 from steering.errors import Busy, ContextOverflow, Fault, RequestError, SteeringError, UnsupportedModel, VectorError
 from steering.interventions.contrast import Contrast, Icd, Pai, Vcd
@@ -18,6 +18,7 @@ from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, S
 from steering.vectors import NAME, SteeringVector, VectorStore
 
 __all__ = [
+    "CHEAP",
     "MAX_TOP_LOGPROBS",
     "MLLM",
     "NAME",

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
+from PIL import Image
+
 from steering.diagnostics.envelope import envelope
 from steering.errors import Fault
 from steering.request import Choice, Chunk, Result, TokenLogprob
@@ -23,6 +25,7 @@ class Completion:
         focus_layers: int,
         wake: Callable[[], None],
         token_text: Callable[[int], str],
+        pictures: list[Image.Image],
     ):
         self.prompt_tokens = prompt_tokens
         self.sequences: list[Sequence] = []
@@ -31,6 +34,7 @@ class Completion:
         self._focus_layers = focus_layers
         self._wake = wake
         self._token_text = token_text
+        self._pictures = pictures
         self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob], bool]] = SimpleQueue()
         self._roles: dict[Sequence, tuple[int, bool]] = {}
         self._choices: dict[int, Choice] = {}
@@ -114,4 +118,6 @@ class Completion:
         if sequence.readings is None or sequence.diagnose is None:
             return None
         words = [self._token_text(token) for token in sequence.tokens]
-        return envelope(sequence.readings, sequence.prompt.layout, sequence.diagnose, self._focus_layers, words)
+        return envelope(
+            sequence.readings, sequence.prompt.layout, sequence.diagnose, self._focus_layers, words, self._pictures
+        )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
+from PIL import Image
 
 from steering import check
 from steering.admission import admit
@@ -354,7 +355,13 @@ class Engine:
     def _enqueue(self, request: Request, refuse: Callable[[int], None]) -> Completion:
         admitted = admit(self.mllm, request, self.max_length, self.max_images)
         completion = Completion(
-            admitted.prompt.length, request.n, request.baseline, self.focus_layers, self._wake, self._word
+            admitted.prompt.length,
+            request.n,
+            request.baseline,
+            self.focus_layers,
+            self._wake,
+            lambda token: self._token_text(token)[0],
+            _pictures(request),
         )
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
 
@@ -398,9 +405,6 @@ class Engine:
             if value > -math.inf  # a contrast leaves only what is plausible
         )
         return TokenLogprob(token, *self._token_text(token), logprob, alternatives)
-
-    def _word(self, token: int) -> str:
-        return self._token_text(token)[0]
 
     def _free_slots(self) -> int:
         return self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
@@ -448,6 +452,15 @@ class Engine:
                     sequence.error = Fault(f"The engine died: {error}")
                     sequence.notify(sequence, "", [])
                 self._changed.notify_all()
+
+
+def _pictures(request: Request) -> list[Image.Image]:
+    """The images of a request, in order, where its heat maps need them."""
+    if request.diagnose is None or not request.diagnose.heatmaps:
+        return []
+    contents = (message["content"] for message in request.messages)
+    parts = (part for content in contents if not isinstance(content, str) for part in content)
+    return [part["image"] for part in parts if part["type"] == "image"]
 
 
 class _Rate:

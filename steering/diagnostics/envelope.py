@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from PIL import Image
 
 from steering.diagnostics.flags import flags
 from steering.diagnostics.focus import focus, image_attention_factor, m_lnd
+from steering.diagnostics.heatmaps import data_url, overlay
 from steering.diagnostics.modality import modality
 from steering.diagnostics.options import Diagnose
 from steering.diagnostics.residual import residual
@@ -30,6 +32,7 @@ class _Answer:
     options: Diagnose
     focus_layers: int
     words: Sequence[str]
+    pictures: Sequence[Image.Image]
 
     @property
     def images(self) -> tuple[ImageSpan, ...]:
@@ -50,10 +53,19 @@ class _Answer:
 
 
 def envelope(
-    readings: Readings, layout: Layout, options: Diagnose, focus_layers: int, words: Sequence[str]
+    readings: Readings,
+    layout: Layout,
+    options: Diagnose,
+    focus_layers: int,
+    words: Sequence[str] = (),
+    pictures: Sequence[Image.Image] = (),
 ) -> dict[str, Any]:
-    """The diagnostics of a finished answer; `focus_layers` is N of the focus metrics, `words` the texts of its tokens."""
-    answer = _Answer(readings, layout, options, focus_layers, words)
+    """The diagnostics of a finished answer.
+
+    `focus_layers` is N of the focus metrics, `words` are the texts of the tokens and `pictures` those of the request, where
+    maps need them.
+    """
+    answer = _Answer(readings, layout, options, focus_layers, words, pictures)
     out: dict[str, Any] = {
         "version": VERSION,
         "images": [
@@ -63,7 +75,8 @@ def envelope(
         "rows": {"question": layout.count(QUESTION), "output": readings.output_rows},
     }
     asked = options.include | ({"decay"} if "decay_layers" in options.include else set())  # which only adds to it
-    return out | {name: read(answer) for name, read in _READOUTS.items() if name in asked}
+    out |= {name: read(answer) for name, read in _READOUTS.items() if name in asked}
+    return out | ({"heatmaps": _heatmaps(answer)} if options.heatmaps else {})
 
 
 def _focus(answer: _Answer) -> dict[str, Any] | None:
@@ -120,6 +133,17 @@ def _patches(answer: _Answer) -> list[dict[str, Any]] | None:
     ]
 
 
+def _heatmaps(answer: _Answer) -> list[dict[str, Any]]:
+    """Overlays of rho, mean over the chosen layers; None for an image whose tokens are no single grid."""
+    layers = list(answer.options.chosen_layers(len(answer.readings.patches)))
+    maps = answer.by_image(answer.readings.patches[layers].mean(0))
+    out = []
+    for number, (image, values, picture) in enumerate(zip(answer.images, maps, answer.pictures, strict=True), start=1):
+        png = data_url(overlay(picture, values, image.grid)) if image.grid else None
+        out.append({"image": number, "kind": "rho", "layers": layers, "png": png})
+    return out
+
+
 def _tam(answer: _Answer) -> list[dict[str, Any]]:
     maps = answer.readings.tam
     if maps is None:
@@ -133,7 +157,7 @@ def _tam(answer: _Answer) -> list[dict[str, Any]]:
 
 def _flags(answer: _Answer) -> dict[str, Any] | None:
     """By the attention of the last N layers and the maps of all tokens."""
-    if answer.readings.tam is None:
+    if answer.readings.tam is None or not answer.images:
         return None
     return flags(answer.readings.patches[-answer.focus_layers :].sum(0), answer.readings.tam.sum(0))
 

@@ -18,14 +18,15 @@ MAX_VALUES = 1_000_000
 class Diagnose:
     """Options of the diagnostics envelope.
 
-    `layers` are those of the patch maps: numbers from 0, None for all; `last_layers` the last so many instead. `causal`
-    removes from token activation maps what earlier tokens activate. `target_image` (counted from 1) adds the correctness of
-    the focused image.
+    `layers` are those of the patch maps: numbers from 0, None for all; `last_layers` the last so many instead. `heatmaps`
+    lays their mean over the pictures. `causal` removes from token activation maps what earlier tokens activate.
+    `target_image` (counted from 1) adds the correctness of the focused image.
     """
 
     include: frozenset[str] = frozenset(CHEAP)
     layers: tuple[int, ...] | None = None
     last_layers: int | None = None
+    heatmaps: bool = False
     causal: bool = False
     target_image: int | None = None
 
@@ -69,7 +70,7 @@ class Diagnose:
     @property
     def wants_patches(self) -> bool:
         """Whether attention is to be kept by column."""
-        return bool(self.include & {"patches", "flags"})
+        return self.heatmaps or bool(self.include & {"patches", "flags"})
 
     @property
     def wants_activations(self) -> bool:

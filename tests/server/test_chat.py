@@ -187,6 +187,32 @@ def test_diagnostics_by_name(client: FlaskClient) -> None:
     assert envelope["focus"]["target_image"] == 1
 
 
+def test_every_readout_comes_over_the_wire(client: FlaskClient) -> None:
+    include = ["focus", "modality", "decay", "decay_layers", "residual", "patches", "tam", "flags", "anchor"]
+    wanted = {"include": include, "layers": {"last": 2}, "heatmaps": True, "causal": True}
+    choice = choice_of(
+        ask(client, data_uri(), "and", data_uri(Image.new("RGB", (84, 84), "blue")), QUESTION, diagnostics=wanted)
+    )
+    envelope = choice["diagnostics"]
+    assert set(envelope) == {"version", "images", "rows", "heatmaps", *include} - {"decay_layers"}
+    assert [(one["image"], one["layers"], len(one["rho"][0])) for one in envelope["patches"]] == [
+        (1, [6, 7], 9),
+        (2, [6, 7], 9),
+    ]
+    words = [one["token"] for one in envelope["tam"] if one["image"] == 1]
+    assert "".join(words) == choice["message"]["content"]
+    assert all(one["png"].startswith("data:image/png;base64,") for one in envelope["heatmaps"])
+    assert len(envelope["residual"]["neuron_ratio"]) == 8
+    assert len(envelope["decay"]["by_layer"]["vision"][0]) == 8
+
+
+def test_too_many_maps_are_refused_with_the_bound(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steering.admission.MAX_VALUES", 10)
+    response = ask(client, data_uri(), QUESTION, diagnostics={"include": ["tam"]})
+    assert (response.status_code, response.json["error"]["code"]) == (400, "too_many_maps")
+    assert "at most 10 numbers" in response.json["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
@@ -205,10 +231,9 @@ def test_diagnostics_by_name(client: FlaskClient) -> None:
             "steering_strength_exceeded",
         ),
         ({"steering": {"vectors": [{"name": "modality-preference"}] * 9}}, "steering.vectors", "invalid_value"),
-        ({"diagnostics": {"include": ["tam"]}}, "diagnostics.include", "not_available"),
         ({"diagnostics": {"include": ["charm"]}}, "diagnostics.include", "invalid_value"),
-        ({"diagnostics": {"heatmaps": True}}, "diagnostics.heatmaps", "not_available"),
-        ({"diagnostics": {"layers": [1]}}, "diagnostics.layers", "not_available"),
+        ({"diagnostics": {"include": ["patches"], "layers": [8]}}, "diagnostics.layers", "invalid_value"),
+        ({"diagnostics": {"include": ["patches"], "layers": {"last": 9}}}, "diagnostics.layers", "invalid_value"),
         ({"diagnostics": {"target_image": 2}}, "diagnostics.target_image", "invalid_value"),
         ({"temperature": 2.5}, "temperature", "invalid_value"),
         ({"top_p": 0}, "top_p", "invalid_value"),

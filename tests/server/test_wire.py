@@ -75,6 +75,8 @@ def content(*parts: Any) -> dict[str, Any]:
         ({"diagnostics": {"included": []}}, "diagnostics.included", "unknown_parameter"),
         ({"diagnostics": {"include": "focus"}}, "diagnostics.include", "invalid_value"),
         ({"diagnostics": {"layers": "some"}}, "diagnostics.layers", "invalid_value"),
+        ({"diagnostics": {"layers": {"last": "2"}}}, "diagnostics.layers", "invalid_value"),
+        ({"diagnostics": {"layers": {"first": 2}}}, "diagnostics.layers", "invalid_value"),
         ({"baseline": {}}, "baseline", "invalid_value"),
     ],
 )
@@ -88,7 +90,10 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, code: str) -
 def test_messages_say_what_is_allowed() -> None:
     for fields, expected in (
         ({"steering": {"toward": "left"}}, "'steering.toward' must be 'vision', 'text' or 'auto'; got 'left'."),
-        ({"diagnostics": {"x": 1}}, "'diagnostics.x' is unknown; allowed: include, layers, heatmaps, target_image."),
+        (
+            {"diagnostics": {"x": 1}},
+            "'diagnostics.x' is unknown; allowed: include, layers, heatmaps, causal, target_image.",
+        ),
         ({"temperature": "hot"}, "'temperature' must be a valid number; got 'hot'."),
     ):
         with pytest.raises(BadRequest) as caught:

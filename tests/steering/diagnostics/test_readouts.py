@@ -1,0 +1,310 @@
+"""Patch maps, token activation maps, residual readouts and anchors equal those of one plain eager pass over everything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from steering import Choice, Diagnose, Generate, Request, RequestError, Sage, Sampling, See, Steer, Think
+from steering.diagnostics.flags import flags
+from steering.diagnostics.residual import NAMES
+from steering.diagnostics.tam import Earlier, without_interference
+from steering.layout import Layout, build_prompt
+from steering.spans import CONTEXT, QUESTION, USER
+from tests import families
+from tests.steering.conftest import MakeEngine
+from tests.steering.diagnostics.test_envelope import chats, vector
+from tests.steering.plain import Messages, Plain, uncached
+
+LoadPlain = Callable[[str], Plain]
+STEPS = 5
+EVERYTHING = frozenset({"focus", "decay", "decay_layers", "residual", "patches", "tam", "flags", "anchor"})
+FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "gemma3", "glm4v", "idefics3", "internvl")
+
+
+class Whole:
+    """One plain pass over a prompt and its answer, with everything kept."""
+
+    def __init__(self, plain: Plain, chat: Messages, tokens: list[int], layout: Layout, added: torch.Tensor | None):
+        self.plain, self.tokens, self.layout = plain, tokens, layout
+        inputs = plain.inputs(chat)
+        self.ids = inputs["input_ids"][0]
+        self.updates: list[dict[str, torch.Tensor]] = [{} for _ in plain.layers]
+        with self._hooked(added):
+            out = uncached(plain.model, inputs, tokens[:-1], output_attentions=True, output_hidden_states=True)
+        self.attention = torch.stack([layer[0].mean(0) for layer in out.attentions])  # (layers, n, n)
+        self.states = out.hidden_states[-1][0]
+        self.embedding = plain.model.get_output_embeddings().weight.detach()
+        n = len(self.ids)
+        self.generating = list(range(n - 1, n + len(tokens) - 1))
+        self.rows = [*layout.columns(QUESTION).tolist(), *range(n, n + len(tokens) - 1)]
+
+    @contextmanager
+    def _hooked(self, added: torch.Tensor | None) -> Iterator[None]:
+        handles = []
+
+        def keep(layer: int, name: str) -> Any:
+            return lambda module, args, output: self.updates[layer].__setitem__(name, output[0])
+
+        def before(layer: int) -> Any:
+            def hook(module: Any, args: Any, kwargs: Any) -> None:
+                self.updates[layer]["before"] = (args[0] if args else kwargs["hidden_states"])[0]
+
+            return hook
+
+        def after(layer: int) -> Any:
+            def hook(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+                self.updates[layer]["out"] = output[0]
+                return output if added is None else output + added[layer]
+
+            return hook
+
+        for number, layer in enumerate(self.plain.layers):
+            norm = getattr(layer, "post_mlp_layernorm", None) or getattr(layer, "post_feedforward_layernorm", None)
+            gate = getattr(layer.mlp, "gate_proj", None) or getattr(layer.mlp, "gate_up_proj", None)
+            handles += [
+                layer.register_forward_pre_hook(before(number), with_kwargs=True),
+                (norm or layer.mlp).register_forward_hook(keep(number, "ffn")),
+                layer.register_forward_hook(after(number)),
+            ]
+            if isinstance(gate, torch.nn.Module):
+                handles.append(gate.register_forward_hook(keep(number, "gate")))
+        yield
+        for handle in handles:
+            handle.remove()
+
+    def rho(self, layer: int, column: int) -> float:
+        return float(self.attention[layer, self.rows, column].mean())
+
+    def map(self, token: int, columns: list[int]) -> list[float]:
+        return [max(0.0, float(self.states[column] @ self.embedding[token])) for column in columns]
+
+    def causal(self, step: int, columns: list[int]) -> np.ndarray:
+        """The map of a generated token less the interference of other tokens before it, token by token."""
+        spans = self.layout.spans.tolist()
+        text = [i for i, span in enumerate(spans) if span in (CONTEXT, QUESTION, USER)]
+        earlier = [(int(self.ids[i]), i) for i in text]
+        earlier += [(self.tokens[i], self.generating[i]) for i in range(step)]
+        own = np.array(self.map(self.tokens[step], columns))
+        weights, maps = [], []
+        for token, place in earlier:
+            if token != self.tokens[step]:
+                weights.append(max(0.0, float(self.states[place] @ self.embedding[self.tokens[step]])))
+                maps.append(self.map(token, columns))
+        if not sum(weights):
+            return own
+        interference = np.average(np.array(maps), axis=0, weights=weights)
+        if not interference.any():
+            return own
+        ((scale,), *_) = np.linalg.lstsq(interference[:, None], own, rcond=None)
+        return np.maximum(own - scale * interference, 0)
+
+    def residual(self) -> dict[str, list[float | None]]:
+        out: dict[str, list[float | None]] = {name: [] for name in NAMES}
+        for kept in self.updates:
+            values: dict[str, list[float]] = {name: [] for name in NAMES}
+            for row in self.generating:
+                h_in, ffn, h_out = (kept[name][row].double() for name in ("before", "ffn", "out"))
+                mid = h_out - ffn
+                values["mha_cosine"].append(float(h_in @ mid / h_in.norm() / mid.norm()))
+                values["ffn_cosine"].append(float(mid @ h_out / mid.norm() / h_out.norm()))
+                values["mha_change"].append(float((mid - h_in).norm() / h_in.norm()))
+                values["ffn_change"].append(float(ffn.norm() / mid.norm()))
+                p, q = (mid - h_in).softmax(0), ffn.softmax(0)
+                values["kl"].append(float((p * (p / q).log()).sum()))
+                if "gate" in kept:
+                    gate = kept["gate"][row]
+                    width = self.plain.model.config.get_text_config().intermediate_size
+                    values["neuron_ratio"].append(sum(x > 0 for x in gate[:width].tolist()) / width)
+            for name, found in values.items():
+                out[name].append(sum(found) / len(found) if found else None)
+        return out
+
+
+def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -> None:
+    got, layout = choice.diagnostics, whole.layout
+    assert got is not None
+    json.dumps(got, allow_nan=False)
+    columns = [image.columns.tolist() for image in layout.images]
+    layers = list(diagnose.chosen_layers(len(whole.attention)))
+    for number, (patches, own) in enumerate(zip(got["patches"], columns, strict=True), start=1):
+        assert (patches["image"], patches["layers"]) == (number, layers)
+        expected = [[whole.rho(layer, column) for column in own] for layer in layers]
+        assert np.allclose(patches["rho"], expected, rtol=0, atol=1e-5)
+    assert [(one["position"], one["image"]) for one in got["tam"]] == [
+        (step, image + 1) for step in range(STEPS) for image in range(len(columns))
+    ]
+    together = [column for own in columns for column in own]
+    for step in range(STEPS):
+        found = [value for one in got["tam"] if one["position"] == step for value in one["map"]]
+        own = whole.causal(step, together) if diagnose.causal else whole.map(whole.tokens[step], together)
+        assert np.allclose(found, own, rtol=1e-4, atol=1e-4)
+    for name, values in whole.residual().items():
+        for one, other in zip(got["residual"][name], values, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or one == pytest.approx(other, rel=1e-4, abs=1e-5)
+    last = got["decay"]["by_layer"]["vision"][-1]
+    for layer, share in enumerate(last):
+        row = whole.attention[layer, whole.generating[-1]]
+        parts = [float(row[(layout_span(layout, kind))].sum()) for kind in ("vision", "system", "user")]
+        assert share == (None if not sum(parts) else pytest.approx(parts[0] / sum(parts), abs=1e-5))
+    if len(columns) < 2:
+        assert got["anchor"] is None
+    else:
+        sigma = [
+            [float(whole.attention[layer][columns[-1]][:, own].mean()) for own in columns[:-1]]
+            for layer in range(len(whole.attention))
+        ]
+        assert np.allclose(got["anchor"]["sigma"], sigma, rtol=0, atol=1e-5)
+        means = np.mean(sigma[-focus_layers:], axis=0)
+        assert got["anchor"]["image"] == (int(means.argmax()) + 1 if means.any() else None)
+    attention = [sum(whole.rho(layer, c) for layer in range(len(whole.attention))[-focus_layers:]) for c in together]
+    activation = np.sum([one["map"] for one in whole_maps(got["tam"], STEPS)], axis=0)
+    concentration = got["flags"]["concentration"]
+    for name, values in (("attention", np.array(attention)), ("activation", activation)):
+        top = np.sort(values)[::-1][: -(-len(values) // 5)].sum()
+        assert concentration[name] == (pytest.approx(top / values.sum(), rel=1e-3) if values.any() else None)
+
+
+def layout_span(layout: Layout, kind: str) -> torch.Tensor:
+    if kind == "vision":
+        return layout.image_columns
+    return layout.columns(0) if kind == "system" else (layout.spans > 0).logical_and(layout.spans < 4).nonzero()[:, 0]
+
+
+def whole_maps(tam: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
+    return [{"map": [v for one in tam if one["position"] == step for v in one["map"]]} for step in range(steps)]
+
+
+@pytest.mark.parametrize("budget", [1000, 11])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equal_to_a_plain_pass_in_a_batch_steered_or_not(
+    family: str, budget: int, make_engine: MakeEngine, load_plain: LoadPlain
+) -> None:
+    engine = make_engine(family, prefill_budget=budget, max_length=1024)
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
+    steer = Steer(vector(engine.mllm), -0.8)
+    options = [
+        Diagnose(EVERYTHING, causal=True),
+        Diagnose(EVERYTHING, layers=(2, 0)),
+        Diagnose(EVERYTHING, last_layers=1, causal=True),
+    ]
+    requests = [
+        Request(chat, sampling, (steer,) * (i == 1), diagnose=diagnose)
+        for i, (chat, diagnose) in enumerate(zip(chats(), options, strict=True))
+    ]
+    neighbour = Request(chats()[0], Sampling(max_tokens=9, ignore_eos=True), diagnose=None)
+    for i, (request, result) in enumerate(zip(requests, engine.generate([neighbour, *requests])[1:], strict=True)):
+        (choice,) = result.choices
+        layout = build_prompt(engine.mllm, request.messages).layout
+        added = steer.delta if i == 1 else None
+        whole = Whole(load_plain(family), request.messages, list(choice.token_ids), layout, added)
+        assert request.diagnose is not None
+        check(choice, whole, request.diagnose, engine.focus_layers)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
+def test_each_of_several_answers_has_its_own(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+    engine = make_engine(family, slots=3)
+    diagnose = Diagnose(EVERYTHING, causal=True)
+    request = Request(
+        chats()[1], Sampling(max_tokens=STEPS, ignore_eos=True, temperature=1.5, seed=1), diagnose=diagnose, n=3
+    )
+    choices = engine.generate([request, request])[1].choices
+    assert len({choice.token_ids for choice in choices}) > 1
+    layout = build_prompt(engine.mllm, request.messages).layout
+    for choice in choices:
+        whole = Whole(load_plain(family), request.messages, list(choice.token_ids), layout, None)
+        check(choice, whole, diagnose, engine.focus_layers)
+
+
+def test_waiting_for_a_twin_changes_nothing(make_engine: MakeEngine) -> None:
+    """A contrast of weight 0, whose twin is renewed at every other token, against no contrast."""
+    diagnose = Diagnose(EVERYTHING, causal=True)
+    sampling = Sampling(max_tokens=7, ignore_eos=True)
+    base = Sage(See(0.3), Think(0.7, threshold=0.01))
+    engine = make_engine("qwen2_vl")
+    other = Request(chats()[0], Sampling(max_tokens=20, ignore_eos=True))  # so that waiting rows are stepped
+    one, two = (
+        engine.generate([Request(chats()[1], sampling, sage=sage, diagnose=diagnose), other])[0].choices[0]
+        for sage in (base, dataclasses.replace(base, generate=Generate(0.0, refresh=2)))
+    )
+    assert one.token_ids == two.token_ids
+    assert one.diagnostics is not None
+    assert two.diagnostics is not None
+    for name in ("focus", "decay", "residual", "patches", "tam"):
+        assert close(one.diagnostics[name], two.diagnostics[name]), name
+
+
+def close(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(close(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == (pytest.approx(other, rel=1e-3, abs=1e-5) if isinstance(other, float) else other))
+
+
+def test_interference_by_hand() -> None:
+    # Token 0 stands behind two text tokens: the first is itself, the second's map is twice [1, 1, 0].
+    head = torch.tensor([[1.0, 0.0]])
+    earlier = Earlier(
+        torch.tensor([7, 8, 7]),
+        torch.tensor([[5.0, 0.0], [2.0, 0.0], [9.0, 0.0]]),
+        torch.tensor([[9.0, 9.0, 9.0], [2.0, 2.0, 0.0], [0.0, 3.0, 4.0]]),
+    )
+    maps = torch.tensor([[0.0, 3.0, 4.0]])
+    # Least squares of [0, 3, 4] on [2, 2, 0]: 6 / 8; what is left: [-1.5, 1.5, 4].
+    out = without_interference(maps, torch.tensor([7]), head, 2, earlier)
+    assert out.tolist() == [[0.0, 1.5, 4.0]]
+
+
+def test_flags_by_hand() -> None:
+    flat, here, there = (torch.full((10,), 1.0) for _ in range(3))
+    here[2], there[5] = 10.0, 10.0
+    blind = flags(flat, flat)
+    assert (blind["perceptual_blindness"], blind["dissociation"]) == (True, False)
+    assert blind["concentration"] == {"attention": 0.2, "activation": 0.2, "overlap": 1.0}
+    here[3], there[6] = 10.0, 10.0
+    apart = flags(here, there)
+    assert (apart["perceptual_blindness"], apart["dissociation"]) == (False, True)
+    assert apart["concentration"]["overlap"] == 0.0
+    assert apart["concentration"]["attention"] == pytest.approx(20 / 28)
+    same = flags(here, here)
+    assert (same["perceptual_blindness"], same["dissociation"]) == (False, False)
+    assert flags(flat, torch.zeros(10))["perceptual_blindness"] is None
+    assert flags(flat[:2], flat[:2])["dissociation"] is None
+
+
+@pytest.mark.parametrize("layers", [(3,), (-1,), (), (0, 0)])
+def test_layers_that_do_not_exist_are_refused(layers: tuple[int, ...], make_engine: MakeEngine) -> None:
+    request = Request(chats()[0], diagnose=Diagnose(frozenset({"patches"}), layers=layers))
+    with pytest.raises(RequestError, match="from 0 to 2") as refused:
+        make_engine("qwen2_vl").submit(request)
+    assert refused.value.param == "diagnostics.layers"
+
+
+def test_too_many_maps_are_refused_with_the_bound(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steering.admission.MAX_VALUES", 100)
+    request = Request(chats()[0], Sampling(max_tokens=50), diagnose=Diagnose(frozenset({"tam"})))
+    with pytest.raises(RequestError, match="at most 100 numbers") as refused:
+        make_engine("qwen2_vl").submit(request)
+    assert (refused.value.param, refused.value.code) == ("diagnostics", "too_many_maps")
+    families_small = Request(chats()[0], Sampling(max_tokens=1), diagnose=Diagnose(frozenset({"tam"})))
+    assert make_engine("qwen2_vl").generate([families_small])
+    assert "qwen2_vl" in families.FAMILIES
+
+
+def test_without_images_there_are_no_maps(make_engine: MakeEngine) -> None:
+    chat = [{"role": "user", "content": [{"type": "text", "text": "Hello there"}]}]
+    request = Request(chat, Sampling(max_tokens=3, ignore_eos=True), diagnose=Diagnose(EVERYTHING, causal=True))
+    got = make_engine("qwen2_vl").generate([request])[0].choices[0].diagnostics
+    assert got is not None
+    assert (got["patches"], got["tam"], got["flags"], got["anchor"]) == ([], [], None, None)
+    assert len(got["residual"]["kl"]) == 3
