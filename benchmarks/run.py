@@ -107,7 +107,7 @@ def steering(workload: Workload) -> Iterator[Comparison]:
 
 
 def diagnostics(workload: Workload) -> Iterator[Comparison]:
-    """Focus and modality on against off, beside eager `output_attentions` against plain `generate()`."""
+    """Focus and modality, and everything, on against off, beside eager `output_attentions` against plain `generate()`."""
     engine, plain, eager = sides.engine(workload, CONCURRENT), sides.Plain(workload), sides.Plain(workload, "eager")
     yield Comparison(
         "focus + modality on / off, one request",
@@ -116,6 +116,14 @@ def diagnostics(workload: Workload) -> Iterator[Comparison]:
             "on": lambda seeds: sides.run_engine(engine, workload, seeds, diagnose=sides.FOCUS),
         },
         over="on", under="off", aim=1.05,
+    )  # fmt: skip
+    yield Comparison(
+        "every readout on / off, one request of 100 tokens",
+        {
+            "off": lambda seeds: sides.run_engine(engine, workload, seeds, tokens=100),
+            "on": lambda seeds: sides.run_engine(engine, workload, seeds, tokens=100, diagnose=sides.EVERYTHING),
+        },
+        over="on", under="off", aim=1.15,
     )  # fmt: skip
     yield Comparison(
         "for comparison: eager output_attentions / generate()",

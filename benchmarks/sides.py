@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 import steering
 from benchmarks.models import Workload
-from steering import Diagnose, Generate, Request, Sage, Sampling, See, Steer, SteeringVector, Think
+from steering import READOUTS, Diagnose, Generate, Request, Sage, Sampling, See, Steer, SteeringVector, Think
 from steering.processor import load_processor
 
 TOKENS = 64
@@ -23,6 +23,7 @@ SAGES = {
     "SAGE": Sage(See(), Think(threshold=0.5), Generate()),
 }
 FOCUS = Diagnose(include=frozenset({"focus", "modality"}))
+EVERYTHING = Diagnose(include=frozenset(READOUTS), causal=True)
 """The readouts whose cost is measured."""
 
 
@@ -40,12 +41,13 @@ def run_engine(
     steers: Sequence[tuple[Steer, ...]] = (),
     diagnose: Diagnose | None = None,
     sage: Sage | None = None,
+    tokens: int = TOKENS,
 ) -> None:
-    """Answer one prompt a seed, all submitted at once; prompt i gets steers[i]."""
+    """Answer one prompt a seed with `tokens` tokens, all submitted at once; prompt i gets steers[i]."""
     requests = [
         Request(
             messages=workload.messages(seed),
-            sampling=Sampling(max_tokens=TOKENS, ignore_eos=True),
+            sampling=Sampling(max_tokens=tokens, ignore_eos=True),
             steering=steers[i] if steers else (),
             diagnose=diagnose,
             sage=sage,
@@ -53,7 +55,7 @@ def run_engine(
         for i, seed in enumerate(seeds)
     ]
     for result in engine.generate(requests):
-        assert len(result.choices[0].token_ids) == TOKENS
+        assert len(result.choices[0].token_ids) == tokens
 
 
 class Plain:
