@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from steering.diagnostics.drift import drift
 from steering.diagnostics.envelope import envelope
 from steering.errors import Fault
 from steering.request import Choice, Chunk, Result, TokenLogprob
@@ -108,16 +109,21 @@ class Completion:
             finish_reason=sequence.finish_reason or "",
             logprobs=None if sequence.sampling.logprobs is None else tuple(sequence.logprobs),
             applied=sequence.applied(),
-            diagnostics=self._diagnostics(sequence),
+            diagnostics=self._diagnostics(sequence, baseline),
             baseline=baseline,
             states=sequence.states,
             divergence=sequence.divergence,
+            final_states=sequence.final_states,
         )
 
-    def _diagnostics(self, sequence: Sequence) -> dict[str, Any] | None:
+    def _diagnostics(self, sequence: Sequence, baseline: Choice | None) -> dict[str, Any] | None:
         if sequence.readings is None or sequence.diagnose is None:
             return None
         words = [self._token_text(token) for token in sequence.tokens]
-        return envelope(
+        out = envelope(
             sequence.readings, sequence.prompt.layout, sequence.diagnose, self._focus_layers, words, self._pictures
         )
+        if sequence.final_states is not None:
+            other = None if baseline is None else baseline.final_states
+            out["drift"] = None if other is None else {"to": "baseline", "cosine": drift(sequence.final_states, other)}
+        return out

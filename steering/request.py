@@ -107,7 +107,8 @@ class Choice:
     """One finished answer. `finish_reason` is "stop" or "length"; `applied` and `diagnostics` follow the wire protocol.
 
     `states` is (layers, d) float32 on the CPU: the residual stream after each layer at the prompt's last token.
-    `divergence` is (layers, prompt tokens), in nats.
+    `divergence` is (layers, prompt tokens), in nats. `final_states`, where drift is read out, is as `states` at the row that
+    generated the last token.
     """
 
     index: int
@@ -120,6 +121,7 @@ class Choice:
     baseline: Choice | None = None
     states: torch.Tensor | None = None
     divergence: torch.Tensor | None = None
+    final_states: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,10 @@ class DecodeResidual:
     def after_layer(self, layer: int, hidden: torch.Tensor, updates: Updates) -> torch.Tensor:
         if self.think is not None:
             hidden = self.think.damp(layer, hidden, updates.mha, updates.ffn)
+        out = hidden + self._by_layer[layer]
         if self.readout is not None:
-            self.readout.keep(hidden, updates)
-        return hidden + self._by_layer[layer]
+            self.readout.keep(hidden, updates, out)
+        return out
 
 
 @dataclass
@@ -117,11 +118,12 @@ class PrefillResidual:
     def after_layer(self, layer: int, hidden: torch.Tensor, updates: Updates) -> torch.Tensor:
         if self.think is not None:
             hidden = self.think.damp(layer, hidden, updates.mha, updates.ffn)
-        if self.readout is not None:
-            self.readout.keep(hidden, updates)
+        before = hidden
         if layer in self.delta:
             self.norms[layer] = (hidden.float().norm(dim=-1, keepdim=True) * self.classes).sum(1)
             hidden = hidden + (self.classes.to(hidden.dtype) @ self.delta[layer])
+        if self.readout is not None:
+            self.readout.keep(before, updates, hidden)
         if self.last is not None and self.states is not None:
             self.states[layer] = hidden[torch.arange(len(hidden), device=hidden.device), self.last]
         return hidden

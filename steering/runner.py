@@ -196,7 +196,7 @@ class Runner:
             sequence.question_sums, sequence.last_sums = source.question_sums, source.last_sums
             sequence.anchor_sums = source.anchor_sums
             sequence.masks, sequence.image_states = source.masks[:1], source.image_states
-            sequence.text_states = list(measured.text_states)
+            sequence.text_states, sequence.final_states = list(measured.text_states), measured.final_states
             logits.append(source.prompt_logits)
         return torch.stack(logits)
 
@@ -278,6 +278,10 @@ class Runner:
             )
         if readout is not None:
             self.readouts.residual[:count] += readout.measured() * active
+            if drifting := [one for one in running if one.wants_final_states and not one.paused]:
+                states = readout.states()
+                for sequence in drifting:
+                    sequence.final_states = states[sequence.slot]
         self.think.record(think, rows, active)
         if see is not None:
             self.see.record(see, positions)
@@ -340,6 +344,8 @@ class Runner:
             )
         if sequence.diagnose is None or sequence.question_sums is None or sequence.last_sums is None:
             return
+        if sequence.final_states is not None:
+            sequence.final_states = sequence.final_states.to("cpu", copy=True)
         rows = max(len(sequence.tokens) - 1, 0)
         first, slot, layout = sequence.prompt.length, sequence.slot, sequence.prompt.layout
         shares = span_shares(sequence.last_sums)[None]
@@ -502,6 +508,8 @@ class Runner:
                 sequence.text_states.append(hidden[row, : lengths[row]][_user_text(spans).to(hidden.device)])
             if step.residual.readout is not None:
                 self.readouts.residual[sequence.slot] += measured[row]
+                if sequence.wants_final_states:
+                    sequence.final_states = step.residual.readout.states()[row]
             if step.capture is not None and sequence.wants_shares:
                 self._keep_sums(sequence, step.capture, row)
             complete = sequence.computed == sequence.prompt.length
@@ -513,6 +521,7 @@ class Runner:
                     self.readouts.patches[sequence.slot, :, : sequence.computed].clone(),
                     self.readouts.residual[sequence.slot].clone(),
                     tuple(sequence.text_states),
+                    sequence.final_states,
                 )
 
     def _keep_sums(self, sequence: Sequence, capture: PrefillCapture, row: int) -> None:

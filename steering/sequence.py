@@ -44,12 +44,13 @@ class Readings:
 @dataclass(frozen=True)
 class Measured:
     """What a prompt left behind, for sequences that copy it: of its slot `ThinkSlots.measured`, `ReadoutSlots.patches` (the
-    prompt's columns) and `residual`, and its text states."""
+    prompt's columns) and `residual`, its text states and final ones."""
 
     think: torch.Tensor
     patches: torch.Tensor
     residual: torch.Tensor
     text_states: tuple[torch.Tensor, ...]
+    final_states: torch.Tensor | None
 
 
 @dataclass(eq=False)
@@ -97,6 +98,7 @@ class Sequence:
         default_factory=list
     )  # as image_states: the user's text, rows that generate
     states: torch.Tensor | None = None
+    final_states: torch.Tensor | None = None  # (layers, d), at the row that generated the latest token
     divergence: torch.Tensor | None = None
     norms: dict[int, torch.Tensor] = field(default_factory=dict)
     question_sums: torch.Tensor | None = None
@@ -147,6 +149,10 @@ class Sequence:
     def wants_image_states(self) -> bool:
         """Whether the states of image tokens are kept: for Generate's maps or for those of diagnostics."""
         return self.generate is not None or (self.diagnose is not None and self.diagnose.wants_activations)
+
+    @property
+    def wants_final_states(self) -> bool:
+        return self.diagnose is not None and "drift" in self.diagnose.include
 
     @property
     def wants_text_states(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from steering.errors import RequestError
 
 CHEAP = ("focus", "modality", "decay")
-READOUTS = (*CHEAP, "decay_layers", "residual", "patches", "tam", "flags", "anchor")
+READOUTS = (*CHEAP, "decay_layers", "residual", "patches", "tam", "flags", "anchor", "drift")
 """Readouts this engine computes, in the order of the envelope."""
 
 MAX_VALUES = 1_000_000
@@ -79,5 +79,5 @@ class Diagnose:
 
     @property
     def wants_residual(self) -> bool:
-        """Whether the updates of the residual stream are to be measured."""
-        return "residual" in self.include
+        """Whether the residual stream and its updates are to be kept."""
+        return bool(self.include & {"residual", "drift"})

@@ -29,14 +29,18 @@ class ResidualRows:
         self._last = last
         self._layers: list[tuple[torch.Tensor | None, ...]] = []
 
-    def keep(self, hidden: torch.Tensor, updates: Updates) -> None:
-        """Called behind a layer. hidden: (rows, n, d), its output."""
-        kept = (hidden, updates.mha, updates.ffn, updates.gate)
+    def keep(self, hidden: torch.Tensor, updates: Updates, steered: torch.Tensor) -> None:
+        """Called behind a layer. hidden: (rows, n, d), its output; steered: that with the vectors that were added."""
+        kept = (hidden, updates.mha, updates.ffn, updates.gate, steered)
         if self._last is None:
             self._layers.append(tuple(None if value is None else value[:, -1] for value in kept))
             return
         rows = torch.arange(len(hidden), device=hidden.device)
         self._layers.append(tuple(None if value is None else value[rows, self._last] for value in kept))
+
+    def states(self) -> torch.Tensor:
+        """(rows, layers, d): the residual stream after each layer, steering included."""
+        return torch.stack([layer[4] for layer in self._layers if layer[4] is not None], 1)
 
     def measured(self) -> torch.Tensor:
         """(rows, layers, 6), in the order of `NAMES`; NaN where a model has no such gates."""

@@ -18,7 +18,6 @@ from steering.diagnostics.residual import NAMES
 from steering.diagnostics.tam import Earlier, without_interference
 from steering.layout import Layout, build_prompt
 from steering.spans import CONTEXT, QUESTION, USER
-from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.diagnostics.test_envelope import chats, vector
 from tests.steering.plain import Messages, Plain, uncached
@@ -251,6 +250,35 @@ def close(one: Any, other: Any) -> bool:
     return bool(one == (pytest.approx(other, rel=1e-3, abs=1e-5) if isinstance(other, float) else other))
 
 
+@pytest.mark.parametrize("steps", [1, STEPS])
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "glm4v"])
+def test_drift_is_between_the_last_rows_of_answer_and_baseline(
+    family: str, steps: int, make_engine: MakeEngine, load_plain: LoadPlain
+) -> None:
+    engine, plain = make_engine(family), load_plain(family)
+    steer = Steer(vector(engine.mllm), 0.8)
+    request = Request(
+        chats()[0], Sampling(max_tokens=steps, ignore_eos=True), (steer,), diagnose=Diagnose(frozenset({"drift"})),
+        baseline=True,
+    )  # fmt: skip
+    (choice,) = engine.generate([request])[0].choices
+    assert choice.baseline is not None
+    layout = build_prompt(engine.mllm, request.messages).layout
+    states = []
+    for one, added in ((choice, steer.delta), (choice.baseline, torch.zeros_like(steer.delta))):
+        whole = Whole(plain, request.messages, list(one.token_ids), layout, added)
+        rows = [kept["out"][whole.generating[-1]] + push for kept, push in zip(whole.updates, added, strict=True)]
+        states.append(torch.stack(rows))
+        assert one.final_states is not None
+        torch.testing.assert_close(one.final_states, states[-1], rtol=1e-3, atol=1e-3)
+    expected = [float(a @ b / a.norm() / b.norm()) for a, b in zip(*states, strict=True)]
+    assert choice.diagnostics is not None
+    assert choice.diagnostics["drift"] == {"to": "baseline", "cosine": pytest.approx(expected, abs=1e-5)}
+    assert min(expected) < 0.999
+    assert choice.baseline.diagnostics is not None
+    assert choice.baseline.diagnostics["drift"] is None
+
+
 def test_interference_by_hand() -> None:
     # Token 0 stands behind two text tokens: the first is itself, the second's map is twice [1, 1, 0].
     head = torch.tensor([[1.0, 0.0]])
@@ -296,9 +324,8 @@ def test_too_many_maps_are_refused_with_the_bound(make_engine: MakeEngine, monke
     with pytest.raises(RequestError, match="at most 100 numbers") as refused:
         make_engine("qwen2_vl").submit(request)
     assert (refused.value.param, refused.value.code) == ("diagnostics", "too_many_maps")
-    families_small = Request(chats()[0], Sampling(max_tokens=1), diagnose=Diagnose(frozenset({"tam"})))
-    assert make_engine("qwen2_vl").generate([families_small])
-    assert "qwen2_vl" in families.FAMILIES
+    small = Request(chats()[0], Sampling(max_tokens=1), diagnose=Diagnose(frozenset({"tam"})))
+    assert make_engine("qwen2_vl").generate([small])
 
 
 def test_without_images_there_are_no_maps(make_engine: MakeEngine) -> None:
