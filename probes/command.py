@@ -71,6 +71,10 @@ def _register_probe(subparsers: Any, demo_samples: DemoSamples | None, default_m
         "--calibrate-sage", action="store_true",
         help="measure the thresholds of SAGE's Think instead, on --samples prompts, and keep them in MODEL",
     )  # fmt: skip
+    parser.add_argument(
+        "--calibrate-sinks", action="store_true",
+        help="measure which places of images attract attention anyway instead, and keep that in MODEL",
+    )  # fmt: skip
     parser.set_defaults(func=lambda arguments: _guarded(_probe, arguments, demo_samples))
 
 
@@ -152,18 +156,24 @@ def _guarded(command: Callable[..., int], arguments: argparse.Namespace, samples
         return 1
 
 
-def _calibrate_sage(arguments: argparse.Namespace, demo_samples: DemoSamples | None) -> int:
-    from probes.sage import calibrate_think
+def _calibrate(arguments: argparse.Namespace, demo_samples: DemoSamples | None) -> int:
+    from probes.calibration import calibrate_sinks, calibrate_think
 
     folder = Path(arguments.model)
     if not folder.is_dir():
-        raise ValueError(f"--model {arguments.model}: the thresholds are kept in the model's folder, and this is none")
+        raise ValueError(f"--model {arguments.model}: the calibration is kept in the model's folder, and this is none")
     samples = _samples(arguments, demo_samples, arguments.samples, PROBE_SEEDS + arguments.seed)
-    calibration = calibrate_think(_engine(arguments), samples, arguments.quiet)
+    measure = calibrate_sinks if arguments.calibrate_sinks else calibrate_think
+    calibration = measure(_engine(arguments), samples, arguments.quiet)
     path = calibration.save(folder)
+    if arguments.calibrate_sinks:
+        print(f"{path}: attention to places of {calibration.images} images, greatest by layer, in average patches")
+        for layer, places in enumerate(calibration.sinks or ()):
+            print(f"layer {layer:>3}  {max(max(row) for row in places):.2f}")
+        return 0
     print(f"{path}: divergence on {calibration.tokens} tokens of {calibration.samples} prompts")
-    for layer, threshold in enumerate(calibration.thresholds(0.9).tolist()):
-        print(f"layer {layer:>3}  0.9 quantile {threshold:.4f}")
+    for layer, quantiles in enumerate(calibration.divergence or ()):
+        print(f"layer {layer:>3}  0.9 quantile {quantiles[90]:.4f}")
     return 0
 
 
@@ -172,8 +182,8 @@ def _probe(arguments: argparse.Namespace, demo_samples: DemoSamples | None) -> i
     from probes.calibrate import calibrate
     from steering.vectors import NAME
 
-    if arguments.calibrate_sage:
-        return _calibrate_sage(arguments, demo_samples)
+    if arguments.calibrate_sage or arguments.calibrate_sinks:
+        return _calibrate(arguments, demo_samples)
     if not NAME.fullmatch(arguments.name):
         raise ValueError(f"--name {arguments.name!r} must match {NAME.pattern}")
     out = Path(arguments.out or Path(arguments.model) / "vectors" / f"{arguments.name}.safetensors")

@@ -139,7 +139,7 @@ def _diagnose(wire: Diagnostics) -> Diagnose:
     include = frozenset(CHEAP if wire.include is None else wire.include)
     layers = tuple(wire.layers) if isinstance(wire.layers, list) else None
     last = wire.layers["last"] if isinstance(wire.layers, dict) else None
-    return Diagnose(include, layers, last, wire.heatmaps, wire.causal, wire.target_image)
+    return Diagnose(include, layers, last, wire.heatmaps, wire.causal, wire.discount_sinks, wire.target_image)
 
 
 def _message(message: Message, param: str, images: ImageLoader) -> dict[str, Any]:

@@ -183,6 +183,7 @@ class Diagnostics(Strict):
     layers: Any = "all"
     heatmaps: Flag = False
     causal: Flag = False
+    discount_sinks: Flag = False
     target_image: Integer | None = None
 
     @field_validator("layers")

@@ -65,13 +65,14 @@ def _thresholds(mllm: MLLM, sage: Sage | None) -> torch.Tensor | None:
     think = sage.think
     if think.threshold is not None:
         return torch.full((mllm.num_layers,), think.threshold)
-    if mllm.calibration is None:
+    thresholds = None if mllm.calibration is None else mllm.calibration.thresholds(think.quantile)
+    if thresholds is None:
         raise RequestError(
             f"{mllm.name} was not calibrated for 'sage.think'; give 'sage.think.threshold', or run "
             "'helmsight probe --calibrate-sage' on it.",
             param="sage.think.threshold",
         )
-    return mllm.calibration.thresholds(think.quantile)
+    return thresholds
 
 
 def _check_steer(mllm: MLLM, steer: Steer) -> None:
@@ -92,6 +93,12 @@ def _check_diagnose(mllm: MLLM, diagnose: Diagnose | None, layout: Layout, max_t
         raise RequestError(
             f"'diagnostics.target_image' is {diagnose.target_image}, but the request holds {images} images.",
             param="diagnostics.target_image",
+        )
+    if diagnose.discount_sinks and (mllm.calibration is None or mllm.calibration.sinks is None):
+        raise RequestError(
+            f"{mllm.name} was not calibrated for 'diagnostics.discount_sinks'; run 'helmsight probe --calibrate-sinks' on "
+            "it.",
+            param="diagnostics.discount_sinks",
         )
     values = diagnose.values(mllm.num_layers, len(layout.image_columns), max_tokens)
     if values > MAX_VALUES:

@@ -1,9 +1,9 @@
-"""What a model's calibration measured, in `calibration.json` of its folder: thresholds that no other model shares."""
+"""What a model's calibrations measured, in `calibration.json` of its folder: numbers that no other model shares."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,32 @@ SHARES = tuple(i / 100 for i in range(101))
 @dataclass(frozen=True)
 class Calibration:
     """divergence: for each layer the quantiles of D (see `interventions.think`) at `SHARES`, over `tokens` prompt tokens
-    of `samples` prompts."""
+    of `samples` prompts. sinks: (layers, rows, columns) as `diagnostics.sinks.attraction`, over `images`. Each None, or 0,
+    until it was measured."""
 
     fingerprint: str
-    divergence: tuple[tuple[float, ...], ...]
-    samples: int
-    tokens: int
+    divergence: tuple[tuple[float, ...], ...] | None = None
+    samples: int = 0
+    tokens: int = 0
+    sinks: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    images: int = 0
 
-    @classmethod
-    def of(cls, fingerprint: str, values: torch.Tensor, samples: int) -> Calibration:
+    def with_divergence(self, values: torch.Tensor, samples: int) -> Calibration:
         """values: (layers, tokens), D of every prompt token."""
         quantiles = values.double().quantile(torch.tensor(SHARES, dtype=torch.float64), dim=1).T
         rounded = tuple(tuple(round(value, 6) for value in row) for row in quantiles.tolist())
-        return cls(fingerprint, rounded, samples, values.shape[1])
+        return replace(self, divergence=rounded, samples=samples, tokens=values.shape[1])
 
-    def thresholds(self, quantile: float) -> torch.Tensor:
-        """(layers,) D that a share of `quantile` of the tokens does not exceed, between the kept shares linearly."""
+    def with_sinks(self, values: torch.Tensor, images: int) -> Calibration:
+        """values: (layers, rows, columns)."""
+        rounded = tuple(tuple(tuple(round(x, 4) for x in row) for row in layer) for layer in values.tolist())
+        return replace(self, sinks=rounded, images=images)
+
+    def thresholds(self, quantile: float) -> torch.Tensor | None:
+        """(layers,) D that a share of `quantile` of the tokens does not exceed, between the kept shares linearly; None where
+        it was not measured."""
+        if self.divergence is None:
+            return None
         table = torch.tensor(self.divergence)
         place = quantile * (len(SHARES) - 1)
         below = int(place)
@@ -58,11 +68,17 @@ class Calibration:
             content: dict[str, Any] = json.loads(path.read_text())
             if content.pop("format") != FORMAT:
                 raise ValueError("unknown format")
-            table = tuple(tuple(map(float, row)) for row in content.pop("divergence"))
-            loaded = cls(divergence=table, **content)
-            if len(table) != layers or any(len(row) != len(SHARES) for row in table):
-                raise ValueError(f"must hold {layers} layers of {len(SHARES)} quantiles")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            table, sinks = content.pop("divergence"), content.pop("sinks", None)
+            if table is not None:
+                table = tuple(tuple(map(float, row)) for row in table)
+                if len(table) != layers or any(len(row) != len(SHARES) for row in table):
+                    raise ValueError(f"must hold {layers} layers of {len(SHARES)} quantiles")
+            if sinks is not None:
+                sinks = tuple(tuple(tuple(map(float, row)) for row in layer) for layer in sinks)
+                if len(sinks) != layers or len({(len(layer), len(layer[0])) for layer in sinks}) != 1:
+                    raise ValueError(f"must hold the sinks of {layers} layers")
+            loaded = cls(divergence=table, sinks=sinks, **content)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise UnsupportedModel(f"{path} is no calibration: {error}. Make it anew or remove it.") from error
         if loaded.fingerprint != fingerprint:
             raise UnsupportedModel(f"{path} belongs to another model. Make it anew or remove it.")

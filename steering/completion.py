@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
-from PIL import Image
-
 from steering.diagnostics.drift import drift
-from steering.diagnostics.envelope import envelope
+from steering.diagnostics.envelope import Surroundings, envelope
 from steering.errors import Fault
 from steering.request import Choice, Chunk, Result, TokenLogprob
 from steering.sequence import Sequence
@@ -23,19 +21,15 @@ class Completion:
         prompt_tokens: int,
         n: int,
         baseline: bool,
-        focus_layers: int,
         wake: Callable[[], None],
-        token_text: Callable[[int], str],
-        pictures: list[Image.Image],
+        around: Surroundings,
     ):
         self.prompt_tokens = prompt_tokens
         self.sequences: list[Sequence] = []
         self._n = n
         self._has_baseline = baseline
-        self._focus_layers = focus_layers
         self._wake = wake
-        self._token_text = token_text
-        self._pictures = pictures
+        self._around = around
         self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob], bool]] = SimpleQueue()
         self._roles: dict[Sequence, tuple[int, bool]] = {}
         self._choices: dict[int, Choice] = {}
@@ -119,10 +113,8 @@ class Completion:
     def _diagnostics(self, sequence: Sequence, baseline: Choice | None) -> dict[str, Any] | None:
         if sequence.readings is None or sequence.diagnose is None:
             return None
-        words = [self._token_text(token) for token in sequence.tokens]
-        out = envelope(
-            sequence.readings, sequence.prompt.layout, sequence.diagnose, self._focus_layers, words, self._pictures
-        )
+        layout, options = sequence.prompt.layout, sequence.diagnose
+        out = envelope(sequence.readings, layout, options, sequence.tokens, self._around)
         if sequence.final_states is not None:
             other = None if baseline is None else baseline.final_states
             out["drift"] = None if other is None else {"to": "baseline", "cosine": drift(sequence.final_states, other)}

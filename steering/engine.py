@@ -17,6 +17,7 @@ from PIL import Image
 from steering import check
 from steering.admission import admit
 from steering.completion import Completion
+from steering.diagnostics.envelope import Surroundings
 from steering.diagnostics.options import Diagnose
 from steering.errors import Busy, Fault, RequestError, UnsupportedModel
 from steering.images import ImageCache, divide
@@ -355,13 +356,7 @@ class Engine:
     def _enqueue(self, request: Request, refuse: Callable[[int], None]) -> Completion:
         admitted = admit(self.mllm, request, self.max_length, self.max_images)
         completion = Completion(
-            admitted.prompt.length,
-            request.n,
-            request.baseline,
-            self.focus_layers,
-            self._wake,
-            lambda token: self._token_text(token)[0],
-            _pictures(request),
+            admitted.prompt.length, request.n, request.baseline, self._wake, self._surroundings(request)
         )
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
 
@@ -405,6 +400,16 @@ class Engine:
             if value > -math.inf  # a contrast leaves only what is plausible
         )
         return TokenLogprob(token, *self._token_text(token), logprob, alternatives)
+
+    def _surroundings(self, request: Request) -> Surroundings:
+        pictures = _pictures(request) if request.diagnose is not None and request.diagnose.heatmaps else []
+        sinks = None if self.mllm.calibration is None else self.mllm.calibration.sinks
+        return Surroundings(
+            self.focus_layers,
+            lambda token: self._token_text(token)[0],
+            pictures,
+            None if sinks is None else torch.tensor(sinks),
+        )
 
     def _free_slots(self) -> int:
         return self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
@@ -455,9 +460,7 @@ class Engine:
 
 
 def _pictures(request: Request) -> list[Image.Image]:
-    """The images of a request, in order, where its heat maps need them."""
-    if request.diagnose is None or not request.diagnose.heatmaps:
-        return []
+    """The images of a request, in order."""
     contents = (message["content"] for message in request.messages)
     parts = (part for content in contents if not isinstance(content, str) for part in content)
     return [part["image"] for part in parts if part["type"] == "image"]

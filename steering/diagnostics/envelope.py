@@ -16,6 +16,7 @@ from steering.diagnostics.heatmaps import data_url, overlay
 from steering.diagnostics.modality import modality
 from steering.diagnostics.options import Diagnose
 from steering.diagnostics.residual import residual
+from steering.diagnostics.sinks import discounted
 from steering.layout import ImageSpan, Layout
 from steering.sequence import Readings
 from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION
@@ -24,15 +25,29 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """What readouts need besides an answer's readings: N of the focus metrics, the text of a token, the request's pictures
+    (where heat maps need them), and the model's sinks (layers, rows, columns) where they are known."""
+
+    focus_layers: int
+    token_text: Callable[[int], str] = str
+    pictures: Sequence[Image.Image] = ()
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class _Answer:
-    """One finished answer as its readouts see it; `words` are the texts of its tokens."""
+    """One finished answer as its readouts see it."""
 
     readings: Readings
     layout: Layout
     options: Diagnose
-    focus_layers: int
-    words: Sequence[str]
-    pictures: Sequence[Image.Image]
+    tokens_said: Sequence[int]
+    around: Surroundings
+
+    @property
+    def focus_layers(self) -> int:
+        return self.around.focus_layers
 
     @property
     def images(self) -> tuple[ImageSpan, ...]:
@@ -47,25 +62,30 @@ class _Answer:
     def rows(self) -> int:
         return self.layout.count(QUESTION) + self.readings.output_rows
 
+    @property
+    def attention(self) -> tuple[torch.Tensor, ...]:
+        """rho (layers, patches) of each image as it is to be judged: sinks discounted where that is asked for."""
+        parts = self.by_image(self.readings.patches / max(self.rows, 1))
+        return self.discounted(parts) if self.options.discount_sinks else parts
+
+    def discounted(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """rho (layers, patches) of each image without its sinks; as it is where its tokens are no single grid."""
+        sinks = self.around.sinks
+        pairs = zip(parts, self.images, strict=True)
+        return tuple(
+            p if sinks is None or image.grid is None else discounted(p, sinks, image.grid) for p, image in pairs
+        )
+
     def by_image(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The parts (..., patches of an image) of values (..., patches)."""
         return values.split(self.tokens.tolist(), -1)
 
 
 def envelope(
-    readings: Readings,
-    layout: Layout,
-    options: Diagnose,
-    focus_layers: int,
-    words: Sequence[str] = (),
-    pictures: Sequence[Image.Image] = (),
+    readings: Readings, layout: Layout, options: Diagnose, tokens: Sequence[int], around: Surroundings
 ) -> dict[str, Any]:
-    """The diagnostics of a finished answer.
-
-    `focus_layers` is N of the focus metrics, `words` are the texts of the tokens and `pictures` those of the request, where
-    maps need them.
-    """
-    answer = _Answer(readings, layout, options, focus_layers, words, pictures)
+    """The diagnostics of a finished answer, which said `tokens`."""
+    answer = _Answer(readings, layout, options, tokens, around)
     out: dict[str, Any] = {
         "version": VERSION,
         "images": [
@@ -126,20 +146,24 @@ def _patches(answer: _Answer) -> list[dict[str, Any]] | None:
     if not answer.rows:
         return None
     layers = answer.options.chosen_layers(len(answer.readings.patches))
-    rho = answer.readings.patches[list(layers)] / answer.rows
-    return [
-        {"image": number, "layers": list(layers), "rho": part.tolist()}
-        for number, part in enumerate(answer.by_image(rho), start=1)
+    parts = answer.by_image(answer.readings.patches / answer.rows)
+    out: list[dict[str, Any]] = [
+        {"image": number, "layers": list(layers), "rho": part[list(layers)].tolist()}
+        for number, part in enumerate(parts, start=1)
     ]
+    if answer.options.discount_sinks:
+        for one, part in zip(out, answer.discounted(parts), strict=True):
+            one["discounted"] = part[list(layers)].tolist()
+    return out
 
 
 def _heatmaps(answer: _Answer) -> list[dict[str, Any]]:
     """Overlays of rho, mean over the chosen layers; None for an image whose tokens are no single grid."""
     layers = list(answer.options.chosen_layers(len(answer.readings.patches)))
-    maps = answer.by_image(answer.readings.patches[layers].mean(0))
+    maps, pictures = answer.attention, answer.around.pictures
     out = []
-    for number, (image, values, picture) in enumerate(zip(answer.images, maps, answer.pictures, strict=True), start=1):
-        png = data_url(overlay(picture, values, image.grid)) if image.grid else None
+    for number, (image, rho, picture) in enumerate(zip(answer.images, maps, pictures, strict=True), start=1):
+        png = data_url(overlay(picture, rho[layers].mean(0), image.grid)) if image.grid else None
         out.append({"image": number, "kind": "rho", "layers": layers, "png": png})
     return out
 
@@ -149,7 +173,12 @@ def _tam(answer: _Answer) -> list[dict[str, Any]]:
     if maps is None:
         return []
     return [
-        {"position": position, "token": answer.words[position], "image": number, "map": part.tolist()}
+        {
+            "position": position,
+            "token": answer.around.token_text(answer.tokens_said[position]),
+            "image": number,
+            "map": part.tolist(),
+        }
         for position, row in enumerate(maps)
         for number, part in enumerate(answer.by_image(row), start=1)
     ]
@@ -159,7 +188,7 @@ def _flags(answer: _Answer) -> dict[str, Any] | None:
     """By the attention of the last N layers and the maps of all tokens."""
     if answer.readings.tam is None or not answer.images:
         return None
-    return flags(answer.readings.patches[-answer.focus_layers :].sum(0), answer.readings.tam.sum(0))
+    return flags(torch.cat(answer.attention, 1)[-answer.focus_layers :].sum(0), answer.readings.tam.sum(0))
 
 
 def _anchor(answer: _Answer) -> dict[str, Any] | None:

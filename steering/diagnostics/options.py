@@ -20,6 +20,7 @@ class Diagnose:
 
     `layers` are those of the patch maps: numbers from 0, None for all; `last_layers` the last so many instead. `heatmaps`
     lays their mean over the pictures. `causal` removes from token activation maps what earlier tokens activate.
+    `discount_sinks` adds patch maps less what places attract anyway, and lets the flags and heat maps go by them.
     `target_image` (counted from 1) adds the correctness of the focused image.
     """
 
@@ -28,6 +29,7 @@ class Diagnose:
     last_layers: int | None = None
     heatmaps: bool = False
     causal: bool = False
+    discount_sinks: bool = False
     target_image: int | None = None
 
     def __post_init__(self) -> None:
@@ -61,7 +63,7 @@ class Diagnose:
     def values(self, layers: int, patches: int, tokens: int) -> int:
         """How many numbers the maps of an answer of up to `tokens` tokens hold. patches: those of all images."""
         sizes = {
-            "patches": len(self.chosen_layers(layers)) * patches,
+            "patches": len(self.chosen_layers(layers)) * patches * (1 + self.discount_sinks),
             "tam": tokens * patches,
             "decay_layers": 3 * layers * tokens,
         }

@@ -21,7 +21,7 @@ LoadMLLM = Callable[[str], MLLM]
 
 def test_thresholds_are_quantiles() -> None:
     values = torch.stack([torch.arange(201.0), torch.arange(201.0).flip(0) * 2])
-    made = Calibration.of("f", values, samples=3)
+    made = Calibration("f").with_divergence(values, samples=3)
     assert made.tokens == 201
     assert made.thresholds(0.9).tolist() == pytest.approx([180, 360])
     assert made.thresholds(0.123).tolist() == pytest.approx([24.6, 49.2])
@@ -30,7 +30,7 @@ def test_thresholds_are_quantiles() -> None:
 
 
 def test_the_file_keeps_what_was_measured(tmp_path: Path) -> None:
-    made = Calibration.of("f", torch.rand(2, 50), samples=3)
+    made = Calibration("f").with_divergence(torch.rand(2, 50), samples=3)
     made.save(tmp_path)
     assert Calibration.load(tmp_path, "f", 2) == made
     assert Calibration.load(tmp_path / "nowhere", "f", 2) is None
@@ -42,13 +42,15 @@ def test_the_file_keeps_what_was_measured(tmp_path: Path) -> None:
     [
         {"format": "other/1"},
         {"divergence": [[0.0]]},
-        {"divergence": None},
+        {"divergence": 5},
+        {"sinks": [[[1.0]]]},
+        {"sinks": [[], []]},
         {"surprise": 1},
         {"fingerprint": "another"},
     ],
 )
 def test_other_files_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    path = Calibration.of("f", torch.rand(2, 50), samples=3).save(tmp_path)
+    path = Calibration("f").with_divergence(torch.rand(2, 50), samples=3).save(tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UnsupportedModel, match=FILE):
         Calibration.load(tmp_path, "f", 2)
@@ -60,7 +62,7 @@ def test_the_engine_thinks_with_the_models_own_thresholds(root: Path, tmp_path: 
     engine = steering.Engine(steering.load(folder, device="cpu"), slots=2, max_length=512, self_check=False)
     measured = engine.generate([Request(chat, sampling, divergence=True)])[0].choices[0].divergence
     assert measured.shape == (families.LAYERS, engine.submit(Request(chat, sampling)).prompt_tokens)
-    Calibration.of(engine.mllm.fingerprint, measured, 1).save(folder)
+    Calibration(engine.mllm.fingerprint).with_divergence(measured, 1).save(folder)
     engine = steering.Engine(steering.load(folder, device="cpu"), slots=2, max_length=512, self_check=False)
     thinking = Request(chat, Sampling(max_tokens=1), sage=Sage(think=Think(gamma=1.0, quantile=0.75)))
     report = engine.generate([thinking])[0].choices[0].applied["sage"]["think"]

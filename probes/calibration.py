@@ -1,0 +1,50 @@
+"""What a model's calibration holds: thresholds for SAGE's Think, and its attention sinks, both on ordinary prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tqdm import tqdm
+
+from probes.mc2 import Sample
+from probes.mc2 import messages as messages_of
+from steering import Diagnose, Engine, Request, Sampling
+from steering.calibration import Calibration
+from steering.diagnostics.sinks import attraction
+
+
+def calibrate_think(engine: Engine, samples: Sequence[Sample], quiet: bool = False) -> Calibration:
+    """Quantiles of D per layer over all tokens of the samples' plain prompts; raises ValueError without samples."""
+    if not samples:
+        raise ValueError("A calibration needs at least one sample.")
+    requests = (
+        Request(messages_of(sample, "plain", swapped=False), Sampling(max_tokens=1), divergence=True)
+        for sample in tqdm(samples, desc="divergence", disable=quiet or None)
+    )
+    values = [result.choices[0].divergence for result in engine.generate(requests)]
+    return _known(engine).with_divergence(torch.cat([value for value in values if value is not None], 1), len(samples))
+
+
+def calibrate_sinks(engine: Engine, samples: Sequence[Sample], quiet: bool = False) -> Calibration:
+    """How much attention each place of an image gets on the samples' plain prompts; raises ValueError where no image's
+    tokens are a grid."""
+    diagnose = Diagnose(frozenset({"patches"}))
+    requests = (
+        Request(messages_of(sample, "plain", swapped=False), Sampling(max_tokens=1), diagnose=diagnose)
+        for sample in tqdm(samples, desc="sinks", disable=quiet or None)
+    )
+    maps = []
+    for result in engine.generate(requests):
+        readout = result.choices[0].diagnostics or {}
+        for image, patches in zip(readout["images"], readout["patches"], strict=True):
+            if image["grid"] is not None:
+                maps.append(torch.tensor(patches["rho"]).unflatten(1, tuple(image["grid"])))
+    if not maps:
+        raise ValueError("No sample holds an image whose tokens are a grid.")
+    return _known(engine).with_sinks(attraction(maps), len(maps))
+
+
+def _known(engine: Engine) -> Calibration:
+    """What was measured before, to which a calibration adds."""
+    return engine.mllm.calibration or Calibration(engine.mllm.fingerprint)
