@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from PIL import Image
 
 from steering import check
 from steering.admission import admit
@@ -22,6 +21,7 @@ from steering.diagnostics.options import Diagnose
 from steering.errors import Busy, Fault, RequestError, UnsupportedModel
 from steering.images import ImageCache, divide
 from steering.interventions.generate import masked_pixels
+from steering.layout import Layout, pictures_of
 from steering.mllm import MLLM
 from steering.request import Request, Result, Sampling, TokenLogprob
 from steering.runner import Runner
@@ -29,6 +29,7 @@ from steering.sampler import Sampled, answer_seed
 from steering.scheduler import Scheduler
 from steering.sequence import Sequence
 from steering.text import TextStream, token_bytes
+from steering.tiles import tiling_of
 
 log = logging.getLogger(__name__)
 
@@ -355,9 +356,8 @@ class Engine:
 
     def _enqueue(self, request: Request, refuse: Callable[[int], None]) -> Completion:
         admitted = admit(self.mllm, request, self.max_length, self.max_images)
-        completion = Completion(
-            admitted.prompt.length, request.n, request.baseline, self._wake, self._surroundings(request)
-        )
+        around = self._surroundings(request, admitted.prompt.layout)
+        completion = Completion(admitted.prompt.length, request.n, request.baseline, self._wake, around)
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
 
         def sequence(index: int, baseline: bool, first: Sequence | None) -> Sequence:
@@ -401,13 +401,15 @@ class Engine:
         )
         return TokenLogprob(token, *self._token_text(token), logprob, alternatives)
 
-    def _surroundings(self, request: Request) -> Surroundings:
-        pictures = _pictures(request) if request.diagnose is not None and request.diagnose.heatmaps else []
+    def _surroundings(self, request: Request, layout: Layout) -> Surroundings:
+        pictures = [] if request.diagnose is None else pictures_of(request.messages)
+        tilings = [tiling_of(self.mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
         sinks = None if self.mllm.calibration is None else self.mllm.calibration.sinks
         return Surroundings(
             self.focus_layers,
             lambda token: self._token_text(token)[0],
-            pictures,
+            tilings,
+            pictures if request.diagnose is not None and request.diagnose.heatmaps else (),
             None if sinks is None else torch.tensor(sinks),
         )
 
@@ -457,13 +459,6 @@ class Engine:
                     sequence.error = Fault(f"The engine died: {error}")
                     sequence.notify(sequence, "", [])
                 self._changed.notify_all()
-
-
-def _pictures(request: Request) -> list[Image.Image]:
-    """The images of a request, in order."""
-    contents = (message["content"] for message in request.messages)
-    parts = (part for content in contents if not isinstance(content, str) for part in content)
-    return [part["image"] for part in parts if part["type"] == "image"]
 
 
 class _Rate:

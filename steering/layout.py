@@ -212,6 +212,19 @@ def _encode(mllm: MLLM, text: str, images: list[Image.Image], add_special_tokens
         raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
 
 
+def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
+    """The images of a chat, in order."""
+    contents = (message["content"] for message in messages)
+    parts = (part for content in contents if not isinstance(content, str) for part in content)
+    return [part["image"] for part in parts if part["type"] == "image"]
+
+
+def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:
+    """What the processor makes of one picture alone."""
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
+    return _encode(mllm, _render(mllm, chat), [picture], add_special_tokens=False)["pixel_values"]
+
+
 def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
     """Make every tile differ from zero by a trifle: some models take a tile of zeros, which a black picture may become,
     for padding and drop it."""

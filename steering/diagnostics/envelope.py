@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,19 +20,53 @@ from steering.diagnostics.sinks import discounted
 from steering.layout import ImageSpan, Layout
 from steering.sequence import Readings
 from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION
+from steering.tiles import Tiling
 
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What readouts need besides an answer's readings: N of the focus metrics, the text of a token, the request's pictures
-    (where heat maps need them), and the model's sinks (layers, rows, columns) where they are known."""
+    """What readouts need besides an answer's readings: N of the focus metrics, the text of a token, how each image is tiled
+    (None where it is not, or nobody knows), the request's pictures (where heat maps need them), and the model's sinks
+    (layers, rows, columns) where they are known."""
 
     focus_layers: int
     token_text: Callable[[int], str] = str
+    tilings: Sequence[Tiling | None] = ()
     pictures: Sequence[Image.Image] = ()
     sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Map:
+    """Values of one image's tokens: `whole` (..., patches) row by row of `grid`, which is None where they are no single
+    grid, and those of a tile that shows the whole image again, small."""
+
+    whole: torch.Tensor
+    grid: tuple[int, int] | None
+    overview: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, values: torch.Tensor, image: ImageSpan, tiling: Tiling | None) -> _Map:
+        if tiling is None:
+            return cls(values, image.grid)
+        overview = values[..., tiling.overview] if len(tiling.overview) else None
+        return cls(values[..., tiling.order], tiling.grid, overview)
+
+    @property
+    def everything(self) -> torch.Tensor:
+        return self.whole if self.overview is None else torch.cat([self.whole, self.overview], -1)
+
+    def without(self, sinks: torch.Tensor | None) -> _Map:
+        """The same, of (layers, patches), less what places attract anyway; as it is without a grid."""
+        if sinks is None or self.grid is None:
+            return self
+        return replace(self, whole=discounted(self.whole, sinks, self.grid))
+
+    def json(self, name: str) -> dict[str, Any]:
+        small = {} if self.overview is None else {"overview": self.overview.tolist()}
+        return {name: self.whole.tolist(), **small}
 
 
 @dataclass(frozen=True)
@@ -63,22 +97,19 @@ class _Answer:
         return self.layout.count(QUESTION) + self.readings.output_rows
 
     @property
-    def attention(self) -> tuple[torch.Tensor, ...]:
+    def tilings(self) -> Sequence[Tiling | None]:
+        return self.around.tilings or [None] * len(self.images)
+
+    def maps(self, values: torch.Tensor) -> list[_Map]:
+        """Values (..., patches of all images), image by image."""
+        parts = values.split(self.tokens.tolist(), -1)
+        return [_Map.of(*one) for one in zip(parts, self.images, self.tilings, strict=True)]
+
+    @property
+    def attention(self) -> list[_Map]:
         """rho (layers, patches) of each image as it is to be judged: sinks discounted where that is asked for."""
-        parts = self.by_image(self.readings.patches / max(self.rows, 1))
-        return self.discounted(parts) if self.options.discount_sinks else parts
-
-    def discounted(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """rho (layers, patches) of each image without its sinks; as it is where its tokens are no single grid."""
-        sinks = self.around.sinks
-        pairs = zip(parts, self.images, strict=True)
-        return tuple(
-            p if sinks is None or image.grid is None else discounted(p, sinks, image.grid) for p, image in pairs
-        )
-
-    def by_image(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The parts (..., patches of an image) of values (..., patches)."""
-        return values.split(self.tokens.tolist(), -1)
+        maps = self.maps(self.readings.patches / max(self.rows, 1))
+        return [map_.without(self.around.sinks) for map_ in maps] if self.options.discount_sinks else maps
 
 
 def envelope(
@@ -88,15 +119,19 @@ def envelope(
     answer = _Answer(readings, layout, options, tokens, around)
     out: dict[str, Any] = {
         "version": VERSION,
-        "images": [
-            {"image": number, "tokens": image.tokens, "grid": list(image.grid) if image.grid else None}
-            for number, image in enumerate(layout.images, start=1)
-        ],
+        "images": [_image(*one) for one in enumerate(zip(layout.images, answer.tilings, strict=True), start=1)],
         "rows": {"question": layout.count(QUESTION), "output": readings.output_rows},
     }
     asked = options.include | ({"decay"} if "decay_layers" in options.include else set())  # which only adds to it
     out |= {name: read(answer) for name, read in _READOUTS.items() if name in asked}
     return out | ({"heatmaps": _heatmaps(answer)} if options.heatmaps else {})
+
+
+def _image(number: int, shown: tuple[ImageSpan, Tiling | None]) -> dict[str, Any]:
+    image, tiling = shown
+    grid = image.grid if tiling is None else tiling.grid
+    small = {"overview": list(tiling.overview_grid)} if tiling is not None and len(tiling.overview) else {}
+    return {"image": number, "tokens": image.tokens, "grid": list(grid) if grid else None, **small}
 
 
 def _focus(answer: _Answer) -> dict[str, Any] | None:
@@ -145,50 +180,44 @@ def _patches(answer: _Answer) -> list[dict[str, Any]] | None:
     """rho, by image, chosen layer and patch (row by row): mean attention over heads and rows (IVM paper, section 3)."""
     if not answer.rows:
         return None
-    layers = answer.options.chosen_layers(len(answer.readings.patches))
-    parts = answer.by_image(answer.readings.patches / answer.rows)
+    layers = list(answer.options.chosen_layers(len(answer.readings.patches)))
+    maps = answer.maps(answer.readings.patches[layers] / answer.rows)
     out: list[dict[str, Any]] = [
-        {"image": number, "layers": list(layers), "rho": part[list(layers)].tolist()}
-        for number, part in enumerate(parts, start=1)
+        {"image": number, "layers": layers, **map_.json("rho")} for number, map_ in enumerate(maps, start=1)
     ]
     if answer.options.discount_sinks:
-        for one, part in zip(out, answer.discounted(parts), strict=True):
-            one["discounted"] = part[list(layers)].tolist()
+        for one, map_ in zip(out, answer.attention, strict=True):
+            one["discounted"] = map_.whole[layers].tolist()
     return out
 
 
 def _heatmaps(answer: _Answer) -> list[dict[str, Any]]:
     """Overlays of rho, mean over the chosen layers; None for an image whose tokens are no single grid."""
     layers = list(answer.options.chosen_layers(len(answer.readings.patches)))
-    maps, pictures = answer.attention, answer.around.pictures
     out = []
-    for number, (image, rho, picture) in enumerate(zip(answer.images, maps, pictures, strict=True), start=1):
-        png = data_url(overlay(picture, rho[layers].mean(0), image.grid)) if image.grid else None
+    for number, (map_, picture) in enumerate(zip(answer.attention, answer.around.pictures, strict=True), start=1):
+        png = data_url(overlay(picture, map_.whole[layers].mean(0), map_.grid)) if map_.grid else None
         out.append({"image": number, "kind": "rho", "layers": layers, "png": png})
     return out
 
 
 def _tam(answer: _Answer) -> list[dict[str, Any]]:
-    maps = answer.readings.tam
-    if maps is None:
+    if answer.readings.tam is None:
         return []
-    return [
-        {
-            "position": position,
-            "token": answer.around.token_text(answer.tokens_said[position]),
-            "image": number,
-            "map": part.tolist(),
-        }
-        for position, row in enumerate(maps)
-        for number, part in enumerate(answer.by_image(row), start=1)
-    ]
+    out = []
+    for position, row in enumerate(answer.readings.tam):
+        token = answer.around.token_text(answer.tokens_said[position])
+        for number, map_ in enumerate(answer.maps(row), start=1):
+            out.append({"position": position, "token": token, "image": number, **map_.json("map")})
+    return out
 
 
 def _flags(answer: _Answer) -> dict[str, Any] | None:
     """By the attention of the last N layers and the maps of all tokens."""
     if answer.readings.tam is None or not answer.images:
         return None
-    return flags(torch.cat(answer.attention, 1)[-answer.focus_layers :].sum(0), answer.readings.tam.sum(0))
+    attention = torch.cat([map_.everything for map_ in answer.attention], 1)[-answer.focus_layers :].sum(0)
+    return flags(attention, torch.cat([map_.everything for map_ in answer.maps(answer.readings.tam.sum(0))]))
 
 
 def _anchor(answer: _Answer) -> dict[str, Any] | None:

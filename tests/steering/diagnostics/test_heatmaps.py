@@ -54,11 +54,13 @@ def test_heatmaps_come_for_every_image_of_the_request(make_engine: MakeEngine) -
         assert np.array_equal(np.asarray(shown), np.asarray(expected))
 
 
-def test_tiled_images_have_none(make_engine: MakeEngine) -> None:
+def test_images_without_a_grid_have_none(make_engine: MakeEngine) -> None:
     request = Request(
-        families.example_messages("idefics3", 1), Sampling(max_tokens=2), diagnose=Diagnose(frozenset(), heatmaps=True)
+        families.example_messages("llava_next", 1),
+        Sampling(max_tokens=2),
+        diagnose=Diagnose(frozenset(), heatmaps=True),
     )
-    (choice,) = make_engine("idefics3").generate([request])[0].choices
+    (choice,) = make_engine("llava_next").generate([request])[0].choices
     assert choice.diagnostics is not None
     assert choice.diagnostics["heatmaps"] == [{"image": 1, "kind": "rho", "layers": [0, 1, 2], "png": None}]
 

@@ -18,6 +18,8 @@ from steering.diagnostics.residual import NAMES
 from steering.diagnostics.tam import Earlier, without_interference
 from steering.layout import Layout, build_prompt
 from steering.spans import CONTEXT, QUESTION, USER
+from steering.tiles import Tiling, tiling_of
+from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.diagnostics.test_envelope import chats, vector
 from tests.steering.plain import Messages, Plain, uncached
@@ -33,6 +35,7 @@ class Whole:
 
     def __init__(self, plain: Plain, chat: Messages, tokens: list[int], layout: Layout, added: torch.Tensor | None):
         self.plain, self.tokens, self.layout = plain, tokens, layout
+        self.tilings: list[Tiling | None] = [None] * len(layout.images)
         inputs = plain.inputs(chat)
         self.ids = inputs["input_ids"][0]
         self.updates: list[dict[str, torch.Tensor]] = [{} for _ in plain.layers]
@@ -131,18 +134,23 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
     got, layout = choice.diagnostics, whole.layout
     assert got is not None
     json.dumps(got, allow_nan=False)
-    columns = [image.columns.tolist() for image in layout.images]
+    columns, overviews = [], []
+    for image, told in zip(layout.images, whole.tilings, strict=True):
+        columns.append(image.columns[slice(None) if told is None else told.order].tolist())
+        overviews.append([] if told is None else image.columns[told.overview].tolist())
     layers = list(diagnose.chosen_layers(len(whole.attention)))
     for number, (patches, own) in enumerate(zip(got["patches"], columns, strict=True), start=1):
         assert (patches["image"], patches["layers"]) == (number, layers)
         expected = [[whole.rho(layer, column) for column in own] for layer in layers]
         assert np.allclose(patches["rho"], expected, rtol=0, atol=1e-5)
+        small = [[whole.rho(layer, column) for column in overviews[number - 1]] for layer in layers]
+        assert np.allclose(patches.get("overview", [[]] * len(layers)), small, rtol=0, atol=1e-5)
     assert [(one["position"], one["image"]) for one in got["tam"]] == [
         (step, image + 1) for step in range(STEPS) for image in range(len(columns))
     ]
-    together = [column for own in columns for column in own]
+    together = [c for own, small in zip(columns, overviews, strict=True) for c in (*own, *small)]
     for step in range(STEPS):
-        found = [value for one in got["tam"] if one["position"] == step for value in one["map"]]
+        found = [v for one in got["tam"] if one["position"] == step for v in (*one["map"], *one.get("overview", []))]
         own = whole.causal(step, together) if diagnose.causal else whole.map(whole.tokens[step], together)
         assert np.allclose(found, own, rtol=1e-4, atol=1e-4)
     for name, values in whole.residual().items():
@@ -158,7 +166,10 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
         assert got["anchor"] is None
     else:
         sigma = [
-            [float(whole.attention[layer][columns[-1]][:, own].mean()) for own in columns[:-1]]
+            [
+                float(whole.attention[layer][layout.images[-1].columns][:, image.columns].mean())
+                for image in layout.images[:-1]
+            ]
             for layer in range(len(whole.attention))
         ]
         assert np.allclose(got["anchor"]["sigma"], sigma, rtol=0, atol=1e-5)
@@ -179,7 +190,10 @@ def layout_span(layout: Layout, kind: str) -> torch.Tensor:
 
 
 def whole_maps(tam: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
-    return [{"map": [v for one in tam if one["position"] == step for v in one["map"]]} for step in range(steps)]
+    return [
+        {"map": [v for one in tam if one["position"] == step for v in (*one["map"], *one.get("overview", []))]}
+        for step in range(steps)
+    ]
 
 
 @pytest.mark.parametrize("budget", [1000, 11])
@@ -205,6 +219,8 @@ def test_equal_to_a_plain_pass_in_a_batch_steered_or_not(
         layout = build_prompt(engine.mllm, request.messages).layout
         added = steer.delta if i == 1 else None
         whole = Whole(load_plain(family), request.messages, list(choice.token_ids), layout, added)
+        pictures = families.images_of(request.messages)
+        whole.tilings = [tiling_of(engine.mllm, *one) for one in zip(pictures, layout.images, strict=True)]
         assert request.diagnose is not None
         check(choice, whole, request.diagnose, engine.focus_layers)
 
