@@ -71,7 +71,7 @@ class Heads(NamedTuple):
 
     def scores(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Scaled float32 scores; grouped queries (rows, kv_heads, group * n, head_dim) meet their keys without copies."""
-        scores = (query @ key.transpose(-1, -2)).float() * self.scaling
+        scores = (query @ key.transpose(-1, -2)).float().mul_(self.scaling)  # in place: each pass over them costs
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
 
@@ -297,7 +297,8 @@ def _visible(rows: torch.Tensor, columns: int, window: int | None) -> torch.Tens
 
 
 def _masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    """Scores that nobody else holds, masked in place."""
+    return scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores.add_(mask)
 
 
 def _grouped_scores(heads: Heads, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
