@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from steering import MLLM, Choice, Diagnose, Request, RequestError, Sampling, Steer, SteeringVector, attention
+from steering import MLLM, READOUTS, Choice, Diagnose, Request, RequestError, Sampling, Steer, SteeringVector, attention
 from steering.diagnostics.focus import lnd, m_lnd, mc_lnd
 from steering.layout import Layout, build_prompt
 from steering.spans import CONTEXT, QUESTION, SYSTEM, USER
@@ -266,6 +266,30 @@ def test_the_keys_of_the_envelope_are_those_of_the_wire(make_engine: MakeEngine)
     ]
     assert list(readout["modality"]) == ["attention_ratio", "by_layer"]
     assert list(readout["decay"]) == ["vision", "system", "user", "slope"]
+
+
+def test_the_keys_of_every_readout_are_pinned(make_engine: MakeEngine) -> None:
+    request = Request(
+        chats()[1], SAMPLING, (Steer(vector(make_engine("internvl").mllm), 0.1),), baseline=True,
+        diagnose=Diagnose(frozenset(READOUTS), heatmaps=True),
+    )  # fmt: skip
+    readout = make_engine("internvl", max_length=1024).generate([request])[0].choices[0].diagnostics
+    assert readout is not None
+    assert list(readout) == [
+        *("version", "images", "rows", "focus", "modality", "decay", "residual", "patches", "tam", "flags", "anchor"),
+        *("heatmaps", "drift"),
+    ]
+    assert list(readout["images"][0]) == ["image", "tokens", "grid", "overview"]
+    assert list(readout["decay"]) == ["vision", "system", "user", "slope", "by_layer"]
+    assert list(readout["residual"]) == [
+        *("mha_cosine", "ffn_cosine", "mha_change", "ffn_change", "kl", "neuron_ratio"),
+    ]
+    assert list(readout["patches"][0]) == ["image", "layers", "rho", "overview"]
+    assert list(readout["tam"][0]) == ["position", "token", "image", "map", "overview"]
+    assert list(readout["flags"]) == ["perceptual_blindness", "dissociation", "concentration", "thresholds"]
+    assert list(readout["anchor"]) == ["sigma", "image"]
+    assert list(readout["heatmaps"][0]) == ["image", "kind", "layers", "png"]
+    assert list(readout["drift"]) == ["to", "cosine"]
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "llava"])
