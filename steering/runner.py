@@ -11,17 +11,7 @@ import torch
 import torch.fx.experimental._config
 
 from steering import residual
-from steering.attention import (
-    ANCHORS,
-    CAPTURE_ROWS,
-    LAST,
-    QUESTIONS,
-    Decode,
-    DecodeCapture,
-    KVPool,
-    Prefill,
-    PrefillCapture,
-)
+from steering.attention import CAPTURE_ROWS, Decode, DecodeCapture, KVPool, Prefill
 from steering.diagnostics.captures import ReadoutSlots, span_shares
 from steering.diagnostics.residual import NAMES as RESIDUALS
 from steering.diagnostics.residual import ResidualRows
@@ -39,7 +29,7 @@ from steering.mllm import MLLM
 from steering.residual import DecodeResidual, PrefillResidual
 from steering.sampler import Needs, Sampled, SamplerRows, sample
 from steering.sequence import Measured, Readings, Sequence
-from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION
+from steering.spans import CONTEXT, FIRST_IMAGE
 
 COLUMN_BUCKET = 64
 """Decode reads a multiple of this many columns, so that shapes repeat."""
@@ -119,7 +109,7 @@ class Runner:
             slots,
             self._prefill_residual(sequences, start, lengths, last if complete else None),
             start,
-            self._prefill_capture(sequences, start, lengths, complete),
+            self.readouts.capture(sequences, start, lengths, complete, self.mllm.focus_layers),
             self.see.rows(slots, [sequence.see for sequence in sequences], start + max(lengths), generated=False),
             self._prefill_amplify(sequences, lengths) if complete else None,
         )
@@ -441,49 +431,6 @@ class Runner:
             slots, [sequence.pai for sequence in sequences], torch.tensor(last, device=self.mllm.device)
         )
 
-    def _prefill_capture(
-        self, sequences: Rows[Sequence], start: int, lengths: list[int], complete: bool
-    ) -> PrefillCapture | None:
-        """Captures of the question's rows, of each prompt's last row and of its last image's rows in this chunk."""
-        if not any(sequence.wants_shares for sequence in sequences):
-            return None
-        groups = [self._captured_rows(s, start, lengths[row], complete) for row, s in enumerate(sequences)]
-        most = max(sum(len(rows) for rows in wanted) for wanted in groups)
-        if most == 0:
-            return None
-        device, layers = self.mllm.device, self.mllm.num_layers
-        rows = torch.zeros(len(sequences), most, dtype=torch.int64)
-        weights = torch.zeros(len(sequences), most, len(groups[0]))
-        for row, wanted in enumerate(groups):
-            rows[row, : sum(len(part) for part in wanted)] = torch.cat(wanted)
-            filled = 0
-            for group, part in enumerate(wanted):
-                weights[row, filled : filled + len(part), group] = 1.0
-                filled += len(part)
-        spans = self.readouts.spans[torch.tensor([sequence.slot for sequence in sequences], device=device)]
-        sums = torch.zeros(layers, len(sequences), weights.shape[2], spans.shape[2], device=device)
-        columns = start + max(lengths)
-        maps = patches = None
-        if any(sequence.generate is not None for sequence in sequences):
-            maps = torch.zeros(len(sequences), columns, device=device)
-        if any(sequence.diagnose is not None and sequence.diagnose.wants_patches for sequence in sequences):
-            patches = torch.zeros(layers, len(sequences), columns, device=device)
-        first = layers - self.mllm.focus_layers
-        return PrefillCapture(spans, rows.to(device), weights.to(device), sums, maps, first, patches)
-
-    @staticmethod
-    def _captured_rows(sequence: Sequence, start: int, length: int, complete: bool) -> list[torch.Tensor]:
-        """Query rows, counted in the chunk, of the groups `QUESTIONS`, `LAST` and `ANCHORS`."""
-        layout, include = sequence.prompt.layout, sequence.diagnose.include if sequence.diagnose else frozenset()
-        wanted = [torch.zeros(0, dtype=torch.int64)] * 3
-        if sequence.diagnose is not None:
-            wanted[QUESTIONS] = layout.columns(QUESTION) - start
-        if complete:
-            wanted[LAST] = torch.tensor([length - 1])
-        if "anchor" in include and layout.images:
-            wanted[ANCHORS] = layout.images[-1].columns - start
-        return [rows[(rows >= 0) & (rows < length)] for rows in wanted]
-
     def _keep(
         self, sequences: Rows[Sequence], step: Prefill, lengths: list[int], hidden: torch.Tensor, start: int
     ) -> None:
@@ -511,7 +458,9 @@ class Runner:
                 if sequence.wants_final_states:
                     sequence.final_states = step.residual.readout.states()[row]
             if step.capture is not None and sequence.wants_shares:
-                self._keep_sums(sequence, step.capture, row)
+                self.readouts.keep(sequence, step.capture, row)
+                assert sequence.last_sums is not None
+                self.see.first[sequence.slot] = sequence.last_sums[:, FIRST_IMAGE:].sum(-1)
             complete = sequence.computed == sequence.prompt.length
             if complete and sequence.wants_text_states:
                 sequence.text_states.append(hidden[row, lengths[row] - 1 : lengths[row]])
@@ -523,17 +472,6 @@ class Runner:
                     tuple(sequence.text_states),
                     sequence.final_states,
                 )
-
-    def _keep_sums(self, sequence: Sequence, capture: PrefillCapture, row: int) -> None:
-        """Add a chunk's captured attention of one row to its sequence."""
-        question, last, anchor = (capture.sums[:, row, group] for group in (QUESTIONS, LAST, ANCHORS))
-        if sequence.question_sums is not None and sequence.last_sums is not None and sequence.anchor_sums is not None:
-            question, last = sequence.question_sums + question, sequence.last_sums + last
-            anchor = sequence.anchor_sums + anchor
-        sequence.question_sums, sequence.last_sums, sequence.anchor_sums = question, last, anchor
-        self.see.first[sequence.slot] = last[:, FIRST_IMAGE:].sum(-1)
-        if capture.patches is not None:
-            self.readouts.patches[sequence.slot, :, : capture.patches.shape[2]] += capture.patches[:, row]
 
 
 def _user_text(spans: torch.Tensor) -> torch.Tensor:

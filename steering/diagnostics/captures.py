@@ -1,10 +1,14 @@
-"""What a slot's attention sums up to while it answers."""
+"""What a slot's attention sums up to, in the prompt and while it answers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
+
 import torch
 
-from steering.spans import CONTEXT, FIRST_IMAGE, SYSTEM
+from steering.attention import ANCHORS, LAST, QUESTIONS, PrefillCapture
+from steering.sequence import Sequence
+from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION, SYSTEM
 
 
 def span_shares(sums: torch.Tensor) -> torch.Tensor:
@@ -59,3 +63,55 @@ class ReadoutSlots:
             self.decay[torch.arange(rows, device=positions.device), positions] = span_shares(sums)
         if patches:
             self.patches[:rows, :, :columns] += by_row * active
+
+    def capture(
+        self, sequences: Rows[Sequence], start: int, lengths: Rows[int], complete: bool, focus_layers: int
+    ) -> PrefillCapture | None:
+        """What is to be captured of a chunk of prompts that begins at `start`: the question's rows, each prompt's last row
+        where it is `complete`, its last image's rows; None where nobody wants any."""
+        if not any(sequence.wants_shares for sequence in sequences):
+            return None
+        groups = [_captured_rows(s, start, lengths[row], complete) for row, s in enumerate(sequences)]
+        most = max(sum(len(rows) for rows in wanted) for wanted in groups)
+        if most == 0:
+            return None
+        rows = torch.zeros(len(sequences), most, dtype=torch.int64)
+        weights = torch.zeros(len(sequences), most, len(groups[0]))
+        for row, wanted in enumerate(groups):
+            filled = 0
+            for group, part in enumerate(wanted):
+                rows[row, filled : filled + len(part)] = part
+                weights[row, filled : filled + len(part), group] = 1.0
+                filled += len(part)
+        device, layers, columns = self.spans.device, self.sums.shape[1], start + max(lengths)
+        spans = self.spans[torch.tensor([sequence.slot for sequence in sequences], device=device)]
+        sums = torch.zeros(layers, len(sequences), weights.shape[2], spans.shape[2], device=device)
+        maps = patches = None
+        if any(sequence.generate is not None for sequence in sequences):
+            maps = torch.zeros(len(sequences), columns, device=device)
+        if any(sequence.diagnose is not None and sequence.diagnose.wants_patches for sequence in sequences):
+            patches = torch.zeros(layers, len(sequences), columns, device=device)
+        return PrefillCapture(spans, rows.to(device), weights.to(device), sums, maps, layers - focus_layers, patches)
+
+    def keep(self, sequence: Sequence, capture: PrefillCapture, row: int) -> None:
+        """Add what a chunk captured of one row to its sequence and its slot."""
+        question, last, anchor = (capture.sums[:, row, group] for group in (QUESTIONS, LAST, ANCHORS))
+        if sequence.question_sums is not None and sequence.last_sums is not None and sequence.anchor_sums is not None:
+            question, last = sequence.question_sums + question, sequence.last_sums + last
+            anchor = sequence.anchor_sums + anchor
+        sequence.question_sums, sequence.last_sums, sequence.anchor_sums = question, last, anchor
+        if capture.patches is not None:
+            self.patches[sequence.slot, :, : capture.patches.shape[2]] += capture.patches[:, row]
+
+
+def _captured_rows(sequence: Sequence, start: int, length: int, complete: bool) -> list[torch.Tensor]:
+    """Query rows, counted in the chunk, of the groups `QUESTIONS`, `LAST` and `ANCHORS`."""
+    layout, include = sequence.prompt.layout, sequence.diagnose.include if sequence.diagnose else frozenset()
+    wanted = [torch.zeros(0, dtype=torch.int64)] * 3
+    if sequence.diagnose is not None:
+        wanted[QUESTIONS] = layout.columns(QUESTION) - start
+    if complete:
+        wanted[LAST] = torch.tensor([length - 1])
+    if "anchor" in include and layout.images:
+        wanted[ANCHORS] = layout.images[-1].columns - start
+    return [rows[(rows >= 0) & (rows < length)] for rows in wanted]
