@@ -1,4 +1,4 @@
-"""`helmsight demo train | evaluate | scene`: the command line of the embedded model."""
+"""`helmsight demo train | evaluate | scene | samples`: the command line of the embedded model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from demo.world import SIDE
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add the `demo` command with its three parts; each sets `func`, called with the parsed arguments."""
+    """Add the `demo` command with its parts; each sets `func`, called with the parsed arguments."""
     demo = subparsers.add_parser("demo", help="the embedded default model: train it, evaluate it, draw its scenes")
-    parts = demo.add_subparsers(dest="part", required=True, metavar="train|evaluate|scene")
+    parts = demo.add_subparsers(dest="part", required=True, metavar="train|evaluate|scene|samples")
 
     part = parts.add_parser("train", help="train from nothing, or resume; rerun the same command to go on")
     part.add_argument("--folder", type=Path, default=Path("build/demo"), help="the run's folder (default %(default)s)")
@@ -42,6 +42,10 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     part.add_argument("--size", type=int, nargs=2, default=(4 * SIDE, 4 * SIDE), metavar=("WIDTH", "HEIGHT"))
     part.add_argument("--out", type=Path, default=Path("scene.png"))
     part.set_defaults(func=run_scene)
+
+    part = parts.add_parser("samples", help="draw the sample scenes that the playground offers")
+    part.add_argument("--folder", type=Path, default=Path(__file__).parent / "checkpoint" / "samples")
+    part.set_defaults(func=run_samples)
 
 
 def run_train(arguments: argparse.Namespace) -> int:
@@ -96,6 +100,14 @@ def run_scene(arguments: argparse.Namespace) -> int:
             "answer of the text": conflict.alternative,
         }
     print(json.dumps(shown, indent=2))
+    return 0
+
+
+def run_samples(arguments: argparse.Namespace) -> int:
+    from demo.samples import write_samples
+
+    files = write_samples(arguments.folder)
+    print(f"{len(files)} files in {arguments.folder}")
     return 0
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 import uuid
 
 from flask import Flask, Response, g, request
 
 import steering
-from server import auth, catalog, chat, errors, operations
+from server import auth, catalog, chat, errors, operations, page
 from server.context import AppContext, context
+from server.journal import routes as journal_routes
+from server.journal.writer import Journal
 from server.metrics import Metrics
 from server.runtime import Runtime, Serving, vector_store
 from server.settings import Settings
@@ -38,14 +41,30 @@ def create_app(
     # that is seen to be too long can be told from one that was cut.
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body + 1
     app.url_map.strict_slashes = app.url_map.merge_slashes = False  # no redirects: this is an API
-    app.extensions["helmsight"] = AppContext(settings, runtime, Metrics(runtime), Watcher())
+    journal = open_journal(settings)
+    app.extensions["helmsight"] = AppContext(settings, runtime, Metrics(runtime, journal), Watcher(), journal)
     errors.register(app)
     app.before_request(_begin)
     auth.register(app, auth.Keys(settings.keys))
-    for module in (chat, catalog, operations):
+    for module in (chat, catalog, operations, page, journal_routes):
         app.register_blueprint(module.blueprint)
     app.after_request(_finish)
     return app
+
+
+def open_journal(settings: Settings) -> Journal:
+    """The journal of the settings, at work; what is waiting is written when the process ends."""
+    journal = Journal(
+        settings.journal.get_secret_value(),
+        max_rows=settings.journal_max_rows,
+        days=settings.journal_days,
+        text_limit=settings.journal_text_limit if settings.journal_texts else 0,
+    )
+    if journal.enabled:
+        journal.start()
+        # Not when draining ends: answers are still on their way then. At exit the threads that send them have ended.
+        atexit.register(journal.close)
+    return journal
 
 
 def _begin() -> None:

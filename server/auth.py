@@ -10,8 +10,9 @@ from flask import Flask, request
 
 from server.errors import ApiError
 
-OPEN_ROUTES = ("/health", "/ready")
-"""What load balancers ask without a key."""
+OPEN_ROUTES = ("/health", "/ready", "/", "/dashboard")
+OPEN_FOLDER = "/static/"
+"""What load balancers ask without a key, and the pages, which hold nothing but a field for the key."""
 
 
 class Keys:
@@ -40,7 +41,7 @@ def register(app: Flask, keys: Keys) -> None:
 
     @app.before_request
     def check_key() -> None:
-        if request.path in OPEN_ROUTES:
+        if request.path in OPEN_ROUTES or request.path.startswith(OPEN_FOLDER):
             return
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         challenge = {"WWW-Authenticate": 'Bearer realm="helmsight"'}

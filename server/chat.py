@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flask import Blueprint, Response, g, request
 from gunicorn.http.errors import ParseException
@@ -14,9 +14,11 @@ from werkzeug.exceptions import RequestEntityTooLarge
 import steering
 from server import wire
 from server.answers import DONE, Answer, event
+from server.comparison import Comparison
 from server.context import AppContext, context
 from server.encode import dumps
 from server.errors import CLIENT_CLOSED, ApiError, to_api_error
+from server.journal.entry import Entry
 from server.resolve import resolve
 from server.runtime import Serving
 from server.watcher import Watch, client_socket
@@ -33,11 +35,13 @@ def create_completion() -> Response:
     chat = wire.parse(read_body(app))
     if chat.model:
         serving.check_name(chat.model)
-    completion = submit(app, serving, chat)
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, serving.name, serving.mllm.fingerprint)
+    earlier = chat.diagnostics.compare_to if chat.diagnostics else None
+    compared = None if earlier is None else app.states.find(earlier)
+    completion, entry, hidden = submit(app, serving, chat, answer)
     watch = app.watcher.add(client_socket(request.environ), app.settings.request_timeout, completion.cancel)
-    running = Running(app, completion, watch, g.started, unfinished=n)
+    running = Running(app, completion, watch, g.started, set(range(n)), answer.id, entry, hidden, compared)
     if not chat.stream:
         try:
             return Response(dumps(answer.completion(running.whole())), mimetype="application/json")
@@ -85,8 +89,13 @@ def read_body(app: AppContext) -> bytes:
     return body
 
 
-def submit(app: AppContext, serving: Serving, chat: wire.ChatRequest) -> steering.Completion:
-    """Hand the request to the engine; raises what is wrong with it, or Busy."""
+def submit(
+    app: AppContext, serving: Serving, chat: wire.ChatRequest, answer: Answer
+) -> tuple[steering.Completion, Entry | None, frozenset[str]]:
+    """Hand the request to the engine; raises what is wrong with it, or Busy.
+
+    Returns what runs, what writes its rows, and the readouts that run for the journal alone.
+    """
     stats = serving.engine.stats()
     if stats["waiting"] >= stats["max_waiting"] and stats["running"] >= stats["slots"]:
         raise Busy(int(stats["waiting"]), retry_after=1.0)  # before its images cost anything
@@ -94,43 +103,90 @@ def submit(app: AppContext, serving: Serving, chat: wire.ChatRequest) -> steerin
     images.fetch_remote(wire.image_urls(chat))  # outside the semaphore: slow hosts must not hold up other requests
     with serving.preparing:
         resolved = resolve(chat, serving.mllm, serving.store, app.settings, images)
+        hidden = app.journal_readouts - shown_readouts(resolved)
         try:
-            completion = serving.engine.submit(resolved)
+            completion = serving.engine.submit(with_readouts(resolved, hidden))
         except steering.Fault:
             app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
             raise
     app.metrics.asked(resolved)
-    return completion
+    entry = Entry.of(app.journal, chat, resolved, answer.id, answer.model, completion.prompt_tokens)
+    return completion, entry, hidden
+
+
+def shown_readouts(request: steering.Request) -> frozenset[str]:
+    """The keys of the envelope that the client asked for."""
+    include = frozenset() if request.diagnose is None else request.diagnose.include
+    return include | {"decay"} if "decay_layers" in include else include
+
+
+def with_readouts(request: steering.Request, more: frozenset[str]) -> steering.Request:
+    """The request with readouts beside those that it asks for."""
+    if not more:
+        return request
+    diagnose = request.diagnose
+    include = more if diagnose is None else diagnose.include | more
+    return replace(
+        request, diagnose=steering.Diagnose(include) if diagnose is None else replace(diagnose, include=include)
+    )
 
 
 @dataclass
 class Running:
-    """A completion on its way to one client."""
+    """A completion on its way to one client. `unfinished` are the choices that have not ended; `entry` writes the journal,
+    None where there is none; `hidden` are the readouts that the client does not get; `compared` is the earlier answer whose
+    distance it asks for."""
 
     app: AppContext
     completion: steering.Completion
     watch: Watch
     started: float
-    unfinished: int
-    seen_token: bool = False
+    unfinished: set[int]
+    answer_id: str
+    entry: Entry | None = None
+    hidden: frozenset[str] = frozenset()
+    compared: Comparison | None = None
+    first_token: float | None = None
+    failed: bool = False
 
     def chunks(self) -> Iterator[steering.Chunk]:
         """The engine's chunks, counted; raises when the answer was given up."""
         try:
             for chunk in self.completion:
-                if not self.seen_token:
-                    self.seen_token = True
-                    self.app.metrics.first_token.observe(time.monotonic() - self.started)
-                if chunk.choice is not None:
-                    self.app.metrics.finished(chunk.choice)
-                    self.unfinished -= 1
-                yield chunk
-        except steering.SteeringError:
-            self.check()
+                yield self.counted(chunk)
+            if self.unfinished:
+                raise steering.Fault("The generation was cancelled.")
+        except Exception as error:
+            self.failed = self.watch.outcome is None and self.app.runtime.state != "draining"
+            if isinstance(error, steering.SteeringError):
+                self.check()
             raise
-        if self.unfinished:
-            self.check()
-            raise steering.Fault("The generation was cancelled.")
+
+    def counted(self, chunk: steering.Chunk) -> steering.Chunk:
+        """Leave a chunk's trace in metrics and journal; returns what its client gets."""
+        if self.first_token is None:
+            self.first_token = time.monotonic() - self.started
+            self.app.metrics.first_token.observe(self.first_token)
+        if self.entry is not None:
+            self.entry.heard(chunk.index, chunk.text)
+        if chunk.choice is None:
+            return chunk
+        self.app.metrics.finished(chunk.choice)
+        self.unfinished.discard(chunk.choice.index)
+        self.app.states.keep(self.answer_id, chunk.choice)
+        if self.entry is not None:
+            self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started)
+        return replace(chunk, choice=self.shown(chunk.choice))
+
+    def shown(self, choice: steering.Choice) -> steering.Choice:
+        """A choice as its client gets it."""
+        if choice.diagnostics is None or not (self.hidden or self.compared):
+            return choice
+        shown = {name: value for name, value in choice.diagnostics.items() if name not in self.hidden}
+        if self.compared is not None:
+            shown["drift"] = self.compared.readout(choice)
+        baseline = None if choice.baseline is None else self.shown(choice.baseline)
+        return replace(choice, diagnostics=shown, baseline=baseline)
 
     def check(self) -> None:
         """Raise if the answer was given up: its client is gone, it took too long, or the server shuts down."""
@@ -145,12 +201,18 @@ class Running:
         """The finished result."""
         for _ in self.chunks():
             pass
-        return self.completion.result()
+        result = self.completion.result()
+        return replace(result, choices=tuple(map(self.shown, result.choices)))
 
     def close(self) -> None:
         """Stop watching and give up what is still running; harmless when repeated and after the end."""
         self.app.watcher.remove(self.watch)
         self.completion.cancel()
+        if self.entry is not None:
+            total, reason = time.monotonic() - self.started, "error" if self.failed else "cancelled"
+            for index in sorted(self.unfinished):
+                self.entry.given_up(index, reason, self.completion.generated(index), self.first_token, total)
+            self.entry = None
         if self.watch.outcome:
             self.app.metrics.disconnects.labels(self.watch.outcome).inc()
             self.watch.outcome = None

@@ -1,4 +1,4 @@
-"""The command line: `helmsight serve`, `vectors`, and what the other rooms add."""
+"""The command line: `helmsight serve`, `vectors`, `journal`, and what the other rooms add."""
 
 # ruff: noqa: PLC0415 -- heavy imports happen inside the commands, so that --help answers at once
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from demo import command as demo_command
 from probes import command as probes_command
 from server import settings as server_settings
+from server.journal import command as journal_command
 
 if TYPE_CHECKING:
     from probes.faithfulness import Difference, Existence
@@ -40,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _register_serve(subparsers)
     _register_vectors(subparsers)
+    journal_command.register(subparsers)
     probes_command.register(
         subparsers,
         demo_samples=_demo_samples,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from flask import current_app
 
 from server import remote
+from server.comparison import AnswerStates
 from server.images import ImageLoader
+from server.journal.writer import Journal
 from server.metrics import Metrics
 from server.runtime import Runtime
 from server.settings import Settings
@@ -23,6 +25,13 @@ class AppContext:
     runtime: Runtime
     metrics: Metrics
     watcher: Watcher
+    journal: Journal
+    states: AnswerStates = field(default_factory=AnswerStates)
+
+    @property
+    def journal_readouts(self) -> frozenset[str]:
+        """Readouts that are computed for the journal whatever the client asks for."""
+        return frozenset(self.settings.journal_readouts if self.journal.enabled else ())
 
     def image_loader(self) -> ImageLoader:
         """A loader for the images of one request."""

@@ -8,10 +8,16 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from server.journal.scalars import scalars
+from server.journal.schema import FLAGS
+from server.journal.writer import Journal
 from server.runtime import Runtime
 from steering import Choice, Request
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+SLOPES = (-0.1, -0.03, -0.01, -0.003, -0.001, 0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
+DOSES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0)
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0, 5.0)
 
 _GAUGES = {
@@ -53,12 +59,31 @@ class EngineCollector(Collector):
         yield tokens
 
 
+class JournalCollector(Collector):
+    """The journal's own numbers; none where it is switched off."""
+
+    def __init__(self, journal: Journal):
+        self.journal = journal
+
+    def collect(self) -> Iterable[Metric]:
+        journal = self.journal
+        if not journal.enabled:
+            return
+        yield GaugeMetricFamily("helmsight_journal_up", "1 while rows are written", float(journal.state == "ok"))
+        yield GaugeMetricFamily("helmsight_journal_waiting", "Rows that wait to be written", journal.waiting)
+        rows = CounterMetricFamily("helmsight_journal_rows", "Rows written, and rows lost", labels=["outcome"])
+        rows.add_metric(["written"], journal.written)
+        rows.add_metric(["dropped"], journal.dropped)
+        yield rows
+
+
 class Metrics:
     """The counters of one application in a registry of its own, so that a process may hold several."""
 
-    def __init__(self, runtime: Runtime):
+    def __init__(self, runtime: Runtime, journal: Journal):
         self.registry = registry = CollectorRegistry()
         registry.register(EngineCollector(runtime))
+        registry.register(JournalCollector(journal))
         self.requests = Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
         self.latency = Histogram(
             "helmsight_request_seconds", "Time to the last byte", ["route"], buckets=SECONDS, registry=registry
@@ -77,9 +102,16 @@ class Metrics:
             "helmsight_interventions", "Interventions asked for", ["kind", "toward"], registry=registry
         )
         self.readouts = Counter("helmsight_diagnostics", "Readouts asked for", ["readout"], registry=registry)
-        self.attention_ratio = Histogram(
-            "helmsight_attention_ratio", "Attention ratio of finished answers", buckets=RATIOS, registry=registry
-        )
+        self.histograms = {
+            name: Histogram(f"helmsight_{name}", text, buckets=buckets, registry=registry)
+            for name, text, buckets in (
+                ("attention_ratio", "Attention ratio of finished answers", RATIOS),
+                ("focus_share", "The focused image's share of the attention factors of finished answers", SHARES),
+                ("decay_slope", "Change of the vision share per token of finished answers", SLOPES),
+                ("dose", "Mean steering dose of finished answers", DOSES),
+            )
+        }
+        self.flags = Counter("helmsight_flags", "Finished answers by flag", ["flag", "raised"], registry=registry)
         self.focus = Counter(
             "helmsight_focus", "Finished answers whose focused image was the target", ["correct"], registry=registry
         )
@@ -103,13 +135,15 @@ class Metrics:
     def finished(self, choice: Choice) -> None:
         """Count a finished answer and what its diagnostics say."""
         self.choices.labels(choice.finish_reason).inc()
-        envelope = choice.diagnostics or {}
-        ratio = (envelope.get("modality") or {}).get("attention_ratio")
-        if isinstance(ratio, (int, float)):
-            self.attention_ratio.observe(ratio)
-        correct = (envelope.get("focus") or {}).get("correct")
-        if isinstance(correct, bool):
-            self.focus.labels(str(correct).lower()).inc()
+        found = scalars(choice.applied, choice.diagnostics)
+        for name, histogram in self.histograms.items():
+            if found[name] is not None:
+                histogram.observe(found[name])
+        for flag in FLAGS:
+            if found[flag] is not None:
+                self.flags.labels(flag, str(found[flag]).lower()).inc()
+        if found["correct"] is not None:
+            self.focus.labels(str(found["correct"]).lower()).inc()
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

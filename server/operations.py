@@ -21,10 +21,15 @@ def health() -> Response:
 
 @blueprint.get("/ready")
 def ready() -> Response:
-    """200 while requests are served, else 503 with the state: loading, draining or failed."""
-    state = context().runtime.state
+    """200 while requests are served, else 503 with the state: loading, draining or failed.
+
+    The journal's state stands beside it and does not change it: answers need no journal.
+    """
+    app = context()
+    state = app.runtime.state
     headers = {} if state == "ready" else {"Retry-After": "2"}
-    return Response(dumps({"status": state}), 200 if state == "ready" else 503, headers, mimetype="application/json")
+    body = dumps({"status": state, "journal": app.journal.status()})
+    return Response(body, 200 if state == "ready" else 503, headers, mimetype="application/json")
 
 
 @blueprint.get("/metrics")

@@ -137,6 +137,8 @@ def _contrast(wire: WireVcd | WireIcd | WirePai) -> Contrast:
 
 def _diagnose(wire: Diagnostics) -> Diagnose:
     include = frozenset(CHEAP if wire.include is None else wire.include)
+    if wire.compare_to is not None:
+        include |= {"drift"}
     layers = tuple(wire.layers) if isinstance(wire.layers, list) else None
     last = wire.layers["last"] if isinstance(wire.layers, dict) else None
     return Diagnose(include, layers, last, wire.heatmaps, wire.causal, wire.discount_sinks, wire.target_image)

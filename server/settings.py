@@ -19,6 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 
 PREFIX = "HELMSIGHT_"
 MEBI = 2**20
+DEFAULT_JOURNAL = "~/.helmsight/journal.db"
+
+JournalReadout = Literal["focus", "modality", "decay", "residual", "flags"]
+"""Readouts that a journal's row has numbers of."""
 
 
 class SettingsError(Exception):
@@ -81,6 +85,24 @@ class Settings(BaseModel):
     )
     api_key_file: str | None = Field(default=None, description="file with one API key a line")
 
+    # The journal of answers
+    journal: SecretStr = Field(
+        default_factory=lambda: DEFAULT_JOURNAL,  # type: ignore[arg-type, return-value]
+        validate_default=True,
+        description="file (SQLite) or postgresql:// URL that keeps a row for each answer; off for none",
+    )
+    journal_max_rows: int = Field(default=1_000_000, ge=1, le=100_000_000, description="rows kept, the newest ones")
+    journal_days: float = Field(default=30.0, gt=0, le=36_500, description="days that a row is kept")
+    journal_texts: bool = Field(default=False, description="keep prompts and answers in the journal (images never)")
+    journal_text_limit: int = Field(
+        default=4000, ge=1, le=20_000, description="characters kept of a prompt and of an answer"
+    )
+    journal_readouts: tuple[JournalReadout, ...] = Field(
+        default=(),
+        description="readout computed for every request, for the journal alone: focus, modality, decay, "
+        "residual, flags (repeatable)",
+    )
+
     # The process
     graceful_timeout: int = Field(
         default=30, ge=1, le=3600, description="seconds that running answers get after SIGTERM"
@@ -97,6 +119,18 @@ class Settings(BaseModel):
         if any(len(key.get_secret_value().strip()) < 8 for key in keys):
             raise ValueError("an API key needs at least 8 characters")
         return keys
+
+    @field_validator("journal")
+    @classmethod
+    def _known_database(cls, journal: SecretStr) -> SecretStr:
+        # The message must not hold the value: it may hold a password.
+        text = journal.get_secret_value()
+        if not text.strip():
+            raise ValueError("must be a path, a URL, or off")
+        scheme, found, _ = text.partition("://")
+        if found and scheme.partition("+")[0] not in ("sqlite", "postgresql", "postgres"):
+            raise ValueError("a URL must begin with postgresql:// or sqlite:///")
+        return journal
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -135,7 +169,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
     for name, field in Settings.model_fields.items():
         flag = FLAGS.get(name, "--" + name.replace("_", "-"))
-        default = field.default if field.default_factory is None else "the embedded model"
+        default = "the embedded model" if name == "model" else field.get_default(call_default_factory=True)
         shown = " ".join(default) if isinstance(default, tuple) else default
         text = field.description if shown in (None, "") else f"{field.description} (default: {shown})"
         options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}

@@ -185,6 +185,7 @@ class Diagnostics(Strict):
     causal: Flag = False
     discount_sinks: Flag = False
     target_image: Integer | None = None
+    compare_to: Annotated[str, StringConstraints(max_length=64)] | None = None
 
     @field_validator("layers")
     @classmethod
@@ -276,7 +277,9 @@ def _metadata(value: Any) -> Any:
         )
     for key, item in value.items():
         if len(key) > MAX_METADATA_KEY:
-            raise PydanticCustomError("metadata", "must have keys of at most {most} characters", {"most": MAX_METADATA_KEY})
+            raise PydanticCustomError(
+                "metadata", "must have keys of at most {most} characters", {"most": MAX_METADATA_KEY}
+            )
         if not isinstance(item, str) or len(item) > MAX_METADATA_VALUE:
             raise PydanticCustomError(
                 "metadata",

@@ -4,6 +4,7 @@ Usable alone, without a server: `load` a model, make an `Engine`, `generate` ans
 """
 
 from steering.completion import Completion
+from steering.diagnostics.drift import drift
 from steering.diagnostics.options import CHEAP, READOUTS, Diagnose
 from steering.engine import Engine
 from steering.errors import Busy, ContextOverflow, Fault, RequestError, SteeringError, UnsupportedModel, VectorError
@@ -52,5 +53,6 @@ __all__ = [
     "Vcd",
     "VectorError",
     "VectorStore",
+    "drift",
     "load",
 ]

@@ -49,6 +49,10 @@ class Completion:
             sequence.cancelled = sequence.cancelled or sequence.finish_reason is None
         self._wake()
 
+    def generated(self, index: int) -> int:
+        """How many tokens of choice `index` there are so far."""
+        return sum(len(sequence.tokens) for sequence, role in self._roles.items() if role == (index, False))
+
     @property
     def done(self) -> bool:
         """Whether every sequence has ended."""

@@ -18,9 +18,22 @@ from PIL import Image
 from werkzeug.serving import make_server
 
 import steering
+from server import settings as server_settings
 from server.app import create_app
+from server.journal.database import Database, Place, open_database
 from server.settings import Settings
+from tests.server.browser import chromium, visit  # noqa: F401 -- fixtures
 from tests.server.fakes import FakeEngine, checkpoint
+from tests.server.journals import Postgres, running_postgres
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_journal_at_home() -> Iterator[None]:
+    """The journal is off unless a test names one: no test may write to the home directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_settings, "DEFAULT_JOURNAL", "off")
+        patch.setenv("HELMSIGHT_JOURNAL", "off")
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -112,3 +125,27 @@ def ask(client: FlaskClient, *parts: str, **fields: Any) -> Any:
     """Post a chat and return the response; default: a short greedy answer."""
     body = {"messages": [user(*(parts or ("What colour is it?",)))], "max_tokens": 8, "temperature": 0, **fields}
     return client.post("/v1/chat/completions", json=body, buffered=True)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server that runs as long as the tests."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The setting of a journal that does not exist yet, in each kind of database."""
+    if request.param == "sqlite":
+        return str(tmp_path / "journal.db")
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.new()
+
+
+@pytest.fixture
+def database(place: str) -> Iterator[Database]:
+    """An empty open journal."""
+    database = open_database(Place.of(place))
+    yield database
+    database.close()

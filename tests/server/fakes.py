@@ -18,6 +18,7 @@ class FakeCompletion:
         self.script = script
         self.prompt_tokens = 3
         self.cancelled = threading.Event()
+        self.pieces = 0
         self.diagnostics = diagnostics
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -31,9 +32,13 @@ class FakeCompletion:
                         return
                 continue
             text += item
+            self.pieces += 1
             yield Chunk(0, item)
         self.choice = Choice(0, text, (1,) * len(self.script), "stop", applied=None, diagnostics=self.diagnostics)
         yield Chunk(0, "", (), self.choice)
+
+    def generated(self, index: int) -> int:
+        return self.pieces if index == 0 else 0
 
     def result(self) -> Result:
         return Result((self.choice,), self.prompt_tokens, len(self.script))

@@ -139,6 +139,23 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
     assert server.process.wait(20) == 0
 
 
+def test_the_last_answers_are_in_the_journal_when_the_server_has_ended(start: Start, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.db"
+    server = start([*SERVE, "--journal", str(journal)]).wait_until_ready()
+    connection = post_and_hold(server.url, stream=True, max_tokens=200, n=2, **ENDLESS)
+    wait_for(lambda: server.stats("helmsight_running") == 2)
+    server.process.send_signal(signal.SIGTERM)
+    while connection.recv(65_536):
+        pass
+    connection.close()
+    assert server.process.wait(20) == 0
+    command = [sys.executable, "-m", "server.cli", "journal", "export", "--journal", str(journal)]
+    exported = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    rows = [json.loads(line) for line in exported.splitlines()]
+    assert sorted((row["choice"], row["finish_reason"]) for row in rows) == [(0, "length"), (1, "length")]
+    assert all(row["usage"]["completion_tokens"] == 200 for row in rows)
+
+
 def test_an_interrupt_ends_the_server_although_an_answer_is_running(start: Start) -> None:
     server = start(SERVE).wait_until_ready()
     connection = post_and_hold(server.url, stream=True, max_tokens=1800, n=4, **ENDLESS)

@@ -29,6 +29,14 @@ def test_the_environment_gives_lists_and_switches() -> None:
     assert settings.allow_remote_images
 
 
+def test_a_journals_password_does_not_show() -> None:
+    settings = load_settings({}, {"HELMSIGHT_JOURNAL": "postgresql://u:secret-word@host/x"})
+    assert "secret-word" not in repr(settings)
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"journal": "mysql://u:secret-word@host/x"}, {})
+    assert "secret-word" not in str(caught.value)
+
+
 def test_keys_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nfile-key-1\n\nfile-key-2\n")
@@ -49,6 +57,9 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
         ({}, {"HELMSIGHT_SLOTS": "0"}, r"'slots' \(environment\)"),
         ({"api_keys": ("short",)}, {}, "at least 8 characters"),
         ({"colour": "red"}, {}, "'colour'"),
+        ({"journal": "mysql://u:p@host/x"}, {}, r"'journal' \(command line\): .*postgresql://"),
+        ({}, {"HELMSIGHT_JOURNAL": " "}, r"'journal' \(environment\)"),
+        ({"journal_readouts": ("focus", "tam")}, {}, "'journal_readouts'"),
         ({}, {"HELMSIGHT_CONFIG": "/no/such/file"}, "/no/such/file"),
     ],
 )

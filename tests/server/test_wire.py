@@ -92,7 +92,8 @@ def test_messages_say_what_is_allowed() -> None:
         ({"steering": {"toward": "left"}}, "'steering.toward' must be 'vision', 'text' or 'auto'; got 'left'."),
         (
             {"diagnostics": {"x": 1}},
-            "'diagnostics.x' is unknown; allowed: include, layers, heatmaps, causal, discount_sinks, target_image.",
+            "'diagnostics.x' is unknown; allowed: include, layers, heatmaps, causal, discount_sinks, target_image, "
+            "compare_to.",
         ),
         ({"temperature": "hot"}, "'temperature' must be a valid number; got 'hot'."),
     ):

@@ -1,0 +1,198 @@
+"""Opening a journal: from the setting to a migrated database, SQLite in WAL mode or PostgreSQL, with the same code."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import QueuePool
+
+from server.journal.errors import JournalError, explain
+from server.journal.schema import VERSION_TABLE
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+BUSY_SECONDS = 5.0
+"""How long one process waits for another that holds the SQLite file locked."""
+POOL_SECONDS = 5.0
+
+_ADVISORY_LOCK = 0x48656C6D  # "Helm": one migration at a time among all servers of one PostgreSQL
+_migrating = threading.Lock()  # alembic keeps its state in globals
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a journal is: `path` of an SQLite file or `url` of a PostgreSQL database. `shown` is fit for logs."""
+
+    shown: str
+    path: Path | None = None
+    url: URL | None = None
+
+    @classmethod
+    def of(cls, setting: str) -> Place:
+        """Parse the setting `journal`: a path, or a URL of SQLite or PostgreSQL; raises JournalError."""
+        if "://" not in setting:
+            path = Path(setting).expanduser().absolute()
+            return cls(str(path), path=path)
+        try:
+            url = make_url(setting)
+        except (ArgumentError, ValueError):
+            raise JournalError("bad_url") from None  # the text may hold a password
+        kind = url.drivername.partition("+")[0]
+        if kind == "sqlite" and url.database and url.database != ":memory:":
+            path = Path(url.database).expanduser().absolute()
+            return cls(str(path), path=path)
+        if kind not in ("postgresql", "postgres"):
+            raise JournalError("bad_url", url.drivername)
+        url = url.set(drivername="postgresql+psycopg")
+        return cls(_without_query(url).render_as_string(hide_password=True), url=url)
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no message may hold."""
+        if self.url is None:
+            return ()
+        found = [
+            str(self.url.password or ""),
+            *(str(value) for name, value in self.url.query.items() if "pass" in name),
+        ]
+        return tuple(secret for secret in found if secret)
+
+
+def _without_query(url: URL) -> URL:
+    return url.set(query={})
+
+
+@dataclass(frozen=True)
+class Database:
+    """An open journal. Reads go through `engine`, writes through `writer`, which takes the write lock at once."""
+
+    place: Place
+    engine: Engine
+    writer: Engine
+    inode: int | None = None
+
+    def moved(self) -> bool:
+        """Whether the SQLite file was deleted or replaced: what is written to it would be lost unseen."""
+        if self.place.path is None:
+            return False
+        try:
+            return self.place.path.stat().st_ino != self.inode
+        except OSError:
+            return True
+
+    def explain(self, error: Exception) -> JournalError:
+        """What an exception of this database means."""
+        return explain(error, self.place.shown, self.place.secrets)
+
+    def close(self) -> None:
+        """Close every connection that is not in use."""
+        self.engine.dispose()
+
+
+def open_database(place: Place, create: bool = True, busy_seconds: float = BUSY_SECONDS) -> Database:
+    """Open and migrate; unless `create` is false, makes what is not there: file, folder, tables. Raises JournalError."""
+    engine = None
+    try:
+        inode = None
+        if place.path is not None:
+            inode = _file(place.path, create)
+            engine = _sqlite(place.path, busy_seconds)
+        else:
+            assert place.url is not None
+            engine = _postgres(place.url)
+        database = Database(place, engine, engine.execution_options(journal_write=True), inode)
+        _migrate(database.writer, create)
+        return database
+    except Exception as error:
+        if engine is not None:
+            engine.dispose()
+        raise explain(error, place.shown, place.secrets) from None
+
+
+def _file(path: Path, create: bool) -> int:
+    """The inode of the file, which is made for its owner only: rows may hold prompts."""
+    if path.is_dir():
+        raise JournalError("not_a_database", f"{path} is a folder")
+    if not path.exists():
+        if not create:
+            raise JournalError("missing", str(path))
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    if not os.access(path, os.W_OK):
+        raise JournalError("not_writable", str(path))
+    return path.stat().st_ino
+
+
+def _sqlite(path: Path, busy_seconds: float) -> Engine:
+    # As a URI, because a plain path that has vanished would be made anew, empty and with the rights of any file.
+    uri = f"file:{quote(str(path))}?mode=rw"
+    engine = create_engine(
+        "sqlite://",
+        creator=lambda: sqlite3.connect(uri, uri=True, timeout=busy_seconds, check_same_thread=False),
+        poolclass=QueuePool,
+        pool_timeout=POOL_SECONDS,
+        hide_parameters=True,
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # the driver's own idea of transactions leaves out reads and DDL
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")  # a committed row survives a power cut too
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        connection.execute("PRAGMA temp_store = MEMORY")  # samples of the summary
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads before it writes would fail, not wait, if another process wrote in between.
+        writes = connection.get_execution_options().get("journal_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgres(url: URL) -> Engine:
+    # A server that vanishes without a word must not hold the writer for the two hours that TCP would.
+    patience = {
+        "connect_timeout": 5,
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 15_000,
+    }
+    given = {name: value for name, value in patience.items() if name not in url.query}
+    return create_engine(url, connect_args=given, pool_pre_ping=True, pool_timeout=POOL_SECONDS, hide_parameters=True)
+
+
+def _migrate(writer: Engine, create: bool) -> None:
+    """Bring the schema up to date; raises JournalError when it is beyond what this version knows."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    scripts = ScriptDirectory.from_config(config)
+    with _migrating, writer.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+        current = context.get_current_heads()
+        if not current and not create:
+            raise JournalError("missing")
+        for revision in current:
+            try:
+                scripts.get_revision(revision)
+            except CommandError:
+                raise JournalError("newer_version", f"revision {revision[:32]}") from None
+        if set(current) != set(scripts.get_heads()):
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")

@@ -1,0 +1,1 @@
+"""The journal's migrations, run by alembic when a journal is opened."""

@@ -1,0 +1,146 @@
+"""Reading the journal: filters, pages that stay put while rows come and go, and rows as the API shows them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, func, select
+
+from server.journal.database import Database
+from server.journal.schema import DIAGNOSTICS, ROWS
+
+CHUNK = 500
+"""Rows read at a time when many are streamed: no transaction stays open while a slow client reads."""
+
+TOWARD = ("vision", "text", "other", "none")
+SAGE = ("see", "think", "generate", "none")
+CONTRAST = ("vcd", "icd", "pai", "none")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which rows; None takes all. `since` is included, `until` not, both Unix times of the request's acceptance."""
+
+    since: float | None = None
+    until: float | None = None
+    model: str | None = None
+    vector: str | None = None
+    toward: str | None = None
+    sage: str | None = None
+    contrast: str | None = None
+    flag: str | None = None
+    finish_reason: str | None = None
+
+    def where(self) -> ColumnElement[bool]:
+        """The condition."""
+        row = ROWS.c
+        terms: list[ColumnElement[bool]] = []
+        if self.since is not None:
+            terms.append(row.created >= self.since)
+        if self.until is not None:
+            terms.append(row.created < self.until)
+        for name in ("model", "toward", "contrast", "finish_reason"):
+            if (value := getattr(self, name)) is not None:
+                terms.append(row[name] == value)
+        if self.vector is not None:
+            # Neither LIKE, which SQLite takes without regard to case, nor a function that only one database has.
+            terms.append(func.replace(row.vectors, f"|{self.vector}|", "") != row.vectors)
+        if self.sage == "none":
+            terms += [row.sage_see.is_(False), row.sage_think.is_(False), row.sage_generate.is_(False)]
+        elif self.sage is not None:
+            terms.append(row[f"sage_{self.sage}"].is_(True))
+        if self.flag is not None:
+            terms.append(row[self.flag].is_(True))
+        return and_(True, *terms)
+
+
+@dataclass(frozen=True)
+class Page:
+    """Rows, newest first; `next` is the cursor of the page after it, None at the end."""
+
+    rows: list[dict[str, Any]]
+    next: str | None
+
+
+def page(connection: Connection, filters: Filters, limit: int, before: int | None = None) -> Page:
+    """The newest `limit` rows older than the key `before`."""
+    found = connection.execute(_newest(filters, before).limit(limit + 1)).mappings().all()
+    more = len(found) > limit
+    return Page([shown(row) for row in found[:limit]], cursor(found[limit - 1]["key"]) if more else None)
+
+
+def stream(
+    database: Database, filters: Filters, limit: int | None = None, before: int | None = None
+) -> Iterator[list[dict[str, Any]]]:
+    """All matching rows, or the newest `limit`, in lists of up to CHUNK; rows that come meanwhile are left out."""
+    while limit is None or limit > 0:
+        size = CHUNK if limit is None else min(CHUNK, limit)
+        with database.engine.connect() as connection:
+            found = connection.execute(_newest(filters, before).limit(size)).mappings().all()
+        if found:
+            yield [shown(row) for row in found]
+        if len(found) < size:
+            return
+        before = found[-1]["key"]
+        limit = None if limit is None else limit - size
+
+
+def answer(connection: Connection, identity: str) -> list[dict[str, Any]]:
+    """The rows of one answer, in order of choice."""
+    chosen = select(ROWS).where(ROWS.c.id == identity).order_by(ROWS.c.choice, ROWS.c.key).limit(1024)
+    return [shown(row) for row in connection.execute(chosen).mappings()]
+
+
+def _newest(filters: Filters, before: int | None) -> Select[Any]:
+    chosen = select(ROWS).where(filters.where()).order_by(ROWS.c.key.desc())
+    return chosen if before is None else chosen.where(ROWS.c.key < before)
+
+
+def cursor(key: int) -> str:
+    """The opaque form of a place between two rows."""
+    return base64.urlsafe_b64encode(b"%x" % key).decode().rstrip("=")
+
+
+def place(text: str) -> int:
+    """The key in a cursor; raises ValueError for anything else."""
+    try:
+        key = int(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True), 16)
+    except binascii.Error as error:
+        raise ValueError(text) from error
+    if cursor(key) != text or not 0 <= key < 2**63:
+        raise ValueError(text)
+    return key
+
+
+def shown(row: RowMapping) -> dict[str, Any]:
+    """A row of the database as a `diagnostics.row` of the API."""
+    texts = None
+    if row["prompt"] is not None or row["answer"] is not None:
+        texts = {"prompt": row["prompt"], "answer": row["answer"]}
+    return {
+        "object": "diagnostics.row",
+        "id": row["id"],
+        "choice": row["choice"],
+        "created": row["created"],
+        "model": row["model"],
+        "finish_reason": row["finish_reason"],
+        "streamed": row["streamed"],
+        "asked": json.loads(row["asked"]),
+        "applied": _parsed(row["applied"]),
+        "sampling": json.loads(row["sampling"]),
+        "usage": {"prompt_tokens": row["prompt_tokens"], "completion_tokens": row["completion_tokens"]},
+        "images": row["images"],
+        "latency": {"first_token": row["first_token"], "total": row["total"]},
+        "diagnostics": {name: row[name] for name in DIAGNOSTICS},
+        "metadata": _parsed(row["metadata"]),
+        "texts": texts,
+    }
+
+
+def _parsed(text: str | None) -> Any:
+    return None if text is None else json.loads(text)

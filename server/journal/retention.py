@@ -1,0 +1,51 @@
+"""Deleting old rows, a bounded batch at a time, so that nobody waits long for the write lock."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import Connection, delete, func, select
+
+from server.journal.schema import ROWS
+
+DAY = 86_400.0
+BATCH = 1000
+
+
+def prune(connection: Connection, max_rows: int, before: float, batch: int = BATCH) -> int:
+    """Delete up to `batch` rows that were created before a Unix time, and as many beyond the newest `max_rows`.
+
+    Returns how many; fewer than `batch` means that no more is left to delete. The newest are those with the largest keys.
+    """
+    key = ROWS.c.key
+    old = select(key).where(ROWS.c.created < before).order_by(ROWS.c.created).limit(batch)
+    deleted = connection.execute(delete(ROWS).where(key.in_(old))).rowcount
+    surplus = min(_count(connection, max_rows) - max_rows, batch)
+    if surplus > 0:
+        oldest = select(key).order_by(key).limit(surplus)
+        deleted = max(deleted, connection.execute(delete(ROWS).where(key.in_(oldest))).rowcount)
+    return int(deleted)
+
+
+def _count(connection: Connection, enough: int) -> int:
+    """How many rows there are; a bound on it where that is at most `enough`, since counting reads a whole index."""
+    ends = (select(end(ROWS.c.key)).scalar_subquery() for end in (func.min, func.max))
+    first, last = connection.execute(select(*ends)).one()
+    if first is None or last - first < enough:
+        return 0 if first is None else int(last - first + 1)
+    return int(connection.execute(select(func.count()).select_from(ROWS)).scalar_one())
+
+
+class Clock:
+    """The time that the age of rows is measured by: the wall clock, but never ahead of what has passed since the start.
+
+    A clock that jumps forward while the server runs deletes nothing early; one that jumps back deletes later. A server that
+    is started with a wrong clock goes by it. Rows from a time to come stay until that time, or until there are too many.
+    """
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Unix time."""
+        return min(time.time(), self._offset + time.monotonic())

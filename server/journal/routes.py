@@ -1,0 +1,206 @@
+"""GET /v1/diagnostics, /v1/diagnostics/summary and /v1/diagnostics/{id}: the journal over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flask import Blueprint, Response, request
+from sqlalchemy.exc import SQLAlchemyError
+
+from server.context import context
+from server.encode import dumps
+from server.errors import ApiError, BadRequest
+from server.journal.database import Database
+from server.journal.errors import REASONS, JournalError
+from server.journal.queries import CONTRAST, SAGE, TOWARD, Filters, answer, page, place, stream
+from server.journal.schema import FINISH_REASONS, FLAGS
+from server.journal.summary import summarise
+
+log = logging.getLogger("helmsight")
+
+blueprint = Blueprint("journal", __name__)
+
+MAX_LIMIT = 1000
+MAX_TEXT = 256
+LATEST = 1e11  # the year 5138
+CHOICES = {
+    "toward": TOWARD,
+    "sage": SAGE,
+    "contrast": CONTRAST,
+    "flag": FLAGS,
+    "finish_reason": FINISH_REASONS,
+    "format": ("json", "jsonl"),
+}
+FILTERS = tuple(Filters.__dataclass_fields__)
+PAGING = ("limit", "before", "format")
+
+PATIENCE = 5.0
+"""Seconds that a reader of many rows waits for the others."""
+
+
+@blueprint.get("/v1/diagnostics")
+def list_rows() -> Response:
+    """Rows, newest first: a page of them, or with `format=jsonl` a stream of all (or of `limit`)."""
+    given = parameters((*FILTERS, *PAGING))
+    filters = filters_of(given)
+    before = _cursor(given["before"]) if "before" in given else None
+    if given.get("format") == "jsonl":
+        return _jsonl(filters, _integer(given, "limit", 2**31), before)
+    limit = _integer(given, "limit", MAX_LIMIT) or 50
+    with _reading() as database, database.engine.connect() as connection:
+        found = page(connection, filters, limit, before)
+    return _json({"object": "list", "data": found.rows, "has_more": found.next is not None, "next": found.next})
+
+
+@blueprint.get("/v1/diagnostics/summary")
+def summary() -> Response:
+    """Counts, means, quantiles and rates of the rows that match."""
+    filters = filters_of(parameters(FILTERS))
+    release = _begin_heavy()
+    try:
+        with _reading() as database, database.engine.connect() as connection:
+            return _json(summarise(connection, filters))
+    finally:
+        release()
+
+
+@blueprint.get("/v1/diagnostics/<identity>")
+def get_rows(identity: str) -> Response:
+    """The rows of all choices of one answer."""
+    parameters(())
+    rows: list[dict[str, Any]] = []
+    with _reading() as database, database.engine.connect() as connection:
+        if len(identity) <= MAX_TEXT and identity.isprintable():
+            rows = answer(connection, identity)
+    if not rows:
+        raise ApiError(404, "The journal holds no answer of this id.", code="unknown_answer", param="id")
+    return _json({"object": "list", "data": rows})
+
+
+def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
+    """The query's parameters; raises a 400 for those that are unknown, repeated, or not one of the allowed words."""
+    given: dict[str, str] = {}
+    for name, values in request.args.lists():
+        if name not in allowed:
+            known = f"allowed: {', '.join(allowed)}" if allowed else "none are allowed here"
+            raise BadRequest(f"'{name[:64]}' is unknown; {known}.", name[:64], "unknown_parameter")
+        if len(values) > 1:
+            raise BadRequest(f"'{name}' must be given once.", name)
+        given[name] = values[0]
+    for name, words in CHOICES.items():
+        if name in given and given[name] not in words:
+            raise BadRequest(f"'{name}' must be one of {', '.join(words)}; got {given[name][:64]!r}.", name)
+    return given
+
+
+def filters_of(given: dict[str, str]) -> Filters:
+    """The filters among the parameters; raises a 400 naming the one that is wrong."""
+    filters: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
+    for name in ("model", "vector"):
+        if name in filters and not (0 < len(filters[name]) <= MAX_TEXT and filters[name].isprintable()):
+            raise BadRequest(f"'{name}' must have 1 to {MAX_TEXT} printable characters.", name)
+    for name in ("since", "until"):
+        if name in filters:
+            filters[name] = _time(filters[name], name)
+    return Filters(**filters)
+
+
+def _time(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= LATEST:
+        raise BadRequest(f"'{name}' must be a Unix time in seconds, at least 0; got {text[:64]!r}.", name)
+    return value
+
+
+def _integer(given: dict[str, str], name: str, largest: int) -> int | None:
+    if name not in given:
+        return None
+    text = given[name]
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= largest):
+        raise BadRequest(f"'{name}' must be an integer from 1 to {largest}; got {text[:64]!r}.", name)
+    return int(text)
+
+
+def _cursor(text: str) -> int:
+    try:
+        return place(text)
+    except ValueError:
+        raise BadRequest("'before' must be the 'next' of an earlier page.", "before") from None
+
+
+@contextmanager
+def _reading() -> Iterator[Database]:
+    """The database; what goes wrong with it becomes a 503 that tells nothing of the inside."""
+    journal = context().journal
+    if not journal.enabled:
+        raise ApiError(503, "The journal is switched off on this server.", code="journal_off")
+    database = None
+    try:
+        database = journal.database()
+        yield database
+    except (JournalError, SQLAlchemyError) as error:
+        problem = error if isinstance(error, JournalError) or database is None else database.explain(error)
+        reason = problem.reason if isinstance(problem, JournalError) else "failed"
+        log.error("journal: reading failed: %s", problem)
+        raise ApiError(
+            503, f"The journal cannot be read: {REASONS[reason]}.", code="journal_unavailable", retry_after=5.0
+        ) from None
+
+
+def _begin_heavy() -> Callable[[], None]:
+    """Take one of the places for readers of many rows; returns what gives it back, once."""
+    heavy = context().journal.heavy
+    if not heavy.acquire(timeout=PATIENCE):
+        raise ApiError(
+            503, "Too many others read the journal now.", code="journal_busy", retry_after=max(PATIENCE, 1.0)
+        )
+    taken = [heavy]
+
+    def release() -> None:
+        if taken:
+            taken.pop().release()
+
+    return release
+
+
+def _jsonl(filters: Filters, limit: int | None, before: int | None) -> Response:
+    release = _begin_heavy()
+    try:
+        with _reading() as database:
+            chunks = stream(database, filters, limit, before)
+            first = next(chunks, [])  # what is wrong with the database shows while there can still be a status
+    except BaseException:
+        release()
+        raise
+
+    def lines() -> Iterator[str]:
+        try:
+            yield _lines(first)
+            for rows in chunks:
+                yield _lines(rows)
+        except SQLAlchemyError as error:
+            # A stream that ends early must not look like one that is complete.
+            log.error("journal: a stream broke off: %s", database.explain(error))
+            broken = ApiError(503, "The journal could not be read to its end.", code="journal_unavailable")
+            yield dumps(broken.body()) + "\n"
+        finally:
+            release()
+
+    response = Response(lines(), mimetype="application/x-ndjson")
+    response.call_on_close(release)
+    return response
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(dumps(row) + "\n" for row in rows)
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(dumps(value), mimetype="application/json")

@@ -1,0 +1,76 @@
+"""The journal's one table. What is filtered and averaged has columns of its own; the rest is JSON as text."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Double, Index, Integer, MetaData, String, Table, Text
+
+VERSION_TABLE = "helmsight_journal_version"
+"""Where alembic keeps the revision: not under its usual name, because a PostgreSQL database may be shared."""
+
+metadata = MetaData()
+
+# The order of rows is that of their keys, which only grow and are never used again: clocks jump.
+key_type = BigInteger().with_variant(Integer(), "sqlite")
+
+ROWS = Table(
+    "helmsight_journal",
+    metadata,
+    Column("key", key_type, primary_key=True, autoincrement=True),
+    Column("id", String(64), nullable=False),
+    Column("choice", Integer, nullable=False),
+    Column("created", Double, nullable=False),  # Unix time when the request was accepted
+    Column("hour", Integer, nullable=False),  # created // 3600: databases round in different ways
+    Column("model", Text, nullable=False),
+    Column("finish_reason", String(16), nullable=False),
+    Column("streamed", Boolean, nullable=False),
+    Column("intervention", String(64), nullable=False),  # as the summary names it
+    Column("toward", String(16), nullable=False),
+    Column("sage_see", Boolean, nullable=False),
+    Column("sage_think", Boolean, nullable=False),
+    Column("sage_generate", Boolean, nullable=False),
+    Column("contrast", String(16), nullable=False),
+    Column("vectors", Text, nullable=False),  # |name|name|
+    Column("prompt_tokens", Integer),
+    Column("completion_tokens", Integer),
+    Column("images", Integer, nullable=False),
+    Column("first_token", Double),  # seconds since the request came
+    Column("total", Double, nullable=False),
+    Column("attention_ratio", Double),
+    Column("focused_image", Integer),
+    Column("focus_share", Double),
+    Column("target_image", Integer),
+    Column("correct", Boolean),
+    Column("decay_slope", Double),
+    Column("kl", Double),
+    Column("perceptual_blindness", Boolean),
+    Column("dissociation", Boolean),
+    Column("dose", Double),
+    Column("answer_correct", Boolean),
+    # Wide columns come last, so that a scan over the others need not follow them to further pages.
+    Column("sampling", Text, nullable=False),
+    Column("asked", Text, nullable=False),
+    Column("applied", Text),
+    Column("metadata", Text),
+    Column("prompt", Text),
+    Column("answer", Text),
+    Index("helmsight_journal_id", "id"),
+    Index("helmsight_journal_created", "created"),
+    sqlite_autoincrement=True,
+)
+
+DIAGNOSTICS = (
+    "attention_ratio",
+    "focused_image",
+    "focus_share",
+    "target_image",
+    "correct",
+    "decay_slope",
+    "kl",
+    "perceptual_blindness",
+    "dissociation",
+    "dose",
+)
+"""The scalar diagnostics, in the order in which a row shows them."""
+
+FLAGS = ("perceptual_blindness", "dissociation")
+FINISH_REASONS = ("stop", "length", "cancelled", "error")

@@ -1,0 +1,237 @@
+"""The journal of one server: takes rows without ever waiting, and writes them in the background."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from sqlalchemy import insert
+from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, StatementError
+
+from server.journal.database import Database, Place, open_database
+from server.journal.errors import REASONS, JournalError
+from server.journal.retention import BATCH as PRUNED
+from server.journal.retention import DAY, Clock, prune
+from server.journal.schema import ROWS
+
+log = logging.getLogger("helmsight")
+
+Row = dict[str, Any]
+State = Literal["ok", "failing", "off"]
+
+QUEUED = 2000
+"""Rows that may wait to be written; further ones are dropped and counted."""
+BATCH = 100
+INTERVAL = 0.2
+"""Rows and seconds after which waiting rows are committed."""
+IDLE = 0.25
+PRUNE_SECONDS = 60.0
+HEAVY = 4
+RETRY = (0.25, 10.0)
+"""Seconds before the first and the last attempts to get on after an error."""
+
+_BAD_ROWS = (DataError, IntegrityError, InterfaceError, OverflowError)
+
+
+class Journal:
+    """`setting` is a path, a URL or "off". At most `max_rows` rows are kept, for at most `days` days; of prompts and
+    answers up to `text_limit` characters each, 0 for none.
+
+    A database that is missing or broken is tried again for ever: `state` is "failing" meanwhile, and rows wait in the
+    queue until it is full.
+    """
+
+    def __init__(
+        self,
+        setting: str,
+        max_rows: int = 1_000_000,
+        days: float = 30.0,
+        text_limit: int = 0,
+        queued: int = QUEUED,
+        opener: Callable[[Place], Database] = open_database,
+    ):
+        self.enabled = setting.strip().lower() != "off"
+        self.text_limit = text_limit
+        self.written = 0
+        self.dropped = 0
+        self.problem: JournalError | None = None
+        self.heavy = threading.BoundedSemaphore(HEAVY)
+        """Taken by readers of many rows: slow ones must leave threads for chats."""
+        self._setting = setting
+        self._max_rows = max_rows
+        self._days = days
+        self._opener = opener
+        self._queue: queue.Queue[Row] = queue.Queue(queued)
+        self._batch: list[Row] = []  # taken from the queue, not yet committed
+        self._database: Database | None = None
+        self._clock = Clock()
+        self._next_prune = 0.0
+        self._unpruned = 0
+        self._refused = False
+        self._lock = threading.Lock()
+        self._tried = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Open the journal and begin to write, in the background."""
+        if self.enabled and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="helmsight-journal", daemon=True)
+            self._thread.start()
+
+    @property
+    def state(self) -> State:
+        """Whether rows are being written; "ok" also while the journal is being opened."""
+        return "off" if not self.enabled else "ok" if self.problem is None else "failing"
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are not yet committed."""
+        return self._queue.qsize() + len(self._batch)
+
+    def status(self) -> dict[str, Any]:
+        """What /ready shows: the state, rows written, dropped and waiting, and what is wrong."""
+        if not self.enabled:
+            return {"state": "off"}
+        problem = self.problem
+        numbers = {"written": self.written, "dropped": self.dropped, "waiting": self.waiting}
+        if problem is None:
+            return {"state": "ok", **numbers}
+        return {"state": "failing", **numbers, "reason": problem.reason, "error": REASONS[problem.reason]}
+
+    def record(self, row: Row) -> None:
+        """Take a row; returns at once. A row that finds no room is dropped and counted."""
+        try:
+            self._queue.put_nowait(row)
+        except queue.Full:
+            self._drop(1)
+
+    def refused(self, error: Exception) -> None:
+        """Count an answer of which no row could be made or kept; the first one is logged."""
+        if not self._refused:
+            self._refused = True
+            log.error("journal: an answer left no row", exc_info=error)
+        self._drop(1)
+
+    def database(self) -> Database:
+        """The open database, for readers; raises JournalError where there is none."""
+        self._tried.wait(5.0)
+        if self._database is None:
+            raise self.problem or JournalError("starting")
+        return self._database
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Write what is waiting, then stop; harmless when repeated."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _drop(self, count: int) -> None:
+        with self._lock:
+            self.dropped += count
+
+    def _run(self) -> None:
+        delay = RETRY[0]
+        while True:
+            stopping = self._stopping.is_set()
+            if not self._batch:
+                self._batch = self._take()
+            if stopping and not self._batch:
+                break
+            try:
+                self._step()
+                delay = RETRY[0]
+            except Exception as error:
+                self._failed(error)
+                if stopping:
+                    log.error("journal: %d rows could not be written before the end", self.waiting)
+                    break
+                self._stopping.wait(delay)
+                delay = min(2 * delay, RETRY[1])
+        if self._database is not None:
+            self._database.close()
+
+    def _take(self) -> list[Row]:
+        """The next rows: all that come within INTERVAL of the first, up to BATCH; none after IDLE without any."""
+        rows: list[Row] = []
+        deadline = time.monotonic() + IDLE
+        while len(rows) < BATCH:
+            left = 0.0 if self._stopping.is_set() else deadline - time.monotonic()
+            try:
+                row = self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if not rows:
+                deadline = time.monotonic() + INTERVAL
+            rows.append(row)
+        return rows
+
+    def _step(self) -> None:
+        """Open the database if need be, write the batch and empty it, prune if it is time."""
+        if self._database is not None and self._database.moved():
+            self._database.close()
+            self._database = None
+        if self._database is None:
+            self._database = self._opener(Place.of(self._setting))
+        if self._batch:
+            self._unpruned += len(self._batch)
+            self._write(self._database, self._batch)
+        if time.monotonic() >= self._next_prune or self._unpruned > self._max_rows // 100 + BATCH:
+            self._prune(self._database)
+        if self.problem is not None:
+            log.info("journal: back at work; %d rows were dropped so far", self.dropped)
+        self.problem = None
+        self._tried.set()
+
+    def _write(self, database: Database, batch: list[Row]) -> None:
+        """Commit the rows; what is committed is no longer in `batch`."""
+        try:
+            with database.writer.begin() as connection:
+                connection.execute(insert(ROWS), batch)
+            count = len(batch)
+            batch.clear()
+            self.written += count
+        except Exception as error:
+            if not _is_of_rows(error):
+                raise
+            while batch:  # one row that the database does not take must not cost the others
+                try:
+                    with database.writer.begin() as connection:
+                        connection.execute(insert(ROWS), batch[:1])
+                except Exception as inner:
+                    if not _is_of_rows(inner):
+                        raise
+                    del batch[0]
+                    self.refused(inner)
+                else:
+                    del batch[0]
+                    self.written += 1
+
+    def _prune(self, database: Database) -> None:
+        with database.writer.begin() as connection:
+            deleted = prune(connection, self._max_rows, self._clock.now() - self._days * DAY)
+        if deleted < PRUNED:  # else: on with it after the next rows
+            self._next_prune = time.monotonic() + PRUNE_SECONDS
+            self._unpruned = 0
+
+    def _failed(self, error: Exception) -> None:
+        """Remember what is wrong, and log it once."""
+        if isinstance(error, JournalError):
+            problem = error
+        elif self._database is not None:
+            problem = self._database.explain(error)
+        else:
+            problem = JournalError("failed", type(error).__name__)
+        if self.problem is None or self.problem.reason != problem.reason:
+            log.error("journal: %s; the server goes on, rows wait or are dropped", problem)
+        self.problem = problem
+        self._tried.set()
+
+
+def _is_of_rows(error: Exception) -> bool:
+    """Whether the values of a row are to blame, rather than the database."""
+    return isinstance(error, _BAD_ROWS) or type(error) is StatementError

@@ -1,0 +1,292 @@
+// The dashboard: the journal's summary and its latest rows, filtered, refreshed while it is looked at.
+
+import { getJson } from "./api.js";
+import { dotChart } from "./charts.js";
+import { byId, h, seconds, short } from "./dom.js";
+import { askForKey, onKey } from "./key.js";
+import { colourOf, interventionsOf, raised, rowDetail, tableRow, timeOf } from "./rows.js";
+import { charts, tiles } from "./summary.js";
+
+const EVERY = 4000;
+const PAGE = 30;
+const HOUR = 3600;
+const RANGES = { "6h": 6 * HOUR, "24h": 24 * HOUR, "7d": 168 * HOUR, "30d": 720 * HOUR, all: null };
+const FILTERS = ["model", "toward", "sage", "contrast", "flag", "finish_reason"];
+const MEASURES = {
+  attention_ratio: ["attention ratio", (row) => row.diagnostics?.attention_ratio, short],
+  focus_share: ["focus share", (row) => row.diagnostics?.focus_share, short],
+  decay_slope: ["decay slope", (row) => row.diagnostics?.decay_slope, short],
+  kl: ["KL", (row) => row.diagnostics?.kl, short],
+  total: ["total time", (row) => row.latency?.total, seconds],
+};
+const GROUPS = ["plain", "toward vision", "toward text", "SAGE", "contrast", "other vectors"];
+
+const state = { paused: false, timer: null, running: null, cursors: [], next: null, shown: {} };
+
+// ----------------------------------------------------------------------------------------------- the filters
+
+function readFilters() {
+  const given = new FormData(byId("filters"));
+  return Object.fromEntries(["range", ...FILTERS].map((name) => [name, String(given.get(name) ?? "").trim()]));
+}
+
+/** Filters live in the address, so that a view can be kept and shared. */
+function toAddress(filters) {
+  const query = new URLSearchParams(
+    Object.entries(filters).filter(([name, value]) => value && !(name === "range" && value === "24h")),
+  );
+  history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}${location.hash}`);
+}
+
+function fromAddress() {
+  const query = new URLSearchParams(location.search);
+  const range = document.querySelector(`input[name="range"][value="${CSS.escape(query.get("range") ?? "24h")}"]`);
+  if (range) range.checked = true;
+  for (const name of FILTERS) {
+    const field = byId("filters").elements[name];
+    field.value = query.get(name) ?? "";
+    if (field.selectedIndex === -1) field.value = "";
+  }
+}
+
+/** The filters as parameters of the API. */
+function parameters(filters) {
+  const query = new URLSearchParams(FILTERS.filter((name) => filters[name]).map((name) => [name, filters[name]]));
+  const span = RANGES[filters.range];
+  if (span) query.set("since", String(Math.floor(Date.now() / 1000) - span));
+  return query;
+}
+
+// ------------------------------------------------------------------------------------------------- refreshing
+
+async function refresh() {
+  clearTimeout(state.timer);
+  state.running?.abort();
+  const abort = (state.running = new AbortController());
+  const filters = readFilters();
+  const query = parameters(filters);
+  const page = new URLSearchParams(query);
+  page.set("limit", String(PAGE));
+  if (state.cursors.length) page.set("before", state.cursors.at(-1));
+  try {
+    const [summary, rows] = await Promise.all([
+      getJson(`/v1/diagnostics/summary?${query}`, abort.signal),
+      getJson(`/v1/diagnostics?${page}`, abort.signal),
+    ]);
+    show(filters, summary, rows);
+    byId("status").textContent = state.paused ? "Paused" : "Live";
+    byId("status").className = state.paused ? "model" : "model on";
+    byId("problem").hidden = true;
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    fail(error);
+  }
+  plan();
+}
+
+function plan() {
+  clearTimeout(state.timer);
+  if (!state.paused && document.visibilityState === "visible" && byId("key-form").hidden)
+    state.timer = setTimeout(refresh, EVERY);
+}
+
+function fail(error) {
+  byId("status").textContent =
+    { 401: "API key needed" }[error.status] ?? (error.code === "journal_off" ? "Journal off" : "Not reachable");
+  byId("status").className = "model off";
+  if (error.status === 401) return askForKey(error);
+  if (error.code === "journal_off") {
+    state.paused = true;
+    showPause();
+    byId("pause").hidden = true;
+    byId("filters").hidden = true;
+    nothing(
+      "The journal is off",
+      "This server keeps no rows. Start it with --journal FILE, or a postgresql:// URL, and every answer leaves one here.",
+    );
+    return undefined;
+  }
+  const box = byId("problem");
+  box.hidden = false;
+  box.replaceChildren(h("p", {}, error.message), ...(error.param ? [h("code", {}, error.param)] : []));
+  return undefined;
+}
+
+function nothing(title, text, ...more) {
+  byId("content").hidden = true;
+  const box = byId("nothing");
+  box.hidden = false;
+  box.replaceChildren(h("h2", {}, title), h("p", { class: "soft" }, text), ...more);
+}
+
+// ---------------------------------------------------------------------------------------------------- drawing
+
+function show(filters, summary, rows) {
+  const filtered = FILTERS.some((name) => filters[name]);
+  byId("clear").hidden = !filtered;
+  if (summary.count === 0) {
+    state.shown = {};
+    if (filtered)
+      return nothing(
+        "No answer matches these filters",
+        "Widen the time range or clear a filter.",
+        h("button", { type: "button", on: { click: clearFilters } }, "Clear filters"),
+      );
+    if (filters.range !== "all")
+      return nothing(
+        "No answers in this time",
+        "Every answered request leaves a row here. Ask something in the playground, or look further back.",
+        h(
+          "p",
+          { class: "row" },
+          h("a", { href: "/" }, "Open the playground"),
+          h("button", { type: "button", on: { click: showAll } }, "Show all time"),
+        ),
+      );
+    return nothing(
+      "The journal is empty",
+      "Every answered request leaves a row here, as soon as there is one.",
+      h("p", {}, h("a", { href: "/" }, "Open the playground")),
+    );
+  }
+  byId("nothing").hidden = true;
+  byId("content").hidden = false;
+  changed("tiles", summary, () => byId("tiles").replaceChildren(...tiles(summary)));
+  changed("charts", [summary, filters.range], () =>
+    byId("charts").replaceChildren(...charts(summary, RANGES[filters.range])),
+  );
+  changed("rows", [rows, byId("measure").value], () => showRows(rows));
+  return undefined;
+}
+
+/** Draw a part only when its data are others than at the last time: nothing flickers, and the focus stays where it is. */
+function changed(part, data, draw) {
+  const text = JSON.stringify(data, (key, value) => (key === "since" || key === "until" ? undefined : value));
+  if (state.shown[part] === text) return;
+  state.shown[part] = text;
+  draw();
+}
+
+function showRows({ data, next }) {
+  state.next = next;
+  const [title, value, format] = MEASURES[byId("measure").value];
+  const times = [...data].reverse();
+  const used = [...new Set(data.map(colourOf))].sort();
+  byId("dots").replaceChildren(
+    h(
+      "div",
+      { class: "legend" },
+      used.map((colour) =>
+        h("span", { class: `key c-${colour}` }, h("i", { class: "swatch square" }), GROUPS[colour - 1]),
+      ),
+      h("span", { class: "place" }, "oldest left, newest right; ringed: a flag"),
+    ),
+    dotChart(
+      times.map((row) => ({
+        value: value(row) ?? null,
+        colour: colourOf(row),
+        raised: raised(row).length > 0,
+        title: `${timeOf(row.created)} ${interventionsOf(row).join(", ") || "plain"}`,
+        open: () => openRow(row),
+      })),
+      { label: `${title} of the answers below`, format },
+    ),
+  );
+  byId("rows").replaceChildren(...data.map((row) => tableRow(row, openRow)));
+  byId("page").textContent = `page ${state.cursors.length + 1}`;
+  byId("newer").disabled = state.cursors.length === 0;
+  byId("older").disabled = !next;
+  byId("models").replaceChildren(
+    ...[...new Set(data.map((row) => row.model))].map((name) => h("option", { value: name })),
+  );
+}
+
+// ----------------------------------------------------------------------------------------------------- a row
+
+const openRow = (row) => openAnswer(row.id, row.choice);
+
+/** The dialog with all choices of an answer; the address names it, so that it can be linked to. */
+async function openAnswer(id, choice = 0) {
+  const dialog = byId("detail");
+  let data;
+  try {
+    ({ data } = await getJson(`/v1/diagnostics/${encodeURIComponent(id)}`));
+  } catch (error) {
+    history.replaceState(null, "", location.pathname + location.search);
+    return fail(error);
+  }
+  byId("detail-title").textContent = id;
+  const body = byId("detail-body");
+  const pick = (row) => body.replaceChildren(...(data.length > 1 ? [choices(data, row, pick)] : []), rowDetail(row));
+  pick(data.find((row) => row.choice === choice) ?? data[0]);
+  history.replaceState(null, "", `${location.pathname}${location.search}#${id}`);
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+  return undefined;
+}
+
+function choices(data, current, pick) {
+  return h(
+    "div",
+    { class: "chips choices" },
+    data.map((row) =>
+      h(
+        "button",
+        { type: "button", class: "small", "aria-pressed": String(row === current), on: { click: () => pick(row) } },
+        `choice ${row.choice}`,
+      ),
+    ),
+  );
+}
+
+// -------------------------------------------------------------------------------------------------- listening
+
+function filter() {
+  state.cursors = [];
+  toAddress(readFilters());
+  refresh();
+}
+
+function clearFilters() {
+  for (const name of FILTERS) byId("filters").elements[name].value = "";
+  filter();
+}
+
+function showAll() {
+  document.querySelector('input[name="range"][value="all"]').checked = true;
+  filter();
+}
+
+function showPause() {
+  byId("pause").setAttribute("aria-pressed", String(state.paused));
+  byId("pause").textContent = state.paused ? "Resume" : "Pause";
+}
+
+byId("measure").append(...Object.entries(MEASURES).map(([name, [title]]) => h("option", { value: name }, title)));
+byId("measure").addEventListener("change", refresh);
+byId("filters").addEventListener("change", filter);
+byId("filters").addEventListener("submit", (event) => event.preventDefault());
+byId("clear").addEventListener("click", clearFilters);
+byId("pause").addEventListener("click", () => {
+  state.paused = !state.paused;
+  showPause();
+  refresh();
+});
+byId("older").addEventListener("click", () => {
+  state.cursors.push(state.next);
+  refresh();
+});
+byId("newer").addEventListener("click", () => {
+  state.cursors.pop();
+  refresh();
+});
+byId("close").addEventListener("click", () => byId("detail").close());
+byId("detail").addEventListener("click", (event) => event.target === byId("detail") && byId("detail").close());
+byId("detail").addEventListener("close", () => history.replaceState(null, "", location.pathname + location.search));
+document.addEventListener("visibilitychange", () =>
+  document.visibilityState === "visible" && !state.paused ? refresh() : clearTimeout(state.timer),
+);
+onKey(refresh);
+fromAddress();
+refresh();
+if (location.hash.length > 1) openAnswer(decodeURIComponent(location.hash.slice(1)));

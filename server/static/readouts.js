@@ -1,0 +1,313 @@
+// The readouts of one answer as cards: charts, numbers, and what was applied.
+
+import { lineChart, shareBar } from "./charts.js";
+import { h, percent, rawJson, short } from "./dom.js";
+
+const colourOf = (image) => ((image - 1) % 6) + 1;
+
+/** Cards for the diagnostics of an answer; `other` is the baseline's envelope (dashed beside it) or null. */
+export function readoutCards(diagnostics, other, applied) {
+  const cards = [];
+  if (diagnostics?.focus) cards.push(focusCard(diagnostics.focus, diagnostics.images));
+  const modality = modalityCard(diagnostics?.modality, other?.modality);
+  if (modality) cards.push(modality);
+  if (diagnostics?.decay) cards.push(decayCard(diagnostics.decay, other?.decay));
+  if (diagnostics?.flags)
+    cards.push(cards.length % 2 ? flagsCard(diagnostics.flags) : wide(flagsCard(diagnostics.flags)));
+  if (diagnostics?.residual) cards.push(wide(residualCard(diagnostics.residual, other?.residual)));
+  if (applied || diagnostics) cards.push(wide(appliedCard(applied, diagnostics)));
+  return cards;
+}
+
+function wide(element) {
+  element.classList.add("wide");
+  return element;
+}
+
+function card(id, title, note, ...content) {
+  return h(
+    "section",
+    { class: "panel card", id: `card-${id}`, "aria-labelledby": `title-${id}` },
+    h(
+      "div",
+      { class: "section-head" },
+      h("h2", { id: `title-${id}` }, title),
+      note && h("span", { class: "value" }, note),
+    ),
+    ...content,
+  );
+}
+
+function focusCard(focus, images) {
+  const layers = focus.sigma?.length ?? 0;
+  if (!layers || !images?.length)
+    return card("focus", "Focus by layer", null, h("p", { class: "nothing" }, "There is no image to focus on."));
+  const note = focus.image
+    ? `picture ${focus.image}${focus.share === null || focus.share === undefined ? "" : `, ${percent(focus.share)}`}`
+    : "no focus";
+  const series = images.map(({ image }, i) => ({
+    name: `picture ${image}`,
+    values: focus.sigma.map((row) => row[i] ?? null),
+    colour: colourOf(image),
+    strong: focus.image === image,
+  }));
+  const marks =
+    images.length < 2
+      ? []
+      : (focus.layer_focused ?? [])
+          .map((image, index) => image && { index, colour: colourOf(image), title: `layer ${index}: picture ${image}` })
+          .filter(Boolean);
+  const votes =
+    images.length < 2
+      ? []
+      : ["lnd", "m_lnd", "mc_lnd"]
+          .filter((name) => focus[name])
+          .map(
+            (name) =>
+              `${name.replace("_", "-").toUpperCase()} picture ${focus[name].image} (n ${short(focus[name].n)})`,
+          );
+  return card(
+    "focus",
+    "Focus by layer",
+    note,
+    lineChart(series, {
+      label: `Attention strength sigma by layer, one line per picture; focused: ${note}`,
+      x: "layer",
+      low: 0,
+      marks,
+    }),
+    h(
+      "p",
+      { class: "soft note" },
+      `sigma, attention of the question and the answer to each picture. ${votes.length ? `${votes.join(", ")}.` : ""}`,
+      focus.correct !== null &&
+        focus.correct !== undefined &&
+        ` Target picture ${focus.target_image}: ${focus.correct ? "right" : "wrong"}.`,
+    ),
+  );
+}
+
+/** Null where there is no ratio: without an image or without a text context. */
+function modalityCard(modality, other) {
+  const ratio = modality?.attention_ratio;
+  if (ratio === null || ratio === undefined) return null;
+  const rows = [{ name: "ratio", values: modality.by_layer ?? [], colour: 1, strong: true }];
+  if (other?.by_layer) rows.push({ name: "baseline", values: other.by_layer, colour: "soft", dash: true });
+  return card(
+    "modality",
+    "Image or text",
+    `${percent(ratio)} image`,
+    shareBar(
+      [
+        { name: "image", share: ratio, colour: 1 },
+        { name: "text context", share: 1 - ratio, colour: "soft" },
+      ],
+      `Attention ratio: ${percent(ratio)} to the image, the rest to the text context`,
+    ),
+    rows[0].values.length > 0 &&
+      lineChart(rows, { label: "Attention ratio by layer", x: "layer", low: 0, high: 1, height: 130 }),
+    h(
+      "p",
+      { class: "soft note" },
+      "Attention to an image token over attention to an image and a context token.",
+      other?.attention_ratio !== undefined &&
+        other?.attention_ratio !== null &&
+        ` Baseline: ${percent(other.attention_ratio)}.`,
+    ),
+  );
+}
+
+function decayCard(decay, other) {
+  const series = [
+    { name: "image", values: decay.vision ?? [], colour: 1, strong: true },
+    { name: "text", values: decay.user ?? [], colour: "soft" },
+    { name: "system", values: decay.system ?? [], colour: 4 },
+  ].filter((item) => item.name !== "system" || item.values.some((value) => value > 0));
+  if (other?.vision) series.push({ name: "image, baseline", values: other.vision, colour: 1, dash: true });
+  const slope =
+    decay.slope === null || decay.slope === undefined
+      ? null
+      : `slope ${decay.slope > 0 ? "+" : ""}${short(decay.slope)} per token`;
+  return card(
+    "decay",
+    "Decay over the answer",
+    slope,
+    lineChart(series, {
+      label: `Share of attention on image, text and system prompt per generated token${slope ? `; ${slope}` : ""}`,
+      x: "token",
+      low: 0,
+      high: 1,
+      names: Array.from({ length: Math.max(...series.map((item) => item.values.length)) }, (_, i) => String(i + 1)),
+      format: (value) => (value === null ? "–" : value.toFixed(2)),
+    }),
+    h("p", { class: "soft note" }, "Share of the attention of each generated token, mean over layers."),
+  );
+}
+
+const RESIDUAL = [
+  ["kl", "KL of attention and FFN"],
+  ["mha_cosine", "cosine after attention"],
+  ["ffn_cosine", "cosine after FFN"],
+  ["mha_change", "change by attention"],
+  ["ffn_change", "change by FFN"],
+  ["neuron_ratio", "active neurons"],
+];
+
+function residualCard(residual, other) {
+  return card(
+    "residual",
+    "Residual stream",
+    null,
+    h(
+      "div",
+      { class: "multiples" },
+      RESIDUAL.filter(([name]) => residual[name]).map(([name, title]) => {
+        const series = [{ name: title, values: residual[name], colour: 1, strong: true }];
+        if (other?.[name]) series.push({ name: "baseline", values: other[name], colour: "soft", dash: true });
+        return lineChart(series, {
+          label: `${title} by layer`,
+          x: "layer",
+          height: 104,
+          compact: true,
+          empty: "This model has no such number.",
+        });
+      }),
+    ),
+  );
+}
+
+const FLAGS = [
+  ["perceptual_blindness", "Perceptual blindness", "neither map is concentrated anywhere"],
+  ["dissociation", "Dissociation", "the answer rests on other patches than those looked at"],
+];
+
+function flagsCard(flags) {
+  const state = (value) =>
+    value === null || value === undefined
+      ? ["unknown", "not known"]
+      : value
+        ? ["raised", "raised"]
+        : ["clear", "clear"];
+  const numbers = [
+    ...Object.entries(flags.concentration ?? {}),
+    ...Object.entries(flags.thresholds ?? {}).map(([name, value]) => [`threshold: ${name}`, value]),
+  ];
+  return card(
+    "flags",
+    "Flags",
+    null,
+    h(
+      "ul",
+      { class: "flags" },
+      FLAGS.map(([name, title, meaning]) => {
+        const [kind, words] = state(flags[name]);
+        return h(
+          "li",
+          { class: kind },
+          h("b", {}, title),
+          h("span", { class: "chip" }, words),
+          h("small", {}, meaning),
+        );
+      }),
+    ),
+    definitions(numbers.map(([name, value]) => [name.replaceAll("_", " "), short(value)])),
+  );
+}
+
+function definitions(rows) {
+  return h(
+    "dl",
+    { class: "numbers" },
+    rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );
+}
+
+// The journal keeps of a long list its statistics or its first items, and of masked patches their number.
+const mean = (values) =>
+  Array.isArray(values) && values.length
+    ? values.reduce((sum, value) => sum + value, 0) / values.length
+    : (values?.mean ?? null);
+export const listOf = (values) => (Array.isArray(values) ? values : (values?.first ?? []));
+const layersOf = (layers) => {
+  if (!Array.isArray(layers)) return `${layers?.count ?? "unknown"} layers`;
+  return `layer${layers.length === 1 ? "" : "s"} ${layers.join(", ")}`;
+};
+
+/** What was applied, in words, line by line: [[name, value], ...]. */
+export function appliedLines(applied) {
+  const lines = [];
+  for (const item of listOf(applied?.steering)) {
+    const toward = item.toward
+      ? `toward ${item.toward}, strength ${short(item.strength ?? item.scale)}`
+      : `scale ${short(item.scale)}`;
+    lines.push([
+      item.name,
+      [toward, layersOf(item.layers), `${item.tokens} tokens`, `dose ${short(item.dose)}`].join(", "),
+    ]);
+    if (item.warning) lines.push(["warning", item.warning]);
+  }
+  const { see, think, generate } = applied?.sage ?? {};
+  if (see)
+    lines.push([
+      "See",
+      [
+        see.reading,
+        `alpha ${short(mean(see.alpha))} on average`,
+        `image share ${percent(see.share_before)} to ${percent(see.share_after)}`,
+      ].join(", "),
+    ]);
+  if (think)
+    lines.push([
+      "Think",
+      `${percent(mean(think.suppressed))} of the updates damped, mean divergence ${short(mean(think.divergence))}`,
+    ]);
+  if (generate) lines.push(["Generate", contrasted(generate)]);
+  if (applied?.contrast) {
+    const { kind, changed, ...settings } = applied.contrast;
+    const shown = Object.entries(settings)
+      .filter(([, value]) => ["number", "string"].includes(typeof value))
+      .map(([name, value]) => `${name} ${typeof value === "number" ? short(value) : `“${value}”`}`);
+    lines.push([kind.toUpperCase(), [...shown, changedTokens(changed)].filter(Boolean).join(", ")]);
+  }
+  return lines;
+}
+
+function contrasted(generate) {
+  const patches = listOf(generate.masked)
+    .map((patches, i) => [i + 1, Array.isArray(patches) ? patches.length : patches])
+    .flatMap(([image, count]) => (count ? [`picture ${image}: ${count}`] : []));
+  return [
+    [
+      "masked",
+      patches.length ? `patches of ${patches.join(", ")}` : "nothing",
+      generate.masking && `(${generate.masking})`,
+    ]
+      .filter(Boolean)
+      .join(" "),
+    changedTokens(generate.changed),
+  ]
+    .filter(Boolean)
+    .join(", ");
+}
+
+const changedTokens = (count) =>
+  count === null || count === undefined ? "" : `changed ${count} token${count === 1 ? "" : "s"}`;
+
+function appliedCard(applied, diagnostics) {
+  const lines = appliedLines(applied);
+  return card(
+    "applied",
+    "What was applied",
+    null,
+    lines.length
+      ? h(
+          "dl",
+          { class: "applied" },
+          lines.map(([name, value]) =>
+            h("div", { class: name === "warning" ? "warning" : null }, h("dt", {}, name), h("dd", {}, value)),
+          ),
+        )
+      : h("p", { class: "nothing" }, "Nothing: this is the plain model."),
+    rawJson({ applied: applied ?? null, diagnostics: diagnostics ?? null }),
+  );
+}

@@ -1,0 +1,185 @@
+// A row of the journal: in words, as a line of the table, and in full.
+
+import { h, percent, pretty, rawJson, seconds, short } from "./dom.js";
+import { appliedLines, listOf } from "./readouts.js";
+
+const FLAGS = [
+  ["perceptual_blindness", "blind"],
+  ["dissociation", "dissociated"],
+];
+const clock = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  hour12: false,
+});
+const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
+
+/** A time of today as a clock, an earlier one with its day. */
+export function timeOf(unix) {
+  const date = new Date(1000 * unix);
+  return date.toDateString() === new Date().toDateString()
+    ? clock.format(date)
+    : `${day.format(date)} ${clock.format(date)}`;
+}
+
+/** What was asked for beyond a plain answer: ["toward vision 1", "See", ...]. */
+export function interventionsOf(row) {
+  const { steering, sage, contrast } = row.asked ?? {};
+  const found = [];
+  if (steering?.vectors)
+    found.push(...listOf(steering.vectors).map((item) => `${item.name} ${short(item.scale ?? 1)}`));
+  else if (steering) found.push(`${steering.toward ?? "vision"} ${short(steering.strength ?? 1)}`);
+  if (sage)
+    found.push(
+      ...["see", "think", "generate"]
+        .filter((stage) => sage === true || !(stage in sage) || sage[stage])
+        .map((stage) => stage[0].toUpperCase() + stage.slice(1)),
+    );
+  if (contrast?.kind) found.push(contrast.kind.toUpperCase());
+  return found;
+}
+
+/** 1 plain, 2 toward vision, 3 toward text, 4 SAGE, 5 a contrast, 6 other vectors: the colours of dots. */
+export function colourOf(row) {
+  const { steering, sage, contrast } = row.asked ?? {};
+  if (steering?.vectors) return 6;
+  if (steering) return steering.toward === "text" ? 3 : 2;
+  return contrast ? 5 : sage ? 4 : 1;
+}
+
+export const raised = (row) => FLAGS.filter(([name]) => row.diagnostics?.[name]).map(([, word]) => word);
+
+/** A line of the table; `open(row)` shows it in full. */
+export function tableRow(row, open) {
+  const said = row.diagnostics ?? {};
+  const asked = interventionsOf(row);
+  const focus = said.focused_image
+    ? [`picture ${said.focused_image}`, said.focus_share === null ? "" : ` ${percent(said.focus_share)}`].join("")
+    : "–";
+  const right =
+    said.correct === null || said.correct === undefined
+      ? null
+      : h("span", { class: said.correct ? "chip" : "chip bad" }, said.correct ? "right" : "wrong");
+  const show = () => open(row);
+  return h(
+    "tr",
+    { on: { click: show } },
+    h(
+      "td",
+      {},
+      h(
+        "button",
+        {
+          type: "button",
+          class: "row-open",
+          "aria-label": `Open the answer of ${timeOf(row.created)}`,
+          on: { click: (event) => (event.stopPropagation(), show()) },
+        },
+        timeOf(row.created),
+      ),
+    ),
+    h(
+      "td",
+      {},
+      h(
+        "span",
+        { class: "chips" },
+        (asked.length ? asked : ["plain"]).map((text) =>
+          h("span", { class: asked.length ? "chip accent" : "chip" }, text),
+        ),
+      ),
+    ),
+    h("td", { class: ["error", "cancelled"].includes(row.finish_reason) ? "bad" : null }, row.finish_reason),
+    h("td", { class: "n" }, short(row.images)),
+    h("td", { class: "n" }, short(said.attention_ratio)),
+    h("td", {}, focus, " ", right),
+    h("td", { class: "n" }, short(said.decay_slope)),
+    h(
+      "td",
+      {},
+      h(
+        "span",
+        { class: "chips" },
+        raised(row).map((word) => h("span", { class: "chip bad" }, word)),
+      ),
+    ),
+    h("td", { class: "n" }, short(row.usage?.completion_tokens)),
+    h("td", { class: "n" }, seconds(row.latency?.first_token)),
+    h("td", { class: "n" }, seconds(row.latency?.total)),
+  );
+}
+
+/** Everything that a row holds. */
+export function rowDetail(row) {
+  const said = row.diagnostics ?? {};
+  const yes = (value) => (value === null || value === undefined ? "–" : value ? "yes" : "no");
+  const numbers = [
+    ["attention ratio", short(said.attention_ratio)],
+    ["focused picture", short(said.focused_image)],
+    ["focus share", percent(said.focus_share)],
+    ["target picture", short(said.target_image)],
+    ["focus correct", yes(said.correct)],
+    ["decay slope", short(said.decay_slope)],
+    ["KL", short(said.kl)],
+    ["dose", short(said.dose)],
+    ["perceptual blindness", yes(said.perceptual_blindness)],
+    ["dissociation", yes(said.dissociation)],
+  ];
+  const facts = [
+    ["model", row.model],
+    ["time", new Date(1000 * row.created).toLocaleString()],
+    ["finish", row.finish_reason],
+    ["streamed", yes(row.streamed)],
+    ["images", short(row.images)],
+    ["prompt tokens", short(row.usage?.prompt_tokens)],
+    ["answer tokens", short(row.usage?.completion_tokens)],
+    ["first token", seconds(row.latency?.first_token)],
+    ["total", seconds(row.latency?.total)],
+    ...Object.entries(row.sampling ?? {}).map(([name, value]) => [
+      name.replaceAll("_", " "),
+      value === null ? "–" : String(value),
+    ]),
+  ];
+  const applied = appliedLines(row.applied);
+  const asked = Object.fromEntries(
+    Object.entries(row.asked ?? {}).filter(([, value]) => value !== null && value !== false),
+  );
+  return h(
+    "div",
+    { class: "detail" },
+    row.texts &&
+      part(
+        "Texts",
+        h("h4", {}, "Prompt"),
+        h("p", { class: "said" }, row.texts.prompt ?? "–"),
+        h("h4", {}, "Answer"),
+        h("p", { class: "said" }, row.texts.answer ?? "–"),
+      ),
+    part("Diagnostics", list(numbers)),
+    applied.length > 0 &&
+      part(
+        "Applied",
+        h(
+          "dl",
+          { class: "applied" },
+          applied.map(([name, value]) =>
+            h("div", { class: name === "warning" ? "warning" : null }, h("dt", {}, name), h("dd", {}, value)),
+          ),
+        ),
+      ),
+    part("Request", list(facts)),
+    row.metadata && part("Metadata", list(Object.entries(row.metadata).map(([name, value]) => [name, String(value)]))),
+    Object.keys(asked).length > 0 &&
+      part("Asked", h("pre", { tabindex: 0, "aria-label": "What was asked" }, pretty(asked))),
+    rawJson(row),
+  );
+}
+
+const part = (title, ...content) => h("section", {}, h("h3", {}, title), ...content);
+const list = (rows) =>
+  h(
+    "dl",
+    { class: "numbers" },
+    rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );

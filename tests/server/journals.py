@@ -1,0 +1,113 @@
+"""Journals for tests: a real PostgreSQL that the tests start, rows with chosen values, and waiting for the writer."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from server.journal.database import Database
+from server.journal.scalars import scalars
+from server.journal.schema import ROWS
+from server.journal.writer import Journal
+
+HOUR = 472_222
+START = HOUR * 3600.0
+"""A full hour in 2023."""
+
+
+def row(number: int = 0, **columns: Any) -> dict[str, Any]:
+    """A row as the writer takes it; `created` is `number` seconds after START unless given."""
+    created = columns.pop("created", START + number)
+    return {
+        "id": f"chatcmpl-{number}", "choice": 0, "created": created, "hour": int(created // 3600), "model": "m",
+        "finish_reason": "stop", "streamed": False, "intervention": "none", "toward": "none", "sage_see": False,
+        "sage_think": False, "sage_generate": False, "contrast": "none", "vectors": "|", "prompt_tokens": 3,
+        "completion_tokens": 2, "images": 0, "first_token": 0.1, "total": 0.2, "answer_correct": None, "sampling": "{}",
+        "asked": "{}", "applied": None, "metadata": None, "prompt": None, "answer": None, **scalars(None, None), **columns,
+    }  # fmt: skip
+
+
+def put(database: Database, *rows: dict[str, Any]) -> None:
+    """Write rows at once."""
+    with database.writer.begin() as connection:
+        connection.execute(insert(ROWS), list(rows))
+
+
+def settled(journal: Journal, rows: int, seconds: float = 20.0) -> Journal:
+    """Wait until the journal has written so many rows."""
+    deadline = time.monotonic() + seconds
+    while journal.written < rows:
+        assert time.monotonic() < deadline, journal.status()
+        time.sleep(0.01)
+    return journal
+
+
+class Postgres:
+    """A PostgreSQL server of the tests' own, on a unix socket, as a user that it does not refuse."""
+
+    def __init__(self, programs: Path, folder: Path):
+        self.programs, self.folder = programs, folder
+        self.databases = 0
+        os.chmod(folder, 0o700)
+        if os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody")
+            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+        self._run("initdb", "--pgdata", str(folder / "data"), "--username", "helmsight", "--auth", "trust", "--no-sync")
+
+    def start(self) -> None:
+        options = f"-k {self.folder} -c listen_addresses='' -c fsync=off"
+        log = str(self.folder / "log")
+        self._run("pg_ctl", "--pgdata", str(self.folder / "data"), "--wait", "--log", log, "-o", options, "start")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "--pgdata", str(self.folder / "data"), "--wait", "--mode", "immediate", "stop")
+
+    def new(self) -> str:
+        """The URL of a new, empty database."""
+        import psycopg
+
+        self.databases += 1
+        name = f"journal{self.databases}"
+        with psycopg.connect(f"host={self.folder} user=helmsight dbname=postgres", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        return f"postgresql://helmsight:secret-word@/{name}?host={self.folder}"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        become = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
+        subprocess.run(
+            [*become, str(self.programs / program), *arguments],
+            check=True, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60,
+        )  # fmt: skip
+
+
+@contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """A running server; skips the test where PostgreSQL or its driver is not installed."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    found = shutil.which("initdb")
+    folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not folders or not (folders[-1] / "pg_ctl").exists():
+        pytest.skip("PostgreSQL is not installed")
+    if os.geteuid() == 0 and not shutil.which("runuser"):
+        pytest.skip("PostgreSQL does not run as root, and there is no runuser")
+    folder = Path(tempfile.mkdtemp(prefix="helmsight-pg-"))  # a short path: socket names are bounded
+    try:
+        server = Postgres(folders[-1], folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,385 @@
+"""The dashboard in a real browser: over a real journal, and over rows whose numbers the test knows."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from flask import Flask
+
+import steering
+from server.app import create_app
+from server.settings import Settings
+from tests.server.browser import Visit, until
+from tests.server.conftest import data_uri, user
+from tests.server.fakes import FakeEngine
+
+NOW = int(time.time())
+HOUR = NOW // 3600 * 3600
+
+
+def row(number: int, **changes: Any) -> dict[str, Any]:
+    """A row of the journal, newest first by number."""
+    return {
+        "object": "diagnostics.row",
+        "id": f"chatcmpl-{number}",
+        "choice": 0,
+        "created": NOW - 60 * number,
+        "model": "demo",
+        "finish_reason": "stop",
+        "streamed": True,
+        "asked": {"steering": None, "sage": None, "contrast": None},
+        "applied": None,
+        "sampling": {"temperature": 0.0, "max_tokens": 8},
+        "usage": {"prompt_tokens": 30, "completion_tokens": number},
+        "images": 2,
+        "latency": {"first_token": 0.02, "total": 0.25},
+        "diagnostics": {
+            "attention_ratio": 0.1 * number,
+            "focused_image": 1,
+            "focus_share": 0.75,
+            "target_image": 1,
+            "correct": True,
+            "decay_slope": -0.01,
+            "kl": 2.0,
+            "perceptual_blindness": False,
+            "dissociation": number == 2,
+            "dose": None,
+        },
+        "metadata": None,
+        "texts": None,
+        **changes,
+    }
+
+
+def hour(start: int, count: int, ratio: float, blind: int, apart: int) -> dict[str, Any]:
+    """An hour of the summary."""
+    means = {"attention_ratio": ratio, "focus_share": 0.9, "decay_slope": -0.02}
+    return {"start": start, "count": count, **means, "perceptual_blindness": blind, "dissociation": apart}
+
+
+VECTOR = {"name": "v", "toward": "text", "strength": 1.5, "layers": [3], "tokens": 7, "dose": 0.5, "warning": None}
+STEERED = row(
+    2,
+    asked={"steering": {"toward": "text", "strength": 1.5}, "diagnostics": True},
+    applied={"steering": [VECTOR]},
+    metadata={"run": "<i>seven</i>"},
+    texts={"prompt": "<script>alert(1)</script>", "answer": "The star is red."},
+)
+SAGE = {  # as the journal keeps it: statistics of long lists, counts of patches
+    "see": {
+        "reading": "scale",
+        "alpha": {"count": 9, "mean": 0.07, "max": 0.1},
+        "share_before": 0.1,
+        "share_after": 0.2,
+    },
+    "think": {"suppressed": [0.1, 0.3], "divergence": {"count": 80, "mean": 12.5, "max": 60.0}},
+    "generate": {"masking": "pixels", "masked": [1, 0, 2], "changed": 1},
+}
+ROWS = [
+    row(1),
+    STEERED,
+    row(3, asked={"sage": {"think": None}}, applied={"sage": SAGE}, finish_reason="length"),
+    row(4, asked={"omitted": 20000}, applied={"omitted": 20000}, diagnostics={}, usage={}, sampling={}),
+]
+SPREAD = {"count": 4, "mean": 0.2, "min": 0.1, "p10": 0.13, "p50": 0.25, "p90": 0.37, "max": 0.4}
+NAMES = ("attention_ratio", "focus_share", "decay_slope", "kl", "first_token", "total", "completion_tokens")
+PLAIN = {"attention_ratio": 0.2, "focus_share": 0.9, "decay_slope": -0.01, "accuracy": 0.9}
+TEXT = {"attention_ratio": 0.1, "focus_share": None, "decay_slope": None, "accuracy": None}
+SUMMARY = {
+    "object": "diagnostics.summary",
+    "since": None,
+    "until": None,
+    "count": 1234,
+    "finish_reasons": {"stop": 1200, "cancelled": 30, "error": 4},
+    "values": {**dict.fromkeys(NAMES, SPREAD), "dose": {**dict.fromkeys(SPREAD), "count": 0}},
+    "flags": {"perceptual_blindness": {"known": 200, "raised": 3}, "dissociation": {"known": 0, "raised": 0}},
+    "focus": {"known": 50, "correct": 45, "accuracy": 0.9},
+    "ivm": {"known": 40, "implicit": 6, "rate": 0.15},
+    "by_intervention": [
+        {"intervention": "none", "count": 1000, **PLAIN},
+        {"intervention": "steer:text", "count": 234, **TEXT},
+    ],
+    "by_hour": [hour(HOUR - 7200, 30, 0.5, 1, 2), hour(HOUR, 10, 0.25, 0, 0)],
+}
+NO_ANSWER = {"error": {"message": "The journal holds no answer of this id.", "param": "id", "code": "unknown_answer"}}
+
+
+class Journal:
+    """Answers the dashboard's requests in the browser; keeps the queries."""
+
+    def __init__(self, page: Any):
+        self.summary: Any = SUMMARY
+        self.queries: list[dict[str, str]] = []
+        page.route("**/v1/diagnostics**", self.answer)
+
+    def answer(self, route: Any) -> None:
+        url = urlsplit(route.request.url)
+        query = {name: value for name, (value,) in parse_qs(url.query).items()}
+        self.queries.append({"path": url.path, **query})
+        if url.path.endswith("/summary"):
+            route.fulfill(json=self.summary)
+        elif url.path.startswith("/v1/diagnostics/"):
+            found = [found for found in ROWS if found["id"] == url.path.rpartition("/")[2]]
+            error = {
+                "error": {"message": "The journal holds no answer of this id.", "param": "id", "code": "unknown_answer"}
+            }
+            route.fulfill(json={"data": found}) if found else route.fulfill(status=404, json=error)
+        elif "before" in query:
+            route.fulfill(json={"data": ROWS[2:], "has_more": False, "next": None})
+        else:
+            route.fulfill(json={"data": ROWS[:2], "has_more": True, "next": "cursor-2"})
+
+
+@pytest.fixture
+def url(live: Callable[[Flask], str]) -> str:
+    """A server that only has to serve the page."""
+    return live(create_app(Settings(journal="off"), engine=FakeEngine())) + "/dashboard"  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def known(visit: Callable[..., Visit], url: str) -> Callable[..., tuple[Any, Journal]]:
+    """Open the dashboard over the known rows."""
+
+    def begin(query: str = "", **options: Any) -> tuple[Any, Journal]:
+        page = visit(**options).page
+        journal = Journal(page)
+        page.goto(url + query)
+        page.wait_for_selector("#content:not([hidden])")
+        return page, journal
+
+    return begin
+
+
+def test_figures_and_charts_show_the_summary(known: Callable[..., tuple[Any, Journal]]) -> None:
+    page, _ = known()
+    tiles = page.locator("#tiles .tile").all_inner_texts()
+    assert tiles[0].split("\n") == ["Answers", "1,234", "34 broken off"]
+    assert tiles[1].split("\n")[1] == "0.250"
+    assert tiles[2].split("\n")[1:] == ["90 %", "45 of 50"]
+    assert tiles[3].split("\n")[1:] == ["15 %", "IVM, 6 of 40"]
+    assert tiles[4].split("\n")[1:] == ["1.5 %", "3 of 200"]
+    assert tiles[5].split("\n")[1:] == ["–", "not known"]
+    assert tiles[6].split("\n")[1:] == ["250 ms", "90 % within 370 ms"]
+    heights = page.locator("#chart-requests rect.bar").evaluate_all(
+        "all => all.map((bar) => Number(bar.getAttribute('height')))"
+    )
+    assert len(heights) == 25  # every hour of a day, with or without answers
+    assert [i for i, height in enumerate(heights) if height > 0] == [22, 24]
+    assert heights[22] == pytest.approx(3 * heights[24])
+    dots = page.locator("#chart-attention circle").evaluate_all(
+        "all => all.map((dot) => Number(dot.getAttribute('cy')))"
+    )
+    floor = page.locator("#chart-attention .grid").first.evaluate("line => Number(line.getAttribute('y1'))")
+    assert len(dots) == 2
+    assert (floor - dots[0]) / (floor - dots[1]) == pytest.approx(2.0)
+    assert page.locator("#chart-flags rect.bar").count() == 50
+    table = page.locator("#chart-interventions tbody tr").all_inner_texts()
+    assert table[0].split("\t") == ["plain", "1,000", "0.200", "90 %", "-0.010", "90 %"]
+    assert table[1].split("\t") == ["steer: text", "234", "0.100", "–", "–", "–"]
+    spread = page.locator("#chart-spread dt").all_inner_texts()
+    assert len(spread) == 7  # not the dose, of which there is none
+    left = page.locator("#chart-spread .box-median").first.evaluate(
+        "e => (e.offsetLeft + 1.5) / e.parentElement.clientWidth"
+    )
+    assert left == pytest.approx((0.25 - 0.1) / (0.4 - 0.1), abs=0.03)
+
+
+def test_rows_page_and_open(known: Callable[..., tuple[Any, Journal]]) -> None:
+    page, journal = known()
+    lines = page.locator("#rows tr")
+    assert lines.count() == 2
+    assert [text.strip() for text in lines.nth(1).locator("td").all_inner_texts()[1:]] == [
+        "text 1.50", "stop", "2", "0.200", "picture 1 75 % right", "-0.010", "dissociated", "2", "20 ms", "250 ms",
+    ]  # fmt: skip
+    assert page.locator("#dots circle").count() == 2
+    assert page.locator("#dots circle.raised").count() == 1
+    page.get_by_role("button", name="Older").click()
+    page.get_by_text("page 2").wait_for()
+    assert journal.queries[-1]["before"] == "cursor-2"
+    assert lines.nth(0).locator("td").nth(1).inner_text().split() == ["See", "Generate"]
+    assert page.get_by_role("button", name="Older").is_disabled()
+    dialog = page.get_by_role("dialog")
+    lines.nth(0).click()
+    dialog.wait_for()
+    shown = dialog.inner_text()
+    assert "scale, alpha 0.070 on average, image share 10 % to 20 %" in shown
+    assert "20 % of the updates damped, mean divergence 12.5" in shown
+    assert "masked patches of picture 1: 1, picture 3: 2 (pixels), changed 1 token" in shown
+    page.keyboard.press("Escape")
+    lines.nth(1).click()  # of this one the journal kept little
+    dialog.get_by_text("chatcmpl-4").first.wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Newer").click()
+    page.get_by_text("page 1").wait_for()
+
+    lines.nth(1).click()
+    dialog.wait_for()
+    shown = dialog.inner_text()
+    assert "toward text, strength 1.50, layer 3, 7 tokens, dose 0.500" in shown
+    assert "<i>seven</i>" in shown
+    assert "<script>alert(1)</script>" in shown
+    assert dialog.locator("i, script").count() == 0
+    assert page.url.endswith("#chatcmpl-2")
+    dialog.get_by_text("Raw JSON").click()
+    assert json.loads(dialog.locator(".raw pre").text_content()) == ROWS[1]
+    page.keyboard.press("Escape")
+    assert dialog.is_hidden()
+    assert "#" not in page.url
+
+    page.locator(".row-open").first.focus()  # and by keyboard
+    page.keyboard.press("Enter")
+    dialog.wait_for()
+    assert "chatcmpl-1" in dialog.inner_text()
+    dialog.get_by_role("button", name="Close").click()
+    assert dialog.is_hidden()
+
+
+def test_a_row_is_opened_by_its_address(known: Callable[..., tuple[Any, Journal]], visit: Callable[..., Visit]) -> None:
+    page, _ = known("#chatcmpl-2")
+    page.get_by_role("dialog").wait_for()
+    assert "The star is red." in page.get_by_role("dialog").inner_text()
+
+
+def test_filters_live_in_the_address(known: Callable[..., tuple[Any, Journal]]) -> None:
+    page, journal = known("?range=7d&toward=text&flag=nonsense")
+    first = next(query for query in journal.queries if query["path"].endswith("/summary"))
+    assert first.keys() == {"path", "since", "toward"}
+    assert first["toward"] == "text"
+    assert float(first["since"]) == pytest.approx(time.time() - 7 * 86400, abs=60)
+    page.get_by_label("SAGE").select_option("see")
+    page.get_by_label("Contrast").select_option("none")
+    page.get_by_label("Finish").select_option("length")
+    page.get_by_role("combobox", name="Flag").select_option("dissociation")
+    page.get_by_label("Model").fill("demo")
+    page.get_by_label("Model").press("Enter")
+    page.get_by_text("All", exact=True).click()
+    until(page, "location.search.includes('range=all')")
+    expected = {"range": "all", "model": "demo", "toward": "text", "sage": "see", "contrast": "none",
+                "flag": "dissociation", "finish_reason": "length"}  # fmt: skip
+    assert {name: value for name, (value,) in parse_qs(urlsplit(page.url).query).items()} == expected
+    page.wait_for_timeout(300)
+    asked = [query for query in journal.queries if query["path"].endswith("/summary")][-1]
+    assert asked == {"path": "/v1/diagnostics/summary", **{n: v for n, v in expected.items() if n != "range"}}
+    page.get_by_role("button", name="Clear").click()
+    until(page, "location.search === '?range=all'")
+    page.reload()
+    assert page.locator('input[name="range"]:checked').get_attribute("value") == "all"
+
+
+def test_it_refreshes_until_paused(known: Callable[..., tuple[Any, Journal]]) -> None:
+    page, journal = known()
+    journal.summary = {**SUMMARY, "count": 1300}
+    page.get_by_text("1,300").wait_for()
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text("Paused").wait_for()
+    count = len(journal.queries)
+    page.wait_for_timeout(5000)
+    assert len(journal.queries) == count
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_text("Live").wait_for()
+    assert len(journal.queries) == count + 2
+
+
+def test_empty_journals_say_so(known: Callable[..., tuple[Any, Journal]]) -> None:
+    page, journal = known()
+    journal.summary = {**SUMMARY, "count": 0}
+    page.get_by_label("Toward").select_option("vision")
+    page.get_by_text("No answer matches these filters").wait_for()
+    assert page.locator("#content").is_hidden()
+    page.get_by_role("button", name="Clear filters").click()
+    page.get_by_text("No answers in this time").wait_for()
+    page.get_by_role("button", name="Show all time").click()
+    page.get_by_text("The journal is empty").wait_for()
+    journal.summary = SUMMARY
+    page.wait_for_selector("#content:not([hidden])")
+
+
+def test_a_journal_that_is_off_says_so(visit: Callable[..., Visit], url: str) -> None:
+    opened = visit()
+    opened.expected = ("503",)
+    opened.page.goto(url)
+    opened.page.get_by_text("The journal is off").wait_for()
+    assert opened.page.locator("#status").inner_text() == "Journal off"
+    assert opened.page.locator("#filters").is_hidden()
+
+
+def test_the_key_is_asked_for(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:
+    settings = Settings(api_keys=("sk-0123456789",), journal="off")  # type: ignore[arg-type]
+    opened = visit()
+    opened.expected = ("401", "503")
+    opened.page.goto(live(create_app(settings, engine=FakeEngine())) + "/dashboard")  # type: ignore[arg-type]
+    opened.page.get_by_label("This server asks for an API key.").fill("sk-0123456789")
+    opened.page.keyboard.press("Enter")
+    opened.page.get_by_text("The journal is off").wait_for()
+    assert opened.page.locator("#key-form").is_hidden()
+
+
+def test_errors_and_unknown_rows_are_told(visit: Callable[..., Visit], url: str) -> None:
+    opened = visit()
+    opened.expected = ("404",)
+    Journal(opened.page)
+    opened.page.goto(url + "#chatcmpl-none")
+    opened.page.get_by_text("The journal holds no answer of this id.").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_needs_no_sideways_scrolling(known: Callable[..., tuple[Any, Journal]], scheme: str) -> None:
+    page, _ = known(viewport={"width": 360, "height": 780}, color_scheme=scheme)
+    fits = "document.documentElement.scrollWidth <= window.innerWidth"
+    assert page.evaluate(fits)
+    page.locator("#rows tr").nth(1).click()
+    page.get_by_role("dialog").wait_for()
+    assert page.evaluate(fits)
+    assert page.evaluate("document.querySelector('dialog').scrollWidth <= document.querySelector('dialog').clientWidth")
+
+
+# ----------------------------------------------------------------------------------------- over a real journal
+
+
+@pytest.fixture
+def journalled(engine: steering.Engine, tmp_path: Path) -> Iterator[Flask]:
+    """The embedded model with a journal."""
+    settings = Settings(vectors=(), slots=4, max_waiting=8, journal=str(tmp_path / "journal.db"), journal_texts=True)  # type: ignore[arg-type]
+    app = create_app(settings, engine=engine)
+    yield app
+    app.extensions["helmsight"].journal.close()
+
+
+def test_real_answers_arrive_and_are_filtered(
+    journalled: Flask, live: Callable[[Flask], str], visit: Callable[..., Visit]
+) -> None:
+    client = journalled.test_client()
+
+    def ask(**fields: Any) -> str:
+        body = {
+            "messages": [user(data_uri(), data_uri(), "What color is the background in picture 2?")],
+            "max_tokens": 6,
+        }
+        answer = client.post("/v1/chat/completions", json={**body, "diagnostics": True, **fields}, buffered=True)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json["id"])  # type: ignore[index]
+
+    page = visit().page
+    page.goto(live(journalled) + "/dashboard?range=all")
+    page.get_by_text("The journal is empty").wait_for()
+    ask()
+    steered = ask(steering={"toward": "text"}, metadata={"run": "7"})
+    ask(sage={"see": True, "think": False, "generate": False})
+    until(page, "document.querySelectorAll('#rows tr').length === 3")
+    assert page.locator("#tiles .tile b").first.inner_text() == "3"
+    page.get_by_label("Toward").select_option("text")
+    until(page, "document.querySelectorAll('#rows tr').length === 1")
+    page.locator("#rows tr").click()
+    shown = page.get_by_role("dialog")
+    shown.wait_for()
+    text = shown.inner_text()
+    assert steered in text
+    assert "toward text, strength 1, layer 3" in text
+    assert "What color is the background in picture 2?" in text
+    assert "run" in text

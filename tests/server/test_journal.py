@@ -1,0 +1,484 @@
+"""What the journal says of an answer, against the answer itself; and the routes that show it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from flask.testing import FlaskClient
+from pydantic import SecretStr
+
+import steering
+from server.app import create_app
+from server.journal import routes
+from server.journal.bounded import MAX_JSON, bounded, encoded, reduced
+from server.journal.scalars import scalars
+from server.journal.schema import DIAGNOSTICS
+from server.journal.writer import HEAVY
+from server.settings import JournalReadout, Settings
+from tests.server.conftest import ask, data_uri, user
+from tests.server.fakes import FakeEngine
+from tests.server.journals import settled
+from tests.server.test_operations import samples
+from tests.server.test_streams import Live, events, post_and_hold, wait_for
+
+Serve = Callable[..., FlaskClient]
+
+
+@pytest.fixture
+def serve(engine: steering.Engine, vectors: Path, tmp_path: Path) -> Iterator[Serve]:
+    """Applications with a journal of their own; on the real engine unless another one is given."""
+    made: list[FlaskClient] = []
+
+    def begin(other: FakeEngine | None = None, **settings: Any) -> FlaskClient:
+        path = str(tmp_path / f"journal{len(made)}.db")
+        chosen = Settings(**{"journal": path, "vectors": (str(vectors),), "slots": 4, **settings})
+        made.append(create_app(chosen, engine=other or engine).test_client())  # type: ignore[arg-type]
+        return made[-1]
+
+    yield begin
+    for client in made:
+        journal_of(client).close()
+
+
+def journal_of(client: FlaskClient) -> Any:
+    return client.application.extensions["helmsight"].journal
+
+
+def rows_of(client: FlaskClient, count: int) -> list[dict[str, Any]]:
+    """All rows, newest first, once there are `count`."""
+    settled(journal_of(client), count)
+    response = client.get("/v1/diagnostics?limit=1000")
+    assert response.status_code == 200, response.text
+    assert len(response.json["data"]) == count
+    return response.json["data"]  # type: ignore[no-any-return]
+
+
+def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
+    client = serve()
+    before = time.time()
+    answer = ask(client, data_uri(), "What is it?", seed=7, top_p=0.9, max_tokens=5).json
+    (row,) = rows_of(client, 1)
+    latency = row.pop("latency")
+    assert before <= row.pop("created") <= time.time()
+    assert row == {
+        "object": "diagnostics.row",
+        "id": answer["id"],
+        "choice": 0,
+        "model": answer["model"],
+        "finish_reason": answer["choices"][0]["finish_reason"],
+        "streamed": False,
+        "asked": {"steering": None, "sage": None, "contrast": None, "baseline": False, "diagnostics": None},
+        "applied": None,
+        "sampling": {"temperature": 0.0, "top_p": 0.9, "max_tokens": 5, "seed": 7, "n": 1},
+        "usage": {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")},
+        "images": 1,
+        "diagnostics": dict.fromkeys(DIAGNOSTICS),
+        "metadata": None,
+        "texts": None,
+    }
+    assert 0 < latency["first_token"] <= latency["total"] < time.time() - before
+    assert client.get(f"/v1/diagnostics/{answer['id']}").json["data"][0]["id"] == answer["id"]
+
+
+def test_interventions_and_readouts_are_those_of_the_answer(serve: Serve) -> None:
+    client = serve()
+    pictures = (data_uri(), data_uri(), "Text context: it is blue. What is it?")
+    steer = {"toward": "text", "strength": 0.5}
+    cases: list[dict[str, Any]] = [
+        {"steering": steer, "diagnostics": {"target_image": 2}},
+        {"steering": {"vectors": [{"name": "modality-preference", "scale": -1.0, "layers": [1, 2]}]}, "baseline": True},
+        {"sage": True, "diagnostics": {"include": ["modality", "decay"]}},
+        {"sage": {"see": True, "think": False, "generate": {"lambda": 0.25}}},
+        {"contrast": {"kind": "vcd", "alpha": 0.5}, "diagnostics": True},
+    ]
+    answers = [ask(client, *pictures, **case).json for case in cases]
+    rows = rows_of(client, len(cases))[::-1]
+    for case, answer, row in zip(cases, answers, rows, strict=True):
+        choice = answer["choices"][0]
+        assert row["id"] == answer["id"]
+        nothing = {"steering": None, "sage": None, "contrast": None, "baseline": False, "diagnostics": None}
+        assert row["asked"] == nothing | case
+        assert (row["applied"] or {}).keys() == {"steering", "sage", "contrast"} & case.keys()
+        envelope = choice.get("diagnostics") or {}
+        focus, modality = envelope.get("focus") or {}, envelope.get("modality") or {}
+        assert row["diagnostics"]["attention_ratio"] == modality.get("attention_ratio")
+        assert row["diagnostics"]["focused_image"] == focus.get("image")
+        assert row["diagnostics"]["focus_share"] == focus.get("share")
+        assert row["diagnostics"]["target_image"] == focus.get("target_image")
+        assert row["diagnostics"]["correct"] == focus.get("correct")
+        assert row["diagnostics"]["decay_slope"] == (envelope.get("decay") or {}).get("slope")
+    steered, composed, sage, _, contrast = (a["choices"][0]["applied"] for a in answers)
+    assert rows[0]["applied"] == steered
+    assert rows[0]["diagnostics"]["dose"] == steered["steering"][0]["dose"] > 0
+    assert rows[0]["diagnostics"]["target_image"] == 2
+    assert rows[1]["diagnostics"]["dose"] == composed["steering"][0]["dose"]
+    assert rows[2]["diagnostics"]["attention_ratio"] > 0
+    see, kept = sage["sage"]["see"], rows[2]["applied"]["sage"]
+    assert kept["see"]["alpha"] == {
+        "count": len(see["alpha"]),
+        "mean": pytest.approx(sum(see["alpha"]) / len(see["alpha"])),
+        "max": max(see["alpha"]),
+    }
+    assert kept["see"]["alpha_max"]["max"] == max(see["alpha_max"])
+    assert kept["think"] == sage["sage"]["think"]
+    assert kept["generate"]["masked"] == [len(patches) for patches in sage["sage"]["generate"]["masked"]]
+    assert (kept["generate"]["rebuilt"], rows[3]["applied"]["sage"]["think"]) == (0, None)
+    assert rows[4]["applied"] == contrast
+    for query, expected in (
+        ("toward=text", [0]),
+        ("toward=vision", [1]),
+        ("vector=modality-preference", [0, 1]),
+        ("sage=think", [2]),
+        ("sage=see", [2, 3]),
+        ("contrast=vcd", [4]),
+        ("sage=none&toward=none", [4]),
+    ):
+        found = [row["id"] for row in client.get(f"/v1/diagnostics?{query}").json["data"]]
+        assert found == [answers[i]["id"] for i in reversed(expected)], query
+    summary = client.get("/v1/diagnostics/summary").json
+    assert {group["intervention"] for group in summary["by_intervention"]} == {
+        "steer:text", "steer:vision", "sage", "contrast:vcd",
+    }  # fmt: skip
+
+
+def test_each_choice_has_a_row_streamed_or_not(serve: Serve) -> None:
+    client = serve()
+    fields = {"n": 2, "temperature": 1.0, "seed": 3, "diagnostics": {"include": ["focus"]}}
+    whole = ask(client, data_uri(), "What is it?", **fields).json
+    *chunks, _ = events(ask(client, data_uri(), "What is it?", stream=True, **fields))
+    rows = rows_of(client, 4)
+    for identity, streamed in ((whole["id"], False), (chunks[0]["id"], True)):
+        found = client.get(f"/v1/diagnostics/{identity}").json["data"]
+        assert [row["choice"] for row in found] == [0, 1]
+        assert [row["streamed"] for row in found] == [streamed] * 2
+        assert [row["finish_reason"] for row in found] == [c["finish_reason"] for c in whole["choices"]]
+        assert sum(row["usage"]["completion_tokens"] for row in found) == whole["usage"]["completion_tokens"]
+        assert [row["diagnostics"]["focused_image"] for row in found] == [1, 1]
+    assert len({row["id"] for row in rows}) == 2
+
+
+def test_readouts_for_the_journal_alone_are_not_the_clients(serve: Serve) -> None:
+    client = serve(journal_readouts=("focus", "modality"))
+    question = (data_uri(), "Text context: it is blue. What is it?")
+    plain = ask(client, *question).json["choices"][0]
+    some = ask(client, *question, diagnostics={"include": ["decay", "focus"], "target_image": 1}, baseline=True)
+    streamed = events(ask(client, *question, stream=True, diagnostics={"include": ["decay"]}))[-2]["choices"][0]
+    assert "diagnostics" not in plain
+    choice = some.json["choices"][0]
+    assert "modality" not in choice["diagnostics"]
+    assert "modality" not in choice["baseline"]["diagnostics"]
+    assert {"focus", "decay"} <= choice["diagnostics"].keys()
+    assert not {"modality", "focus"} & streamed["diagnostics"].keys()
+    for row in rows_of(client, 3):
+        assert row["diagnostics"]["attention_ratio"] > 0
+        assert row["diagnostics"]["focused_image"] == 1
+    assert samples(client)["helmsight_attention_ratio_count"] == 3
+    assert samples(client)['helmsight_diagnostics_total{readout="decay"}'] == 2
+    assert 'helmsight_diagnostics_total{readout="modality"}' not in samples(client)
+
+
+def test_every_readout_of_the_settings_is_one_of_the_engines() -> None:
+    assert set(get_args(JournalReadout)) <= set(steering.READOUTS)
+
+
+def test_readouts_for_the_journal_refuse_no_request(serve: Serve) -> None:
+    client = serve(journal_readouts=("focus", "modality", "decay", "residual", "flags"))
+    for fields in ({}, {"sage": {"generate": False}}, {"contrast": {"kind": "icd"}}, {"n": 2}, {"baseline": True}):
+        answer = ask(client, data_uri(), "What is it?", **fields)
+        assert answer.status_code == 200, answer.text
+        assert "diagnostics" not in answer.json["choices"][0]
+    assert ask(client, "Hello.").status_code == 200
+    rows = rows_of(client, 7)
+    assert rows[0]["diagnostics"]["focused_image"] is None
+    assert rows[0]["diagnostics"]["kl"] > 0
+    for row in rows[1:]:
+        known = {name for name, value in row["diagnostics"].items() if value is not None}
+        assert known >= {"focused_image", "focus_share", "decay_slope", "kl", "dissociation"}
+
+
+def test_refused_requests_leave_no_row(serve: Serve) -> None:
+    client = serve()
+    assert ask(client, n=0).status_code == 400
+    assert ask(client, steering={"vector": "nobody"}).status_code == 400
+    assert ask(client, model="nobody").status_code == 404
+    ask(client, max_tokens=1)
+    assert len(rows_of(client, 1)) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_that_are_given_up_say_so(fake: FakeEngine, serve: Serve, live: Live, stream: bool) -> None:
+    fake.script = ("Hel", threading.Event())
+    late = serve(fake, request_timeout=0.3, journal_texts=True)
+    ask(late, stream=stream, n=2)
+    rows = rows_of(late, 2)
+    assert [(row["choice"], row["finish_reason"]) for row in rows] == [(1, "cancelled"), (0, "cancelled")]
+    assert [row["texts"]["answer"] for row in rows] == ["", "Hel"]
+    assert [row["usage"]["completion_tokens"] for row in rows] == [0, 1]
+    gone = serve(fake)
+    connection = post_and_hold(live(gone.application), stream)
+    wait_for(lambda: len(fake.completions) == 2)
+    connection.close()
+    (row,) = rows_of(gone, 1)
+    assert (row["finish_reason"], row["applied"], row["texts"]) == ("cancelled", None, None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_fault_after_the_start_says_so(fake: FakeEngine, serve: Serve, stream: bool) -> None:
+    fake.script = ("Hel", steering.Fault("logits were not finite"))
+    client = serve(fake)
+    ask(client, stream=stream)
+    (row,) = rows_of(client, 1)
+    assert (row["finish_reason"], row["usage"]["completion_tokens"]) == ("error", 1)
+    assert row["diagnostics"] == dict.fromkeys(DIAGNOSTICS)
+
+
+def test_answers_that_the_servers_end_cuts_off_are_cancelled(fake: FakeEngine, serve: Serve) -> None:
+    fake.script = ("Hel", threading.Event())
+    client = serve(fake)
+    thread = threading.Thread(target=lambda: ask(client))
+    thread.start()
+    wait_for(lambda: bool(fake.completions))
+    client.application.extensions["helmsight"].runtime.drain(0.0)
+    fake.completions[0].cancel()
+    thread.join()
+    assert rows_of(client, 1)[0]["finish_reason"] == "cancelled"
+
+
+def test_answers_that_the_engines_death_cuts_off_are_errors(fake: FakeEngine, serve: Serve) -> None:
+    fake.script = ("Hel", threading.Event(), steering.Fault("The engine died."))
+    client = serve(fake)
+    thread = threading.Thread(target=lambda: ask(client))
+    thread.start()
+    wait_for(lambda: bool(fake.completions))
+    fake.healthy = False
+    fake.script[1].set()
+    thread.join()
+    assert rows_of(client, 1)[0]["finish_reason"] == "error"
+
+
+def test_a_stream_that_nobody_reads_is_cancelled(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake)
+    client.post("/v1/chat/completions", json={"messages": [user("hi")], "stream": True}, buffered=False).close()
+    assert rows_of(client, 1)[0]["finish_reason"] == "cancelled"
+
+
+def test_texts_are_kept_only_when_switched_on_and_bounded(fake: FakeEngine, serve: Serve, tmp_path: Path) -> None:
+    secret = "a very private question\0"
+    fake.script = ("a very private answer " * 10,)
+    client = serve(fake)
+    ask(client, secret, contrast={"kind": "icd", "instruction": "a very private instruction"})
+    (row,) = rows_of(client, 1)
+    assert row["texts"] is None
+    assert row["asked"]["contrast"] == {"kind": "icd", "instruction": "(26 characters)"}
+    journal_of(client).close()
+    assert all(b"private" not in file.read_bytes() for file in tmp_path.glob("journal0.db*"))
+
+    client = serve(fake, journal_texts=True, journal_text_limit=60)
+    image = data_uri()
+    body = {"messages": [{"role": "system", "content": "Be brief. " * 10}, user(image, "What is\0 it?", "Say.")]}
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+    (row,) = rows_of(client, 1)
+    assert row["texts"]["answer"] == ("a very private answer " * 10)[:59] + "…"
+    assert row["texts"]["prompt"].startswith("…")
+    assert row["texts"]["prompt"].endswith("\nuser: What is\ufffd it?\nSay.")
+    assert len(row["texts"]["prompt"]) == 60
+    assert image[30:90] not in json.dumps(row)
+
+
+def test_metadata_is_kept_and_judges_answers(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake)
+    for right, focused in (("true", False), ("true", True), ("false", False), ("maybe", False)):
+        fake.diagnostics = {"focus": {"image": 1, "target_image": 2, "correct": focused}}
+        ask(client, metadata={"answer_correct": right, "user": "ünï\0"})
+    rows = rows_of(client, 4)
+    assert rows[0]["metadata"] == {"answer_correct": "maybe", "user": "ünï\ufffd"}
+    summary = client.get("/v1/diagnostics/summary").json
+    assert summary["ivm"] == {"known": 2, "implicit": 1, "rate": 0.5}
+    assert summary["focus"] == {"known": 4, "correct": 1, "accuracy": 0.25}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [[], "x", {"k": 1}, {"k": None}, {"k" * 65: "v"}, {"k": "v" * 513}, {str(i): "" for i in range(17)}, {"k": {}}],
+)
+def test_metadata_out_of_openais_bounds_is_refused(fake: FakeEngine, serve: Serve, metadata: Any) -> None:
+    response = ask(serve(fake, journal="off"), metadata=metadata)
+    assert (response.status_code, response.json["error"]["param"]) == (400, "metadata")
+    assert len(response.text) < 400
+
+
+def test_metadata_within_openais_bounds_is_taken(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake)
+    metadata = {str(i) * 32: "é" * 512 for i in range(10, 26)}
+    assert ask(client, metadata=metadata).status_code == 200
+    assert ask(client, metadata=None).status_code == 200
+    assert [row["metadata"] for row in rows_of(client, 2)] == [None, metadata]
+
+
+def test_pages_follow_one_another(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake)
+    asked = [ask(client).json["id"] for _ in range(7)]
+    rows_of(client, 7)
+    found, query = [], "limit=3"
+    while query:
+        page = client.get(f"/v1/diagnostics?{query}").json
+        assert page.keys() == {"object", "data", "has_more", "next"}
+        assert page["has_more"] == (page["next"] is not None)
+        found.append([row["id"] for row in page["data"]])
+        query = f"limit=3&before={page['next']}" if page["has_more"] else ""
+    assert [len(ids) for ids in found] == [3, 3, 1]
+    assert [identity for ids in found for identity in ids] == asked[::-1]
+    response = client.get("/v1/diagnostics?format=jsonl&finish_reason=stop")
+    assert response.mimetype == "application/x-ndjson"
+    assert [json.loads(line)["id"] for line in response.text.splitlines()] == asked[::-1]
+    assert len(client.get("/v1/diagnostics?format=jsonl&limit=2").text.splitlines()) == 2
+    assert client.get("/v1/diagnostics?format=jsonl&model=nobody").text == ""
+    assert client.get("/v1/diagnostics").json["data"] == client.get("/v1/diagnostics?limit=50").json["data"]
+
+
+def test_streams_that_are_left_give_their_place_back(
+    fake: FakeEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "PATIENCE", 0.05)
+    client = serve(fake)
+    for _ in range(2 * HEAVY):
+        client.get("/v1/diagnostics?format=jsonl", buffered=False).close()
+        client.get("/v1/diagnostics/summary").close()
+    held = [client.get("/v1/diagnostics?format=jsonl", buffered=False) for _ in range(HEAVY)]
+    busy = [client.get(f"/v1/diagnostics{route}") for route in ("?format=jsonl", "/summary")]
+    assert [(r.status_code, r.json["error"]["code"]) for r in busy] == [(503, "journal_busy")] * 2
+    assert client.get("/v1/diagnostics").status_code == 200
+    for response in held:
+        response.close()
+    assert client.get("/v1/diagnostics/summary").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "said"),
+    [
+        ("colour=red", "colour", "allowed: since, until"),
+        ("limit=0", "limit", "from 1 to 1000"),
+        ("limit=1001", "limit", "from 1 to 1000"),
+        ("limit=%C2%B2", "limit", "from 1 to 1000"),
+        ("limit=1&limit=2", "limit", "once"),
+        ("before=zzz", "before", "'next'"),
+        ("since=yesterday", "since", "Unix time"),
+        ("until=nan", "until", "Unix time"),
+        ("since=-1", "since", "Unix time"),
+        ("until=1e300", "until", "Unix time"),
+        ("toward=left", "toward", "vision, text"),
+        ("sage=all", "sage", "see, think, generate, none"),
+        ("contrast=dola", "contrast", "vcd, icd, pai, none"),
+        ("flag=red", "flag", "perceptual_blindness, dissociation"),
+        ("finish_reason=done", "finish_reason", "cancelled"),
+        ("format=xml", "format", "json, jsonl"),
+        ("model=", "model", "1 to 256"),
+        ("vector=%00", "vector", "1 to 256"),
+        ("model=" + "x" * 257, "model", "1 to 256"),
+    ],
+)
+def test_wrong_parameters_are_named(fake: FakeEngine, serve: Serve, query: str, param: str, said: str) -> None:
+    client = serve(fake)
+    response = client.get(f"/v1/diagnostics?{query}")
+    assert (response.status_code, response.json["error"]["param"]) == (400, param)
+    assert said in response.json["error"]["message"]
+    if param not in ("limit", "before", "format"):
+        assert client.get(f"/v1/diagnostics/summary?{query}").status_code == 400
+
+
+def test_unknown_answers_and_foreign_parameters(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake)
+    for identity in ("chatcmpl-0", "%00", "x" * 5000):
+        response = client.get(f"/v1/diagnostics/{identity}")
+        assert (response.status_code, response.json["error"]["code"]) == (404, "unknown_answer")
+    assert client.get("/v1/diagnostics/chatcmpl-0?limit=1").status_code == 400
+    assert client.get("/v1/diagnostics/summary?limit=1").json["error"]["code"] == "unknown_parameter"
+    assert client.post("/v1/diagnostics").status_code == 405
+
+
+def test_the_journal_needs_the_key(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake, api_keys=(SecretStr("secret-key"),))
+    for route in ("", "/summary", "/chatcmpl-0"):
+        assert client.get(f"/v1/diagnostics{route}").status_code == 401
+    assert client.get("/v1/diagnostics", headers={"Authorization": "Bearer secret-key"}).status_code == 200
+
+
+def test_a_table_that_is_gone_is_a_503(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake)
+    database = journal_of(client).database()
+    with database.writer.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE helmsight_journal")
+    for route in ("", "?format=jsonl", "/summary", "/chatcmpl-0"):
+        response = client.get(f"/v1/diagnostics{route}")
+        assert (response.status_code, response.json["error"]["code"]) == (503, "journal_unavailable")
+        assert "SELECT" not in response.text
+    assert ask(client).status_code == 200
+    wait_for(lambda: client.get("/ready").json["journal"]["state"] == "failing")
+
+
+def test_metrics_count_rows_flags_and_numbers(fake: FakeEngine, serve: Serve) -> None:
+    fake.diagnostics = {
+        "focus": {"image": 1, "share": 0.75},
+        "decay": {"slope": -0.002},
+        "flags": {"perceptual_blindness": True, "dissociation": None},
+    }
+    client = serve(fake)
+    ask(client)
+    rows_of(client, 1)
+    found = samples(client)
+    assert found["helmsight_focus_share_sum"] == 0.75
+    slopes = [found[f'helmsight_decay_slope_bucket{{le="{edge}"}}'] for edge in ("-0.003", "-0.001", "+Inf")]
+    assert slopes == [0, 1, 1]
+    assert found["helmsight_attention_ratio_count"] == found["helmsight_dose_count"] == 0
+    assert found['helmsight_flags_total{flag="perceptual_blindness",raised="true"}'] == 1
+    assert not any("dissociation" in name for name in found)
+    assert found["helmsight_journal_up"] == found['helmsight_journal_rows_total{outcome="written"}'] == 1
+    assert found['helmsight_journal_rows_total{outcome="dropped"}'] == found["helmsight_journal_waiting"] == 0
+
+
+def test_scalars_come_out_of_any_report() -> None:
+    assert scalars(None, None) == scalars({}, {}) == dict.fromkeys(DIAGNOSTICS)
+    odd = {"focus": None, "modality": [], "decay": {"slope": "steep"}, "residual": {"kl": None}, "flags": 3}
+    assert scalars({"steering": None}, odd) == scalars({"steering": [None, {"dose": None}]}, odd)
+    assert scalars({"steering": None}, odd) == dict.fromkeys(DIAGNOSTICS)
+    applied = {"steering": [{"dose": 0.25}, {"dose": None}, {"dose": 0.75}]}
+    envelope = {
+        "focus": {"image": 2, "share": 0.5, "target_image": 1, "correct": False},
+        "modality": {"attention_ratio": float("inf")},
+        "decay": {"slope": -1},
+        "residual": {"kl": [1.0, None, 3.0, float("nan")]},
+        "flags": {"perceptual_blindness": True, "dissociation": None, "concentration": {"x": 1}},
+    }
+    assert scalars(applied, envelope) == {
+        "attention_ratio": None, "focused_image": 2, "focus_share": 0.5, "target_image": 1, "correct": False,
+        "decay_slope": -1.0, "kl": 2.0, "perceptual_blindness": True, "dissociation": None, "dose": 0.5,
+    }  # fmt: skip
+
+
+def test_reports_are_bounded() -> None:
+    assert bounded({"a": [1.0] * 100}) == {"a": {"count": 100, "mean": 1.0, "max": 1.0}}
+    assert bounded(["x"] * 100) == {"count": 100, "first": ["x"] * 64}
+    assert len(bounded({str(i): i for i in range(1000)})) == 64
+    assert len(bounded("x" * 1000)) == 256
+    deep: Any = 1
+    for _ in range(50):
+        deep = {"in": deep}
+    assert len(json.dumps(bounded(deep))) < 100
+    wide = {str(i): {str(j): "x" * 256 for j in range(64)} for i in range(64)}
+    assert len(encoded(wide)) < MAX_JSON
+    assert "omitted" in json.loads(encoded(wide))
+    assert json.loads(encoded({"big": 2**70, "nan": float("nan"), "object": object()})) == {
+        "big": 2.0**70, "nan": None, "object": "object",
+    }  # fmt: skip
+    assert reduced({"sage": {"see": {"alpha": []}, "generate": {"masked": [[1, 2], []], "rebuilt": [{}]}}}) == {
+        "sage": {
+            "see": {"alpha": {"count": 0, "mean": None, "max": None}},
+            "generate": {"masked": [2, 0], "rebuilt": 1},
+        }
+    }

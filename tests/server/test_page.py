@@ -1,0 +1,570 @@
+"""The playground in a real browser against a real server, and the headers of the pages."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+import steering
+from server.app import create_app
+from server.page import STATIC
+from server.runtime import Runtime, Serving, vector_store
+from server.settings import Settings
+from tests.server.browser import Visit, until
+from tests.server.fakes import FakeEngine, checkpoint
+
+GREEN, DIAMOND, TWO = "The text says green", "The text says diamond", "One of two pictures"
+SAMPLES = checkpoint() / "samples"
+
+
+@pytest.fixture(scope="module")
+def demo(engine: steering.Engine) -> Flask:
+    """The embedded model with its own vector, without a journal."""
+    return create_app(Settings(vectors=(), slots=4, max_waiting=8, journal="off"), engine=engine)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def playground(demo: Flask, live: Callable[[Flask], str], visit: Callable[..., Visit]) -> Callable[..., Visit]:
+    """Open the playground and wait until it knows its server."""
+
+    def begin(**options: Any) -> Visit:
+        opened = visit(**options)
+        opened.page.goto(live(demo))
+        opened.page.wait_for_selector(".sample")
+        return opened
+
+    return begin
+
+
+def pick(page: Any, title: str) -> None:
+    """Take a sample scene."""
+    page.get_by_role("button", name=title).click()
+    page.wait_for_selector("#tray li")
+
+
+def steer(page: Any, strength: float) -> None:
+    """Put the helm somewhere: negative is toward text."""
+    page.locator("#helm").fill(str(strength))
+
+
+def send(page: Any) -> str:
+    """Send the form and wait for the whole answer."""
+    page.get_by_role("button", name="Send").click()
+    page.wait_for_selector("#answers:not([aria-busy])")
+    return str(page.locator("#answer-live").text_content())
+
+
+def asked(demo: Flask, page: Any) -> Any:
+    """The first choice of the server's answer to the request that the page shows as curl, with the samples' pictures."""
+    text = page.locator("#code-text").text_content()
+    body = text[text.index("<<EOF\n") + 6 : text.rindex("\nEOF")].replace("\\\\", "\\")
+    sample = next(s for s in json.loads((SAMPLES / "samples.json").read_text()) if s["title"] == picked(page))
+    for i, name in enumerate(sample["images"], 1):
+        body = body.replace(f"$(base64 < image{i}.png | tr -d '\\n')", encoded(SAMPLES / name))
+    response = demo.test_client().post("/v1/chat/completions", json=json.loads(body))
+    assert response.status_code == 200, response.text
+    return response.json["choices"][0]  # type: ignore[index]
+
+
+def picked(page: Any) -> str:
+    return str(page.locator('.sample[aria-pressed="true"]').inner_text().strip())
+
+
+def encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+def heat(page: Any, image: int) -> list[float]:
+    """The overlay of a picture, cell by cell on a 3 x 3 grid: mean brightness at each cell's centre."""
+    return page.evaluate(  # type: ignore[no-any-return]
+        """(image) => {
+            const canvas = document.querySelector(`canvas[data-image="${image}"]`), side = canvas.width / 3;
+            return [...Array(9).keys()].map((i) => {
+                const [x, y] = [(i % 3) * side + side / 2, Math.floor(i / 3) * side + side / 2];
+                const at = canvas.getContext("2d").getImageData(x, y, 1, 1).data;
+                return (at[0] + at[1] + at[2]) * at[3];
+            });
+        }""",
+        image,
+    )
+
+
+def highest(values: list[float]) -> int:
+    return values.index(max(values))
+
+
+# ------------------------------------------------------------------------------------------------ in a browser
+
+
+def test_a_whole_round_shows_what_the_server_says(playground: Callable[..., Visit], demo: Flask) -> None:
+    page = playground().page
+    pick(page, GREEN)
+    steer(page, 1.5)
+    assert page.locator("#helm-value").text_content() == "1.5 toward vision"
+    answer = send(page)
+    choice = asked(demo, page)
+    assert answer == choice["message"]["content"] == "The star is yellow."
+    assert page.locator("#base-text").text_content() == choice["baseline"]["message"]["content"] == "The star is green."
+    assert page.locator("#look").is_visible()
+    said = choice["diagnostics"]
+
+    # The line of sigma has the server's values: heights above the axis are in their proportion.
+    drawn = page.locator('#card-focus .line[data-name="picture 1"] circle').evaluate_all(
+        "dots => dots.map((dot) => Number(dot.getAttribute('cy')))"
+    )
+    sigma = [row[0] for row in said["focus"]["sigma"]]
+    assert len(drawn) == len(sigma) == 8
+    top = highest(sigma)
+    floor = max(drawn) + sigma[drawn.index(max(drawn))] / (max(sigma) - min(sigma)) * (max(drawn) - min(drawn))
+    for y, value in zip(drawn, sigma, strict=True):
+        assert (floor - y) / (floor - drawn[top]) == pytest.approx(value / sigma[top], abs=0.02)
+
+    # The bar has the server's ratio, and what was applied is told in words.
+    assert f"{100 * said['modality']['attention_ratio']:.1f} %" in page.locator("#card-modality").inner_text()
+    dose = choice["applied"]["steering"][0]["dose"]
+    assert (
+        f"toward vision, strength 1.50, layer 3, 38 tokens, dose {dose:.3f}"
+        in page.locator("#card-applied").inner_text()
+    )
+    assert page.locator("#card-decay .line").count() == 3
+    assert page.locator("#card-residual .chart svg").count() == 6
+    assert page.locator("#card-flags .chip").all_text_contents() == [
+        "raised" if said["flags"][name] else "clear" for name in ("perceptual_blindness", "dissociation")
+    ]
+    page.get_by_text("Raw JSON").click()
+    assert json.loads(page.locator("#card-applied pre").text_content())["diagnostics"] == said
+
+
+def test_heat_maps_are_brightest_where_the_server_says(playground: Callable[..., Visit], demo: Flask) -> None:
+    page = playground().page
+    pick(page, TWO)
+    send(page)
+    choice = asked(demo, page)
+    page.locator("#smooth").uncheck()
+    one, two = choice["diagnostics"]["patches"]
+    for layer in (3, 5):
+        page.locator("#layer").fill(str(one["layers"].index(layer) + 1))
+        assert page.locator("#layer-value").text_content() == str(layer)
+        maps = [image["rho"][image["layers"].index(layer)] for image in (one, two)]
+        bright = heat(page, 1) + heat(page, 2)
+        assert highest(bright) == highest(maps[0] + maps[1])
+        order = sorted(range(18), key=(maps[0] + maps[1]).__getitem__)
+        assert all(bright[a] <= bright[b] + 1e-6 for a, b in pairwise(order))
+    assert page.locator(".view.focused").inner_text().startswith("Picture 2\nfocused")
+
+    page.locator("#opacity").fill("0")
+    assert heat(page, 1) == [0.0] * 9
+    page.locator("#opacity").fill("50")
+    page.locator("#smooth").check()
+    smooth = page.evaluate(
+        "new Set(document.querySelector('canvas[data-image=\"2\"]').getContext('2d').getImageData(0, 28, 168, 1).data).size"
+    )
+    assert smooth > 9
+
+
+def test_a_word_shows_its_own_map(playground: Callable[..., Visit], demo: Flask) -> None:
+    page = playground().page
+    pick(page, GREEN)
+    steer(page, 1.5)
+    send(page)
+    page.locator("#smooth").uncheck()
+    said = asked(demo, page)["diagnostics"]
+    attention = heat(page, 1)
+    words = page.locator("#answer-words .word")
+    assert words.all_text_contents() == ["The", "star", "is", "yellow."]
+    for word in ("star", "yellow"):
+        words.filter(has_text=word).hover()
+        (map_,) = [entry["map"] for entry in said["tam"] if entry["token"].strip() == word]
+        assert highest(heat(page, 1)) == highest(map_)
+        assert f"“{word}" in page.locator("#look-note").inner_text()
+    assert heat(page, 1) != attention
+    page.mouse.move(5, 5)
+    assert heat(page, 1) == attention
+    words.filter(has_text="star").click()  # kept after the pointer leaves
+    page.mouse.move(5, 5)
+    assert heat(page, 1) != attention
+    page.get_by_text("Baseline", exact=True).nth(1).click()
+    assert page.locator("#whose input:checked").get_attribute("value") == "baseline"
+
+
+def test_text_is_followed_where_the_helm_says_so(playground: Callable[..., Visit]) -> None:
+    page = playground().page
+    pick(page, DIAMOND)
+    plain = send(page)
+    assert plain == "The green object is a triangle."
+    assert page.locator("#base").is_hidden()  # there is nothing to compare
+    steer(page, -1)
+    assert send(page) == "The green object is a diamond."
+    assert page.locator("#base-text").text_content() == plain
+    page.get_by_role("button", name="Set to 0").click()
+    page.locator("#see").check()
+    page.locator("#contrast").select_option("pai")
+    assert page.locator("#generate").is_disabled()
+    assert send(page) == plain
+    shown = page.locator("#card-applied").inner_text()
+    assert "See" in shown
+    assert "PAI" in shown
+    assert "amplify 0.2" in shown
+
+
+def test_the_copied_code_gives_the_same_answer(playground: Callable[..., Visit], tmp_path: Path) -> None:
+    visit = playground(permissions=["clipboard-read", "clipboard-write"])
+    page = visit.page
+    pick(page, DIAMOND)
+    steer(page, -1)
+    page.locator("#question").fill("What is the green object?\\")
+    page.locator("#question").fill("What is the green object?")
+    answer = send(page)
+    (tmp_path / "image1.png").write_bytes((SAMPLES / "pink.png").read_bytes())
+    copied = {}
+    for language in ("curl", "Python"):
+        page.get_by_text(language, exact=True).click()
+        page.locator("#copy-code button").click()
+        page.get_by_text("Copied").wait_for()
+        copied[language] = page.evaluate("navigator.clipboard.readText()")
+    assert "base64," not in copied["Python"].replace("base64,{data}", "")
+    script = [sys.executable, "-c", copied["Python"]]
+    said = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[0] == answer == "The green object is a diamond."
+    if shutil.which("curl") and shutil.which("bash"):
+        command = ["bash", "-c", copied["curl"]]
+        said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        assert json.loads(said)["choices"][0]["message"]["content"] == answer
+
+
+@pytest.mark.parametrize("text", ['"quoted" $HOME `id` \\ \\n', "zwei\nZeilen, Ωμέγα 🧭", "EOF\nEOF", "'''\"\"\""])
+def test_any_text_survives_in_the_code(playground: Callable[..., Visit], text: str, tmp_path: Path) -> None:
+    page = playground().page
+    page.locator("#question").fill(text)
+    shown = {}
+    for language in ("curl", "Python"):
+        page.get_by_text(language, exact=True).click()
+        shown[language] = page.locator("#code-text").text_content()
+    heredoc = shown["curl"].replace(shown["curl"].partition("<<EOF")[0], "cat ", 1)
+    sent = json.loads(subprocess.run(["bash", "-c", heredoc], capture_output=True, text=True, check=True).stdout)
+    assert sent["messages"][0]["content"][-1]["text"] == text
+    call = shown["Python"].partition("client.chat.completions.create(")[2].rpartition("\n)\n")[0]
+    assert eval(f"dict({call})")["messages"][0]["content"][-1]["text"] == text
+
+
+def test_errors_are_shown_as_the_server_says_them(playground: Callable[..., Visit]) -> None:
+    visit = playground()
+    visit.expected = ("400",)
+    page = visit.page
+    page.get_by_role("button", name="Send").click()
+    assert page.locator("#error").inner_text().startswith("Write a question first.")
+    page.locator("#question").fill("What color is the star?")
+    page.get_by_text("Sampling and readouts").click()
+    page.locator("#temperature").fill("-1")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_text("'temperature'").wait_for()
+    assert page.locator("#error code").text_content() == "temperature"
+    assert page.evaluate(  # not only there, but in sight
+        """() => {
+            const box = document.getElementById("error").getBoundingClientRect();
+            return document.elementFromPoint(box.left + 20, box.top + 8).closest("#error") !== null;
+        }"""
+    )
+    assert page.locator("#temperature").get_attribute("aria-invalid") == "true"
+    assert page.locator("#answers").is_hidden()
+    page.locator("#temperature").fill("0")
+    assert send(page)
+    assert page.locator("#error").is_hidden()
+
+
+def test_pictures_are_added_ordered_and_removed(playground: Callable[..., Visit], demo: Flask) -> None:
+    page = playground().page
+    names = ("cyan.png", "gray.png", "letter.png")
+    page.locator("#files").set_input_files([SAMPLES / name for name in names])
+    page.wait_for_selector("#tray li:nth-child(3)")
+
+    def order() -> list[str]:
+        return [
+            alt.partition(": ")[2] for alt in page.locator("#tray img").evaluate_all("all => all.map((i) => i.alt)")
+        ]
+
+    assert order() == list(names)
+    page.get_by_role("button", name="Move picture 3 forward").click()
+    page.get_by_role("button", name="Remove picture 1").click()
+    assert order() == ["letter.png", "gray.png"]
+    page.evaluate(
+        """async (url) => {
+            const blob = await (await fetch(url)).blob();
+            const data = new DataTransfer();
+            data.items.add(new File([blob], "dropped.png", { type: "image/png" }));
+            document.getElementById("drop").dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true }));
+        }""",
+        "/samples/cyan.png",
+    )
+    page.wait_for_selector("#tray li:nth-child(3)")
+    page.locator("#question").fill("What letter is in picture 1?")
+    page.locator("#files").set_input_files([{"name": "no.png", "mimeType": "image/png", "buffer": b"not a picture"}])
+    page.get_by_text("no.png is not a picture").wait_for()
+    with page.expect_request("**/v1/chat/completions") as caught:
+        assert send(page) == "The letter is K."
+    sent = [part["image_url"]["url"] for part in caught.value.post_data_json["messages"][0]["content"][:-1]]
+    expected = [encoded(SAMPLES / name) for name in ("letter.png", "gray.png", "cyan.png")]
+    assert [url.partition(",")[2] for url in sent] == expected
+    assert page.locator("#views figure").count() == 3
+
+
+def test_everything_is_done_by_keyboard(playground: Callable[..., Visit]) -> None:
+    page = playground().page
+
+    def tab_to(selector: str) -> None:
+        for _ in range(80):
+            page.keyboard.press("Tab")
+            if page.evaluate("(s) => document.activeElement.matches(s)", selector):
+                return
+        raise AssertionError(f"Tab never reaches {selector}")
+
+    tab_to(".sample")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#tray li")
+    tab_to("#helm")
+    ring = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert ring == "solid"
+    for _ in range(10):
+        page.keyboard.press("ArrowRight")
+    assert page.locator("#helm-value").text_content() == "1.0 toward vision"
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector("#answer-words:not([hidden])")
+    tab_to("#answer-words .word")
+    attention = heat(page, 1)
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement.textContent") == "yellow."
+    assert "“yellow.”" in page.locator("#look-note").inner_text()
+    assert heat(page, 1) != attention
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+    page.keyboard.press("Escape")
+    tab_to("#layer")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#layer-value").text_content() == "0"
+    tab_to("#card-focus svg")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#card-focus .place").text_content() == "layer 1"
+
+
+@pytest.mark.parametrize("width", [360, 390])
+def test_a_phone_needs_no_sideways_scrolling(playground: Callable[..., Visit], width: int) -> None:
+    opened = playground(viewport={"width": width, "height": 780}, color_scheme="dark")
+    assert opened.fits()
+    pick(opened.page, "Which of three")
+    opened.page.get_by_text("Sampling and readouts").click()
+    opened.page.locator("#contrast").select_option("icd")
+    send(opened.page)
+    assert opened.fits()
+    opened.page.get_by_text("Raw JSON").click()
+    assert opened.fits()
+
+
+NAMELESS = """() => [...document.querySelectorAll("button, input, select, textarea, a, [role=toolbar], svg[role=img]")]
+    .filter((e) => e.offsetParent !== null)
+    .filter((e) => !(e.textContent.trim() || e.ariaLabel || e.labels?.length || e.getAttribute("aria-labelledby")))
+    .map((e) => e.outerHTML)"""
+
+
+def test_everything_has_a_name(playground: Callable[..., Visit]) -> None:
+    page = playground().page
+    pick(page, GREEN)
+    page.locator("#contrast").select_option("vcd")
+    send(page)
+    assert page.evaluate(NAMELESS) == []
+
+
+def test_motion_is_left_out_where_the_person_says_so(playground: Callable[..., Visit]) -> None:
+    page = playground().page
+    duration = "getComputedStyle(document.getElementById('see')).transitionDuration"
+    assert page.evaluate(duration) == "0.15s"
+    page.emulate_media(reduced_motion="reduce")
+    assert page.evaluate(duration) == "0s"
+
+
+def test_light_and_dark(playground: Callable[..., Visit]) -> None:
+    page = playground(color_scheme="dark").page
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.get_by_role("button", name="Dark theme").click()
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert dark != light
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == light
+
+
+# ------------------------------------------------------------------------------- in a browser, with a fake engine
+
+
+def test_stop_ends_the_answer(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:
+    fake = FakeEngine("Hel", threading.Event())
+    opened = visit()
+    page = opened.page
+    page.goto(live(create_app(Settings(journal="off"), engine=fake)))  # type: ignore[arg-type]
+    page.get_by_text("No steering vector of this server matches the model.").wait_for()
+    assert page.locator("#helm").is_disabled()
+    assert page.locator("#samples-section").is_hidden()
+    page.locator("#question").fill("hi")
+    page.get_by_role("button", name="Send").click()
+    until(page, "document.getElementById('answer-live').textContent === 'Hel'")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Stopped.").wait_for()
+    assert fake.completions[0].cancelled.wait(5)
+    assert page.get_by_role("button", name="Send").is_enabled()
+
+
+def test_it_waits_for_the_model(
+    visit: Callable[..., Visit], live: Callable[[Flask], str], engine: steering.Engine
+) -> None:
+    settings = Settings(vectors=(), journal="off")  # type: ignore[arg-type]
+    loaded = threading.Event()
+
+    def load(settings: Settings) -> Serving:
+        loaded.wait(30)
+        return Serving(engine, vector_store(settings, engine.mllm.path))
+
+    runtime = Runtime(settings, loader=load)
+    runtime.start()
+    opened = visit()
+    opened.expected = ("503",)
+    opened.page.goto(live(create_app(settings, runtime=runtime)))
+    opened.page.get_by_text("The model is still loading.").wait_for()
+    assert opened.page.locator("#send").is_disabled()
+    loaded.set()
+    pick(opened.page, GREEN)
+    assert opened.page.locator("#send").is_enabled()
+
+
+def test_a_stream_that_breaks_is_told(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:
+    fake = FakeEngine("Hel", ValueError("boom"))
+    page = visit().page
+    page.goto(live(create_app(Settings(journal="off"), engine=fake)))  # type: ignore[arg-type]
+    page.locator("#question").fill("hi")
+    page.locator("#send:enabled").click()
+    page.get_by_text("The server had an unexpected error").wait_for()
+    assert page.locator("#answer-live").text_content() == "Hel"
+
+
+def test_the_key_is_asked_for_and_kept_in_the_tab(
+    visit: Callable[..., Visit], live: Callable[[Flask], str], engine: steering.Engine
+) -> None:
+    settings = Settings(vectors=(), api_keys=("sk-0123456789",), journal="off")  # type: ignore[arg-type]
+    opened = visit()
+    opened.expected = ("401",)
+    page = opened.page
+    page.goto(live(create_app(settings, engine=engine)))
+    page.get_by_label("This server asks for an API key.").fill("sk-wrong-key")
+    page.get_by_role("button", name="Use key").click()
+    page.get_by_text("Incorrect API key provided.").wait_for()
+    page.get_by_label("This server asks for an API key.").fill("sk-0123456789")
+    page.get_by_role("button", name="Use key").click()
+    pick(page, GREEN)
+    assert page.locator("#key-form").is_hidden()
+    assert send(page) == "The star is green."
+    assert "$HELMSIGHT_API_KEY" in page.locator("#code-text").text_content()
+    assert page.evaluate("JSON.stringify({...localStorage}) + document.cookie + location.href").count("0123") == 0
+    assert page.evaluate("JSON.stringify({...sessionStorage})").count("sk-0123456789") == 1
+
+
+def test_a_readout_that_the_server_lacks_is_left_out(playground: Callable[..., Visit]) -> None:
+    opened = playground()
+    opened.expected = ("400",)
+    page = opened.page
+
+    def lacking(route: Any) -> None:
+        if "tam" not in route.request.post_data_json["diagnostics"]["include"]:
+            route.continue_()
+            return
+        error = {"message": "The readout 'tam' is not available in this version.", "param": "diagnostics.include"}
+        route.fulfill(status=400, json={"error": {**error, "code": "not_available"}})
+
+    page.route("**/v1/chat/completions", lacking)
+    pick(page, GREEN)
+    assert send(page) == "The star is green."
+    assert page.locator("#error").is_hidden()
+    assert page.locator("#answer-words").is_hidden()
+    assert page.locator('canvas[data-drawn="true"]').count() == 1
+
+
+def test_what_a_model_says_is_text(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:
+    fake = FakeEngine("<img src=x onerror=alert(1)>", "<b>bold</b>")
+    page = visit().page
+    page.goto(live(create_app(Settings(journal="off"), engine=fake)))  # type: ignore[arg-type]
+    page.locator("#question").fill("hi")
+    page.locator("#send:enabled").click()
+    page.wait_for_selector("#answers:not([aria-busy])")
+    assert page.locator("#answer-live").text_content() == "<img src=x onerror=alert(1)><b>bold</b>"
+    assert page.locator("#answer-live").evaluate("element => element.children.length") == 0
+
+
+# ------------------------------------------------------------------------------------------- without a browser
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard", "/static/style.css", "/static/playground.js", "/static/icon.svg"])
+def test_the_headers_of_the_pages(client: FlaskClient, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 200
+    policy = dict(part.split(" ", 1) for part in response.headers["Content-Security-Policy"].split("; "))
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "img-src": "'self' data: blob:",
+        "connect-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Referrer-Policy"] == "no-referrer"
+    again = client.get(path, headers={"If-None-Match": response.headers["ETag"]})
+    assert (again.status_code, again.data) == (304, b"")
+    assert client.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/dashboard"])
+def test_the_pages_hold_nothing_inline_and_nothing_from_elsewhere(client: FlaskClient, path: str) -> None:
+    page = client.get(path).text
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:|//", page.replace("<!doctype html>", ""))
+    for tag in re.findall(r"<script[^>]*>[^<]*</script>", page):
+        assert re.fullmatch(r'<script (type="module" )?src="/static/[a-z]+\.js"></script>', tag)
+    for source in re.findall(r'(?:src|href)="(/static/[^"]+)"', page):
+        assert client.get(source).status_code == 200, source
+
+
+def test_each_file_has_its_type(client: FlaskClient) -> None:
+    kinds = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+    for file in STATIC.iterdir():
+        assert client.get(f"/static/{file.name}").content_type == kinds[file.suffix]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nothing.js", "..%2fpage.py", "../page.py", "%2e%2e/page.py", "style.css%00", ".", "", "/etc/passwd", "STYLE.CSS"],
+)
+def test_only_files_of_the_folder_are_served(client: FlaskClient, name: str) -> None:
+    response = client.get(f"/static/{name}")
+    assert response.status_code == 404
+    assert response.json is not None
+    assert response.json["error"]["type"] == "not_found_error"
+
+
+def test_the_pages_need_no_key_but_the_samples_do() -> None:
+    settings = Settings(api_keys=("sk-0123456789",), journal="off")  # type: ignore[arg-type]
+    client = create_app(settings, engine=FakeEngine()).test_client()  # type: ignore[arg-type]
+    for path in ("/", "/dashboard", "/static/style.css"):
+        assert client.get(path).status_code == 200
+    for path in ("/samples", "/samples/cyan.png", "/static", "/static/../v1/models"):
+        assert client.get(path).status_code in (401, 404)
+    assert client.get("/samples").status_code == client.get("/v1/models").status_code == 401
