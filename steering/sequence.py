@@ -148,7 +148,11 @@ class Sequence:
     @property
     def wants_image_states(self) -> bool:
         """Whether the states of image tokens are kept: for Generate's maps or for those of diagnostics."""
-        return self.generate is not None or (self.diagnose is not None and self.diagnose.wants_activations)
+        return self.generate is not None or self.wants_activations
+
+    @property
+    def wants_activations(self) -> bool:
+        return self.diagnose is not None and self.diagnose.wants_activations
 
     @property
     def wants_final_states(self) -> bool:
