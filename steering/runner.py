@@ -162,6 +162,8 @@ class Runner:
         (states,) = sequence.image_states
         mask = mask_of(sequence.prompt, states, attention, head, sequence.generate.top, len(sequence.tokens))
         sequence.masks += (mask,)
+        if sequence.generate.refresh == 0 and not sequence.wants_activations:
+            sequence.image_states = []
 
     @torch.inference_mode()
     def fork(self, sequences: Rows[Sequence]) -> torch.Tensor:
