@@ -19,7 +19,7 @@ from server.context import AppContext, context
 from server.encode import dumps
 from server.errors import CLIENT_CLOSED, ApiError, to_api_error
 from server.journal.entry import Entry
-from server.resolve import resolve
+from server.resolve import automatic, resolve
 from server.runtime import Serving
 from server.watcher import Watch, client_socket
 from steering import Busy
@@ -103,12 +103,16 @@ def submit(
     images.fetch_remote(wire.image_urls(chat))  # outside the semaphore: slow hosts must not hold up other requests
     with serving.preparing:
         resolved = resolve(chat, serving.mllm, serving.store, app.settings, images)
-        hidden = app.journal_readouts - shown_readouts(resolved)
-        try:
+        auto = automatic(chat.steering, serving.store, app.settings)
+    hidden = app.journal_readouts - shown_readouts(resolved)
+    try:
+        if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
+            resolved = steering.decide(serving.engine, resolved, auto)
+        with serving.preparing:
             completion = serving.engine.submit(with_readouts(resolved, hidden))
-        except steering.Fault:
-            app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
-            raise
+    except steering.Fault:
+        app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
+        raise
     app.metrics.asked(resolved)
     entry = Entry.of(app.journal, chat, resolved, answer.id, answer.model, completion.prompt_tokens)
     return completion, entry, hidden

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from server.errors import BadRequest, not_available
+from server.errors import BadRequest
 from server.images import ImageLoader
 from server.settings import Settings
 from server.wire import ChatRequest, Diagnostics, Message, NamedVector, Steering
@@ -16,6 +16,7 @@ from server.wire import Vcd as WireVcd
 from steering import (
     CHEAP,
     MLLM,
+    Auto,
     Contrast,
     Diagnose,
     Generate,
@@ -75,7 +76,7 @@ def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
 
 def _steering(wire: Steering, store: VectorStore, settings: Settings) -> tuple[Steer, ...]:
     if wire.toward == "auto":
-        raise not_available("'steering.toward': 'auto'", "steering.toward")
+        return ()  # see `automatic`
     if wire.vectors is None:
         layers = None if wire.layers is None else tuple(wire.layers)
         _check_strength(wire.strength, settings.max_strength, "steering.strength")
@@ -86,6 +87,15 @@ def _steering(wire: Steering, store: VectorStore, settings: Settings) -> tuple[S
     steers = tuple(_named(item, f"steering.vectors[{i}]", store, settings) for i, item in enumerate(wire.vectors))
     _check_sums(steers, settings.max_strength)
     return steers
+
+
+def automatic(wire: Steering | None, store: VectorStore, settings: Settings) -> Auto | None:
+    """Steering whose way the engine is to find; None where it is stated, or nothing is to be steered."""
+    if wire is None or wire.toward != "auto":
+        return None
+    _check_strength(wire.strength, settings.max_strength, "steering.strength")
+    layers = None if wire.layers is None else tuple(wire.layers)
+    return Auto(_vector(store, wire.vector, "steering.vector"), wire.strength, layers, wire.apply.tokens)
 
 
 def _named(item: NamedVector, param: str, store: VectorStore, settings: Settings) -> Steer:

@@ -15,6 +15,7 @@ from steering.interventions.see import See
 from steering.interventions.steer import TOKENS, TOWARD, Steer
 from steering.interventions.think import Think
 from steering.mllm import MLLM, load
+from steering.reliability import Auto, Reliability, decide, measure
 from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
 from steering.vectors import NAME, SteeringVector, VectorStore
 
@@ -26,6 +27,7 @@ __all__ = [
     "READOUTS",
     "TOKENS",
     "TOWARD",
+    "Auto",
     "Busy",
     "Choice",
     "Chunk",
@@ -38,6 +40,7 @@ __all__ = [
     "Generate",
     "Icd",
     "Pai",
+    "Reliability",
     "Request",
     "RequestError",
     "Result",
@@ -53,6 +56,8 @@ __all__ = [
     "Vcd",
     "VectorError",
     "VectorStore",
+    "decide",
     "drift",
     "load",
+    "measure",
 ]

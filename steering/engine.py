@@ -376,6 +376,7 @@ class Engine:
                 diagnose=request.diagnose,
                 wants_states=request.states,
                 wants_divergence=request.divergence,
+                forced=request.forced,
                 fork_of=first,
                 expects_forks=first is None and request.n > 1,
             )

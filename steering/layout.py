@@ -219,6 +219,34 @@ def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
     return [part["image"] for part in parts if part["type"] == "image"]
 
 
+def without_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The chat without its pictures."""
+    return [
+        dict(message)
+        if isinstance(message["content"], str)
+        else {**message, "content": [part for part in message["content"] if part["type"] == "text"] or ""}
+        for message in messages
+    ]
+
+
+def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The chat without its users' text contexts, which are parts of that span and lines that begin with `CONTEXT_LINE`."""
+
+    def rest(text: str) -> str:
+        return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(CONTEXT_LINE))
+
+    out = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "user" and isinstance(content, str):
+            content = rest(content)
+        elif message["role"] == "user":
+            kept = (part for part in content if part.get("span") != "context")
+            content = [{**part, "text": rest(part["text"])} if part["type"] == "text" else part for part in kept]
+        out.append({**message, "content": content})
+    return out
+
+
 def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:
     """What the processor makes of one picture alone."""
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]

@@ -76,7 +76,8 @@ class Request:
     `{"type": "text", "text": str, "span": "context" (optional)}` and `{"type": "image", "image": PIL.Image}`.
     `n` answers are generated; `baseline` adds, in the same batch, each answer without interventions; `states` returns
     the residual stream after each layer at the prompt's last token; `divergence` how far the updates of every prompt token
-    diverge in each layer (see `interventions.think`).
+    diverge in each layer (see `interventions.think`). `forced` tokens are generated whatever the model says, so that their
+    log-probabilities can be read.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -89,6 +90,7 @@ class Request:
     baseline: bool = False
     states: bool = False
     divergence: bool = False
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

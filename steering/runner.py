@@ -202,6 +202,7 @@ class Runner:
         rows = torch.tensor([sequence.slot for sequence in sequences], device=logits.device)
         needs = Needs.of([sequence.sampling for sequence in sequences])
         sampled = sample(logits, self.sampler, rows, self.position[rows], needs)
+        _force(sampled, logits, sequences)
         self.token[rows] = sampled.tokens
         for row, sequence in enumerate(sequences):
             if sequence.twin is not None:
@@ -228,6 +229,7 @@ class Runner:
             logits = logits.index_copy(0, leaders, self.contrasts.apply(leaders, logits[leaders], logits[twins]))
         rows = slice(0, len(running))
         sampled = sample(logits, self.sampler, rows, self.position[rows], Needs.of([s.sampling for s in running]))
+        _force(sampled, logits, running)
         self.token[rows] = sampled.tokens
         if pairs:
             self.token[twins] = sampled.tokens[leaders]
@@ -474,6 +476,16 @@ class Runner:
                     tuple(sequence.text_states),
                     sequence.final_states,
                 )
+
+
+def _force(sampled: Sampled, logits: torch.Tensor, sequences: Rows[Sequence]) -> None:
+    """Let sequences say what they are to say, in place of what was sampled. logits: (rows, vocabulary)."""
+    forced = [(row, s.forced[len(s.tokens)]) for row, s in enumerate(sequences) if len(s.tokens) < len(s.forced)]
+    if forced:
+        rows, tokens = torch.tensor(forced, device=logits.device).unbind(1)
+        sampled.tokens[rows] = tokens
+        if sampled.logprob is not None:
+            sampled.logprob[rows] = logits[rows].log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
 
 def _user_text(spans: torch.Tensor) -> torch.Tensor:

@@ -71,6 +71,7 @@ class Sequence:
     diagnose: Diagnose | None = None
     wants_states: bool = False
     wants_divergence: bool = False
+    forced: tuple[int, ...] = ()
     fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
     expects_forks: bool = False
     leader: Sequence | None = None  # the sequence whose tokens this one repeats, as its contrast

@@ -22,7 +22,7 @@ import torch
 
 from steering.errors import RequestError
 from steering.images import Picture
-from steering.layout import Prompt, build_prompt
+from steering.layout import Prompt, build_prompt, without_images
 from steering.mllm import MLLM
 
 Messages = Sequence[Mapping[str, Any]]
@@ -130,7 +130,7 @@ class Pai(Contrast):
 
     def twin(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
         try:
-            return build_prompt(mllm, [_without_images(message) for message in messages])
+            return build_prompt(mllm, without_images(messages))
         except RequestError as error:
             raise RequestError(
                 f"'contrast' of kind pai needs the prompt without its images, which fails: {error}", param="contrast"
@@ -173,14 +173,6 @@ def _with_instruction(messages: Messages, instruction: str) -> list[dict[str, An
         parts.append({"type": "text", "text": instruction})
     out[last]["content"] = parts
     return out
-
-
-def _without_images(message: Mapping[str, Any]) -> dict[str, Any]:
-    content = message["content"]
-    if isinstance(content, str):
-        return dict(message)
-    texts = [part for part in content if part["type"] == "text"]
-    return {**message, "content": texts or ""}
 
 
 def contrasted(

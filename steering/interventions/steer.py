@@ -6,7 +6,7 @@ h_l[t] <- h_l[t] + c * w_l * v_l at the chosen layers l for the chosen tokens t;
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ class Steer:
     layers: tuple[int, ...] | None = None
     tokens: str = "all"
     toward: str | None = None
+    auto: Mapping[str, float] | None = None  # what was measured where the way was found and not asked for
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.scale):
@@ -135,4 +136,5 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], touched: Touched) -> d
         + touched.generated * steer.generated,
         "dose": sum(doses) / len(doses) if doses else None,
         "warning": warning,
+        **({} if steer.auto is None else {"auto": dict(steer.auto)}),
     }

@@ -125,6 +125,18 @@ def test_sage_is_reported_stage_by_stage(client: FlaskClient) -> None:
     assert alone["applied"]["steering"]
 
 
+def test_automatic_steering_follows_the_modality_that_carries_the_answer(client: FlaskClient) -> None:
+    context = "Text context: The circle is green."
+    choice = choice_of(ask(client, data_uri(), f"{context}\n{QUESTION}", steering={"toward": "auto"}))
+    (applied,) = choice["applied"]["steering"]
+    numbers = applied["auto"]
+    assert applied["toward"] == ("vision" if numbers["drop_vision"] >= numbers["drop_text"] else "text")
+    assert numbers["drop_text"] == pytest.approx(numbers["answer"] - numbers["without_context"])
+    assert 0 < numbers["answer"] <= 1
+    stated = {"toward": applied["toward"]}
+    assert choice["message"] == choice_of(ask(client, data_uri(), f"{context}\n{QUESTION}", steering=stated))["message"]
+
+
 @pytest.mark.parametrize("kind", ["vcd", "icd", "pai"])
 def test_a_contrast_is_reported(client: FlaskClient, kind: str) -> None:
     applied = choice_of(ask(client, data_uri(), QUESTION, contrast={"kind": kind, "alpha": 0.5}, logprobs=True))
@@ -220,7 +232,8 @@ def test_too_many_maps_are_refused_with_the_bound(client: FlaskClient, monkeypat
         ({"steering": {"vector": "../modality-preference"}}, "steering.vector", "unknown_vector"),
         ({"steering": {"vector": "damaged"}}, "steering.vector", "bad_vector"),
         ({"steering": {"vector": "stranger"}}, "steering.vector", "wrong_model"),
-        ({"steering": {"toward": "auto"}}, "steering.toward", "not_available"),
+        ({"steering": {"toward": "auto"}}, "steering.toward", "invalid_value"),
+        ({"steering": {"toward": "auto", "strength": 9}}, "steering.strength", "steering_strength_exceeded"),
         ({"steering": {"strength": 4.1}}, "steering.strength", "steering_strength_exceeded"),
         ({"steering": {"strength": -1}}, "steering.strength", "invalid_value"),
         ({"steering": {"layers": [99]}}, "steering.layers", "invalid_value"),

@@ -1,0 +1,127 @@
+"""Probabilities of answers with less of the prompt, against plain transformers on whole sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from steering import MLLM, Auto, Request, RequestError, Sampling, SteeringVector, decide, measure
+from steering.layout import without_context, without_images
+from steering.reliability import TOKENS, Reliability
+from tests import families
+from tests.steering.conftest import MakeEngine
+from tests.steering.plain import Plain, uncached
+
+LoadMLLM = Callable[[str], MLLM]
+LoadPlain = Callable[[str], Plain]
+
+
+def part(text: str, **more: str) -> dict[str, Any]:
+    return {"type": "text", "text": text, **more}
+
+
+def chats() -> list[Any]:
+    """A context by line and one by span, with one and two images."""
+    image = [{"type": "image", "image": families.example_image(i)} for i in range(2)]
+    by_line = [{"role": "user", "content": [image[0], part("Text context: the ball is red.\nWhat is the ball?")]}]
+    by_span = [{"role": "user", "content": [*image, part("The dog sleeps.", span="context"), part("What does it do?")]}]
+    return [by_line, by_span]
+
+
+def bare() -> list[tuple[Any, Any]]:
+    """The same without images and without contexts, written by hand."""
+    image = [{"type": "image", "image": families.example_image(i)} for i in range(2)]
+    return [
+        (
+            [{"role": "user", "content": [part("Text context: the ball is red.\nWhat is the ball?")]}],
+            [{"role": "user", "content": [image[0], part("What is the ball?")]}],
+        ),
+        (
+            [{"role": "user", "content": [part("The dog sleeps."), part("What does it do?")]}],
+            [{"role": "user", "content": [*image, part("What does it do?")]}],
+        ),
+    ]
+
+
+def probability(plain: Plain, chat: Any, tokens: tuple[int, ...]) -> float:
+    inputs = plain.inputs(chat)
+    rows = (
+        uncached(plain.model, inputs, tokens).logits[0, inputs["input_ids"].shape[1] - 1 : -1].float().log_softmax(-1)
+    )
+    return math.exp(sum(float(row[token]) for row, token in zip(rows, tokens, strict=True)))
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "llava", "gemma3", "glm4v", "internvl"])
+def test_drops_are_those_of_the_plain_model(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+    engine, plain = make_engine(family), load_plain(family)
+    found = measure(engine, chats())
+    answers = engine.generate([Request(chat, Sampling(max_tokens=TOKENS)) for chat in chats()])
+    for one, chat, less, answer in zip(found, chats(), bare(), answers, strict=True):
+        tokens = answer.choices[0].token_ids
+        assert len(tokens) == TOKENS  # so that none of them ends the answer
+        expected = [probability(plain, each, tokens) for each in (chat, *less)]
+        assert (one.answer, one.without_images, one.without_context) == pytest.approx(expected, rel=1e-2, abs=1e-12)
+
+
+def test_forced_tokens_are_said_and_weighed(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+    engine, plain, chat = make_engine("qwen2_vl"), load_plain("qwen2_vl"), chats()[0]
+    tokens = (5, 9, 7, 11)
+    sampling = Sampling(max_tokens=4, ignore_eos=True, logprobs=1, temperature=1.0, seed=1)
+    free = Request(chats()[1], sampling)
+    forced, other = engine.generate([Request(chat, sampling, forced=tokens), free])
+    (alone,) = engine.generate([free])
+    assert forced.choices[0].token_ids == tokens
+    assert other.choices[0].token_ids == alone.choices[0].token_ids
+    total = sum(one.logprob for one in forced.choices[0].logprobs or ())
+    assert math.exp(total) == pytest.approx(probability(plain, chat, tokens), rel=1e-3)
+
+
+def test_the_larger_drop_wins() -> None:
+    assert Reliability(0.9, 0.1, 0.8).toward == "vision"
+    assert Reliability(0.9, 0.8, 0.1).toward == "text"
+    assert Reliability(0.9, 0.2, 0.5).report() == {
+        "answer": 0.9, "without_images": 0.2, "without_context": 0.5,
+        "drop_vision": pytest.approx(0.7), "drop_text": pytest.approx(0.4),
+    }  # fmt: skip
+
+
+def test_a_request_is_steered_that_way_and_says_so(make_engine: MakeEngine) -> None:
+    engine = make_engine("qwen2_vl")
+    ones = torch.ones(engine.mllm.num_layers)
+    direction = torch.randn(engine.mllm.num_layers, engine.mllm.hidden_size, generator=torch.Generator().manual_seed(0))
+    vector = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), engine.mllm.fingerprint)
+    request = Request(chats()[0], Sampling(max_tokens=3, ignore_eos=True))
+    decided = decide(engine, request, Auto(vector, 0.5, tokens="prompt"))
+    (found,) = measure(engine, [chats()[0]])
+    (steer,) = decided.steering
+    assert (steer.toward, steer.tokens, abs(steer.scale)) == (found.toward, "prompt", 0.5)
+    (choice,) = engine.generate([decided])[0].choices
+    assert choice.applied is not None
+    assert choice.applied["steering"][0]["auto"] == pytest.approx(found.report())
+
+
+def test_without_an_image_or_a_context_there_is_nothing_to_weigh(make_engine: MakeEngine) -> None:
+    for chat in (without_images(chats()[0]), without_context(chats()[1])):
+        with pytest.raises(RequestError, match="needs an image and a text context") as refused:
+            measure(make_engine("qwen2_vl"), [chat])
+        assert refused.value.param == "steering.toward"
+
+
+def test_what_is_left_of_a_chat() -> None:
+    for chat, (unseen, unread) in zip(chats(), bare(), strict=True):
+        assert [[{k: v for k, v in p.items() if k != "span"} for p in m["content"]] for m in without_images(chat)] == [
+            m["content"] for m in unseen
+        ]
+        assert [[p.get("text") for p in m["content"]] for m in without_context(chat)] == [
+            [p.get("text") for p in m["content"]] for m in unread
+        ]
+    string = [
+        {"role": "user", "content": "Text context: no.\nWell?"},
+        {"role": "assistant", "content": "Text context: x"},
+    ]
+    assert [message["content"] for message in without_context(string)] == ["Well?", "Text context: x"]
+    assert without_images(string) == string
