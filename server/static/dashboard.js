@@ -21,7 +21,7 @@ const MEASURES = {
 };
 const GROUPS = ["plain", "toward vision", "toward text", "SAGE", "contrast", "other vectors"];
 
-const state = { paused: false, timer: null, running: null, cursors: [], next: null, shown: {} };
+const state = { paused: false, timer: null, running: null, cursors: [], next: null, shown: {}, problem: null };
 
 // ----------------------------------------------------------------------------------------------- the filters
 
@@ -76,10 +76,10 @@ async function refresh() {
     show(filters, summary, rows);
     byId("status").textContent = state.paused ? "Paused" : "Live";
     byId("status").className = state.paused ? "model" : "model on";
-    byId("problem").hidden = true;
+    settled("refresh");
   } catch (error) {
     if (error.name === "AbortError") return;
-    fail(error);
+    fail(error, "refresh");
   }
   plan();
 }
@@ -90,10 +90,18 @@ function plan() {
     state.timer = setTimeout(refresh, EVERY);
 }
 
-function fail(error) {
-  byId("status").textContent =
-    { 401: "API key needed" }[error.status] ?? (error.code === "journal_off" ? "Journal off" : "Not reachable");
-  byId("status").className = "model off";
+/** Take away the message of what has gone well now; the message of the other stays. */
+function settled(what) {
+  if (state.problem === what) byId("problem").hidden = true;
+}
+
+function fail(error, what) {
+  if (what === "refresh") {
+    const refused = error.status >= 400 && error.status < 500 ? "Refused" : "Not reachable";
+    const words = error.status === 401 ? "API key needed" : error.code === "journal_off" ? "Journal off" : refused;
+    byId("status").textContent = words;
+    byId("status").className = "model off";
+  }
   if (error.status === 401) return askForKey(error);
   if (error.code === "journal_off") {
     state.paused = true;
@@ -107,6 +115,7 @@ function fail(error) {
     return undefined;
   }
   const box = byId("problem");
+  state.problem = what;
   box.hidden = false;
   box.replaceChildren(h("p", {}, error.message), ...(error.param ? [h("code", {}, error.param)] : []));
   return undefined;
@@ -213,8 +222,9 @@ async function openAnswer(id, choice = 0) {
     ({ data } = await getJson(`/v1/diagnostics/${encodeURIComponent(id)}`));
   } catch (error) {
     history.replaceState(null, "", location.pathname + location.search);
-    return fail(error);
+    return fail(error, "row");
   }
+  settled("row");
   byId("detail-title").textContent = id;
   const body = byId("detail-body");
   const pick = (row) => body.replaceChildren(...(data.length > 1 ? [choices(data, row, pick)] : []), rowDetail(row));

@@ -155,7 +155,7 @@ def _decay(answer: _Answer) -> dict[str, Any]:
     out: dict[str, Any] = {
         name: _numbers(values) for name, values in zip(("vision", "system", "user"), mean.T, strict=True)
     }
-    out["slope"] = slope(mean[:, 0])
+    out["slope"] = slope(mean[:, 0]) if answer.images else None
     if "decay_layers" in answer.options.include:
         by_layer = zip(("vision", "system", "user"), shares.permute(2, 0, 1), strict=True)
         out["by_layer"] = {name: [_numbers(step) for step in values] for name, values in by_layer}

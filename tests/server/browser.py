@@ -71,8 +71,11 @@ def until(page: Any, condition: str) -> None:
 
 
 @pytest.fixture
-def visit(chromium: Any) -> Iterator[Callable[..., Visit]]:
-    """Open a fresh visit; options are those of Playwright's new_context. Each is checked at the end."""
+def visit(chromium: Any, live: Any) -> Iterator[Callable[..., Visit]]:
+    """Open a fresh visit; options are those of Playwright's new_context. Each is checked at the end.
+
+    It asks for `live` only to end before it: a page whose server is gone complains.
+    """
     visits = []
 
     def begin(**options: Any) -> Visit:

@@ -326,6 +326,12 @@ def test_errors_and_unknown_rows_are_told(visit: Callable[..., Visit], url: str)
     Journal(opened.page)
     opened.page.goto(url + "#chatcmpl-none")
     opened.page.get_by_text("The journal holds no answer of this id.").wait_for()
+    opened.page.wait_for_selector("#content:not([hidden])")
+    assert opened.page.locator("#problem").is_visible()  # a refresh that goes well does not take it away
+    assert "#" not in opened.page.url
+    opened.page.locator("#rows tr").first.click()
+    opened.page.get_by_role("dialog").wait_for()
+    assert opened.page.locator("#problem").is_hidden()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -234,6 +234,7 @@ def test_what_does_not_exist_is_null(make_engine: MakeEngine) -> None:
     assert readout["focus"] is None
     assert readout["modality"] == {"attention_ratio": None, "by_layer": None}
     assert readout["decay"]["vision"] == [0.0] * STEPS
+    assert readout["decay"]["slope"] is None
     assert readout["decay"]["user"] == [1.0] * STEPS
 
 
