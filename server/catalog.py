@@ -1,4 +1,4 @@
-"""What there is: the model with its limits, and the steering vectors."""
+"""What there is: the model with its limits and, of `server.vectors`, the steering vectors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from flask import Blueprint, Response
 
 from server.context import AppContext, context
 from server.encode import dumps
-from server.errors import ApiError
 from server.runtime import Serving
-from steering import READOUTS, SteeringVector, VectorError
+from server.vectors import routes as vector_routes
+from server.vectors.routes import vector_or_error
+from steering import READOUTS
 
 blueprint = Blueprint("catalog", __name__)
+blueprint.register_blueprint(vector_routes.blueprint)
 
 
 @blueprint.get("/v1/models")
@@ -31,28 +33,9 @@ def get_model(name: str) -> Response:
     return _json(_model(app, serving))
 
 
-@blueprint.get("/v1/steering/vectors")
-def list_vectors() -> Response:
-    """All vectors of the server, also those of other models (`matches` false) and damaged ones (`error`)."""
-    serving = context().runtime.serving()
-    return _json({"object": "list", "data": [_vector(serving, name) for name in serving.store.names()]})
-
-
-@blueprint.get("/v1/steering/vectors/<name>")
-def get_vector(name: str) -> Response:
-    """One vector with how it was made."""
-    serving = context().runtime.serving()
-    try:
-        vector = serving.store.get(name)
-    except VectorError as error:
-        status = 404 if error.code == "unknown_vector" else 400
-        raise ApiError(status, str(error), code=error.code, param="name") from error
-    return _json(vector_json(vector, serving.mllm.fingerprint))
-
-
 def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
     mllm, settings, stats = serving.mllm, app.settings, serving.engine.stats()
-    matching = [v["name"] for name in serving.store.names() if (v := _vector(serving, name)).get("matches")]
+    matching = [v["name"] for name in serving.store.names() if (v := vector_or_error(serving, name)).get("matches")]
     return {
         "id": serving.name,
         "object": "model",
@@ -80,28 +63,11 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
             "vectors": settings.max_vectors,
             "seconds": settings.request_timeout,
             "remote_images": settings.allow_remote_images,
+            "uploads": settings.allow_uploads,
+            "vector_bytes": settings.max_vector_bytes,
+            "uploaded_vectors": settings.max_uploaded_vectors,
         },
     }
-
-
-def _vector(serving: Serving, name: str) -> dict[str, Any]:
-    try:
-        return vector_json(serving.store.get(name), serving.mllm.fingerprint)
-    except VectorError as error:
-        return {"object": "steering.vector", "name": name, "error": str(error)}
-
-
-def vector_json(vector: SteeringVector, fingerprint: str | None = None) -> dict[str, Any]:
-    """A vector without its numbers; `matches` says whether it was made for the model with `fingerprint`."""
-    shown = {
-        "object": "steering.vector",
-        "name": vector.name,
-        "kind": vector.kind,
-        "layers": list(vector.layers),
-        "fingerprint": vector.fingerprint,
-        "info": vector.info,
-    }
-    return shown if fingerprint is None else {**shown, "matches": vector.fingerprint == fingerprint}
 
 
 def _json(value: dict[str, Any]) -> Response:

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from demo import command as demo_command
 from probes import command as probes_command
 from server import settings as server_settings
 from server.journal import command as journal_command
+from server.vectors import command as vectors_command
 
 if TYPE_CHECKING:
     from probes.faithfulness import Difference, Existence
@@ -40,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _register_serve(subparsers)
-    _register_vectors(subparsers)
+    vectors_command.register(subparsers)
     journal_command.register(subparsers)
     probes_command.register(
         subparsers,
@@ -86,52 +85,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     from server.serving import serve
 
     serve(settings)
-    return 0
-
-
-def _register_vectors(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("vectors", help="list and show steering vectors")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    listing = commands.add_parser("list", help="all vectors that a server with these settings would offer")
-    showing = commands.add_parser("show", help="one vector, with how it was made, as JSON")
-    showing.add_argument("name", help="name of the vector")
-    for command in (listing, showing):
-        command.add_argument("--config", metavar="FILE", help="TOML file with settings")
-        command.add_argument("--model", default=argparse.SUPPRESS, help="checkpoint folder whose vectors to include")
-        command.add_argument("--vectors", action="append", default=argparse.SUPPRESS, help="folder (repeatable)")
-    listing.set_defaults(func=_list_vectors)
-    showing.set_defaults(func=_show_vector)
-
-
-def _list_vectors(arguments: argparse.Namespace) -> int:
-    from server.runtime import vector_store
-    from steering import VectorError
-
-    settings = server_settings.from_arguments(arguments)
-    store = vector_store(settings, Path(settings.model))
-    for name in store.names():
-        try:
-            vector = store.get(name)
-        except VectorError as error:
-            print(f"{name:<32} {error}")
-            continue
-        layers = ",".join(map(str, vector.layers))
-        print(f"{name:<32} {vector.kind:<22} layers {layers:<12} model {vector.fingerprint[:16]}")
-    return 0
-
-
-def _show_vector(arguments: argparse.Namespace) -> int:
-    from server.catalog import vector_json
-    from server.runtime import vector_store
-    from steering import VectorError
-
-    settings = server_settings.from_arguments(arguments)
-    try:
-        vector = vector_store(settings, Path(settings.model)).get(arguments.name)
-    except VectorError as error:
-        print(f"helmsight: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(vector_json(vector), indent=2, ensure_ascii=False))
     return 0
 
 

@@ -70,6 +70,10 @@ class Settings(BaseModel):
     max_choices: int = Field(default=8, ge=1, le=128, description="largest n")
     max_strength: float = Field(default=4.0, gt=0, allow_inf_nan=False, description="largest steering strength")
     max_vectors: int = Field(default=8, ge=1, le=64, description="steering vectors in one request")
+    max_vector_bytes: int = Field(
+        default=64 * MEBI, ge=1024, le=2**31, description="bytes of an uploaded steering vector"
+    )
+    max_uploaded_vectors: int = Field(default=256, ge=1, le=10_000, description="steering vectors that may be uploaded")
     request_timeout: float = Field(default=600.0, gt=0, le=86_400, description="seconds that one answer may take")
     read_timeout: float = Field(
         default=30.0, gt=0, le=3600, description="seconds for a client to send its body or take our bytes"
@@ -84,6 +88,9 @@ class Settings(BaseModel):
         default=(), description="key that clients must send as a bearer token (repeatable)"
     )
     api_key_file: str | None = Field(default=None, description="file with one API key a line")
+    allow_uploads: bool = Field(
+        default=False, description="let clients upload and delete steering vectors, in the first folder of --vectors"
+    )
 
     # The journal of answers
     journal: SecretStr = Field(

@@ -3,6 +3,7 @@
 Usable alone, without a server: `load` a model, make an `Engine`, `generate` answers to `Request`s.
 """
 
+from steering.admission import check_steer
 from steering.completion import Completion
 from steering.diagnostics.drift import drift
 from steering.diagnostics.options import CHEAP, READOUTS, Diagnose
@@ -12,7 +13,7 @@ from steering.interventions.contrast import Contrast, Icd, Pai, Vcd
 from steering.interventions.generate import Generate
 from steering.interventions.sage import Sage
 from steering.interventions.see import See
-from steering.interventions.steer import TOKENS, TOWARD, Steer
+from steering.interventions.steer import TOKENS, TOWARD, Steer, planned
 from steering.interventions.think import Think
 from steering.mllm import MLLM, load
 from steering.reliability import Auto, Reliability, decide, measure
@@ -56,8 +57,10 @@ __all__ = [
     "Vcd",
     "VectorError",
     "VectorStore",
+    "check_steer",
     "decide",
     "drift",
     "load",
     "measure",
+    "planned",
 ]

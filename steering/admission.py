@@ -37,7 +37,7 @@ def admit(mllm: MLLM, request: Request, max_length: int, max_images: int) -> Adm
     if any(not 0 <= token < mllm.vocab_size for token in request.sampling.logit_bias):
         raise RequestError(f"'logit_bias' tokens must be from 0 to {mllm.vocab_size - 1}.", param="logit_bias")
     for steer in request.steering:
-        _check_steer(mllm, steer)
+        check_steer(mllm, steer, images)
     _check_diagnose(mllm, request.diagnose, prompt.layout, max_tokens)
     if request.sage is not None:
         _check_sage(mllm, request.sage, prompt)
@@ -75,13 +75,28 @@ def _thresholds(mllm: MLLM, sage: Sage | None) -> torch.Tensor | None:
     return thresholds
 
 
-def _check_steer(mllm: MLLM, steer: Steer) -> None:
+def check_steer(mllm: MLLM, steer: Steer, images: int | None = None) -> None:
+    """Raise VectorError or RequestError unless a vector can be added to the states of a model, whose prompt has `images`
+    images; None where the prompt is not known."""
     if steer.vector.fingerprint != mllm.fingerprint:
         raise VectorError(
-            f"Steering vector {steer.vector.name!r} was made for a model with fingerprint {steer.vector.fingerprint}; "
+            f"Steering vector {steer.vector.name!r} was made for a model with fingerprint {steer.vector.fingerprint[:64]}; "
             f"this one has {mllm.fingerprint}.",
             param="steering.vector",
             code="wrong_model",
+        )
+    shape = (mllm.num_layers, mllm.hidden_size)
+    if steer.vector.direction.shape != shape:
+        raise VectorError(
+            f"Steering vector {steer.vector.name!r} has shape {tuple(steer.vector.direction.shape)}; this model needs "
+            f"{shape}, layers by width.",
+            param="steering.vector",
+            code="wrong_shape",
+        )
+    if images is not None and steer.image is not None and steer.image > images:
+        raise RequestError(
+            f"'steering.apply.tokens' is {steer.tokens!r}, but the request holds {images} images.",
+            param="steering.apply.tokens",
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from steering.admission import check_steer
 from steering.engine import Engine
 from steering.errors import RequestError
 from steering.interventions.steer import Steer
@@ -83,6 +84,7 @@ def measure(engine: Engine, chats: Sequence[Sequence[Mapping[str, Any]]]) -> lis
 
 def decide(engine: Engine, request: Request, auto: Auto) -> Request:
     """The request, steered toward the modality that carries its answer; what was measured stands in `applied`."""
+    check_steer(engine.mllm, auto.toward("vision"))  # before the work of measuring
     (found,) = measure(engine, [request.messages])
     return replace(request, steering=(auto.toward(found.toward, auto=found.report()),))
 

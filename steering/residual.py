@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from steering.diagnostics.residual import ResidualRows
 
 TEXT, IMAGE = 0, 1
-"""Classes of prompt tokens that a vector may be added to separately."""
+"""Classes of prompt tokens that a vector may be added to separately; where images are told apart, the first is IMAGE, the
+second the next number, and so on."""
 
 
 class Updates:
@@ -100,9 +101,10 @@ class DecodeResidual:
 
 @dataclass
 class PrefillResidual:
-    """classes: (rows, n, 2) one-hot TEXT or IMAGE, zero on padding. delta: for each steered layer (rows, 2, d).
+    """classes: (rows, n, classes) one-hot, zero on padding. delta: for each steered layer (rows, classes, d).
 
-    norms: for each steered layer (rows, 2), the sum over the class's tokens of |h| before the addition.
+    norms: for each steered layer (rows, 2, classes), how many tokens the class has and the sum over them of |h| before the
+    addition.
     last: (rows,) index of the prompt's last token where the residual stream is to be read into `states`
     (layers, rows, d), else None.
     """
@@ -120,7 +122,8 @@ class PrefillResidual:
             hidden = self.think.damp(layer, hidden, updates.mha, updates.ffn)
         before = hidden
         if layer in self.delta:
-            self.norms[layer] = (hidden.float().norm(dim=-1, keepdim=True) * self.classes).sum(1)
+            length = hidden.float().norm(dim=-1)
+            self.norms[layer] = torch.stack([torch.ones_like(length), length], 1) @ self.classes
             hidden = hidden + (self.classes.to(hidden.dtype) @ self.delta[layer])
         if self.readout is not None:
             self.readout.keep(before, updates, hidden)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.fx.experimental._config
 
-from steering import residual
 from steering.attention import CAPTURE_ROWS, Decode, DecodeCapture, KVPool, Prefill
 from steering.diagnostics.captures import ReadoutSlots, span_shares
 from steering.diagnostics.residual import NAMES as RESIDUALS
@@ -23,7 +22,7 @@ from steering.interventions.contrast import ContrastSlots
 from steering.interventions.generate import mask_of, masked_features
 from steering.interventions.sage import SageReadings
 from steering.interventions.see import SeeSlots
-from steering.interventions.steer import generated_delta, prompt_delta
+from steering.interventions.steer import class_count, generated_delta, prompt_classes, prompt_delta
 from steering.interventions.think import ThinkSlots
 from steering.mllm import MLLM
 from steering.residual import DecodeResidual, PrefillResidual
@@ -395,16 +394,18 @@ class Runner:
     def _prefill_residual(
         self, sequences: Rows[Sequence], start: int, lengths: list[int], last: torch.Tensor | None
     ) -> PrefillResidual:
-        classes = torch.zeros(len(sequences), max(lengths), 2)
+        steered = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.steering]
+        count = class_count(
+            (steer for _, sequence in steered for steer in sequence.steering),
+            max((len(sequence.prompt.layout.images) for _, sequence in steered), default=0),
+        )
+        classes = torch.zeros(len(sequences), max(lengths), count)
         tables: dict[int, torch.Tensor] = {}
-        for row, sequence in enumerate(sequences):
-            if not sequence.steering:
-                continue
-            image = sequence.prompt.layout.spans[start : start + lengths[row]] >= FIRST_IMAGE
-            classes[row, : lengths[row], residual.IMAGE] = image.float()
-            classes[row, : lengths[row], residual.TEXT] = (~image).float()
-            for layer, delta in prompt_delta(sequence.steering).items():
-                tables.setdefault(layer, torch.zeros(len(sequences), 2, delta.shape[1]))[row] = delta
+        for row, sequence in steered:
+            spans = sequence.prompt.layout.spans[start : start + lengths[row]]
+            classes[row, : lengths[row]] = prompt_classes(spans, count)
+            for layer, delta in prompt_delta(sequence.steering, count).items():
+                tables.setdefault(layer, torch.zeros(len(sequences), count, delta.shape[1]))[row] = delta
         states = None
         if last is not None and any(sequence.wants_states for sequence in sequences):
             states = torch.zeros(

@@ -7,6 +7,7 @@ coordinates comes out of them as tiles that tell where they were: no family need
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,13 +39,42 @@ def tiling_of(mllm: MLLM, picture: Image.Image, image: ImageSpan) -> Tiling | No
 def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
     pixels = encode_picture(mllm, _coordinates(size)).flatten(0, -4)  # (tiles, channels, height, width)
     side = round((tokens / len(pixels)) ** 0.5)
-    if len(pixels) < 2 or side * side * len(pixels) != tokens:
+    if len(pixels) < 2:
         return None
-    places = pixels[:, :2].float().flatten(2)  # x and y of every pixel
-    extents = places.amax(2) - places.amin(2)  # (tiles, 2)
-    overview = (extents > 0.9 * (places.amax((0, 2)) - places.amin((0, 2)))).all(1)
+    if side * side * len(pixels) != tokens:
+        vision = mllm.model.config.vision_config
+        return _with_row_ends(tokens, len(pixels) - 1, vision.image_size // vision.patch_size, size)
+    extents, overview, centres = _shown(pixels)
     numbers = torch.arange(tokens).view(-1, side, side)
-    return _assembled(numbers[~overview], places[~overview].mean(2), numbers[overview], extents[~overview])
+    return _assembled(numbers[~overview], centres[~overview], numbers[overview], extents[~overview])
+
+
+def _with_row_ends(tokens: int, tiles: int, side: int, size: tuple[int, int]) -> Tiling | None:
+    """An overview, then the rows of all tiles together, each with a token that ends it, without those of the margin
+    (LLaVA-NeXT, LLaVA-OneVision). Of the grids that have so many tokens and fit some arrangement of the tiles, it is the one
+    whose sides are most like the picture's."""
+    rest, aspect = tokens - side * side, size[0] / size[1]
+    grids = [(rows, rest // rows - 1) for rows in range(1, rest + 1) if rest % rows == 0 and rest // rows > 1]
+    fitting = [
+        (rows, columns)
+        for rows, columns in grids
+        for high in range(1, tiles + 1)
+        if tiles % high == 0 and rows <= high * side and columns <= tiles // high * side
+    ]
+    if not fitting:
+        return None
+    rows, columns = min(fitting, key=lambda grid: abs(math.log(grid[1] / grid[0] / aspect)))
+    order = side * side + torch.arange(rows)[:, None] * (columns + 1) + torch.arange(columns)
+    return Tiling((rows, columns), order.flatten(), torch.arange(side * side), (side, side))
+
+
+def _shown(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What tiles (k, channels, height, width) of a picture of coordinates show: extents (k, 2) along x and y, whether that
+    is the whole picture (k,), and centres (k, 2)."""
+    places = pixels[:, :2].float().flatten(2)
+    extents = places.amax(2) - places.amin(2)
+    whole = (extents > 0.9 * (places.amax((0, 2)) - places.amin((0, 2)))).all(1)
+    return extents, whole, places.mean(2)
 
 
 def _assembled(

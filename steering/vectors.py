@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -20,6 +22,8 @@ from steering.files import write_atomically
 
 FORMAT = "helmsight.steering-vector/1"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+MAX_TERMS = 1024
+"""Vectors that one vector may be composed of."""
 _TENSORS = ("direction", "weight", "mean_abs", "std")
 
 
@@ -45,7 +49,9 @@ class SteeringVector:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise VectorError(f"Steering vector name {self.name!r} must match {NAME.pattern}.", code="bad_vector_name")
+            raise VectorError(
+                f"Steering vector name {self.name[:128]!r} must match {NAME.pattern}.", code="bad_vector_name"
+            )
         if self.direction.ndim != 2:
             raise VectorError(f"Steering vector {self.name!r}: direction must be (layers, d).", code="bad_vector")
         for tensor_name in _TENSORS:
@@ -58,10 +64,14 @@ class SteeringVector:
                 )
         if not self.layers or any(not 0 <= layer < len(self.direction) for layer in self.layers):
             raise VectorError(
-                f"Steering vector {self.name!r}: layers {list(self.layers)} must be in 0..{len(self.direction) - 1}.",
+                f"Steering vector {self.name!r}: layers {list(self.layers[:64])} must be in "
+                f"0..{len(self.direction) - 1}.",
                 code="bad_vector",
             )
+        if len(set(self.layers)) != len(self.layers):
+            raise VectorError(f"Steering vector {self.name!r}: a layer is named twice.", code="bad_vector")
         _ = self.calibrated_range
+        self._check_terms()
 
     @property
     def calibrated_range(self) -> tuple[float, float] | None:
@@ -71,11 +81,23 @@ class SteeringVector:
             return None
         try:
             low, high = (float(strength) for strength in calibration["range"])
+            if not 0 <= low <= high < math.inf:
+                raise ValueError(f"{low} to {high}")
         except (TypeError, ValueError, KeyError) as error:
             raise VectorError(
                 f"Steering vector {self.name!r}: its calibration has no range of two strengths.", code="bad_vector"
             ) from error
         return low, high
+
+    def _check_terms(self) -> None:
+        try:
+            for term in self.info.get("composed_of", ()):
+                if not (isinstance(term["name"], str) and math.isfinite(term["scale"])):
+                    raise ValueError(term)
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            raise VectorError(
+                f"Steering vector {self.name!r}: what it is composed of must be names with scales.", code="bad_vector"
+            ) from error
 
     def delta(self, scale: float, layers: Sequence[int] | None = None) -> torch.Tensor:
         """What is added to the residual stream: (layers, d), scale * w_l * v_l at `layers` (default: its own)."""
@@ -84,10 +106,17 @@ class SteeringVector:
         out[index] = scale * self.weight[index, None] * self.direction[index]
         return out
 
+    def named(self, name: str) -> SteeringVector:
+        """The same vector under another name, with its calibration."""
+        return replace(self, name=name)
+
     def __mul__(self, factor: float) -> SteeringVector:
-        return replace(
-            self, direction=self.direction * factor, mean_abs=self.mean_abs * abs(factor), std=self.std * abs(factor)
-        )
+        """Scales the weight, so that what was measured (direction, mean_abs, std) stays: `(a * 2.0).delta(1.0)` equals
+        `a.delta(2.0)` to the last bit. The calibration, whose strengths mean something else now, is dropped."""
+        if isinstance(factor, bool) or not isinstance(factor, Real):
+            return NotImplemented
+        factor = float(factor)
+        return replace(self, weight=self.weight * factor, info=_composed(self._terms(factor)))
 
     __rmul__ = __mul__
 
@@ -95,22 +124,57 @@ class SteeringVector:
         return self * -1.0
 
     def __add__(self, other: SteeringVector) -> SteeringVector:
-        """The vector that does what both do; its weight is 1 because the parts' own weights are folded in."""
-        if self.fingerprint != other.fingerprint:
-            raise VectorError(
-                f"Vectors {self.name!r} and {other.name!r} were made for different models.", code="wrong_model"
-            )
+        """The vector that does what both do at their own layers, under the first one's name.
+
+        The parts' weights are folded into its direction, so that its own are 1 and its delta is the sum of theirs.
+        `mean_abs` is that of the new direction; `std` adds the parts', because how they vary together was not measured.
+        A layer of neither is zero. `info` holds the terms, no calibration. Raises VectorError when the vectors are not
+        of one model and shape.
+        """
+        if not isinstance(other, SteeringVector):
+            return NotImplemented
+        self._check_alike(other)
         direction = self.delta(1.0) + other.delta(1.0)
-        magnitude = direction.abs().mean(dim=-1)
-        layers = tuple(sorted({*self.layers, *other.layers}))
-        info = {"sum_of": [self.name, other.name]}
         return SteeringVector(
-            self.name, direction, torch.ones_like(self.weight), magnitude, torch.zeros_like(self.std), layers,
-            self.fingerprint, self.kind, info,
-        )  # fmt: skip
+            self.name,
+            direction,
+            torch.ones_like(self.weight),
+            direction.abs().mean(dim=-1),
+            self._spread() + other._spread(),
+            tuple(sorted({*self.layers, *other.layers})),
+            self.fingerprint,
+            self.kind if self.kind == other.kind else "composed",
+            _composed(self._terms(1.0) + other._terms(1.0)),
+        )
 
     def __sub__(self, other: SteeringVector) -> SteeringVector:
-        return self + -other
+        return self + -other if isinstance(other, SteeringVector) else NotImplemented
+
+    def _check_alike(self, other: SteeringVector) -> None:
+        if self.fingerprint != other.fingerprint:
+            raise VectorError(
+                f"Vectors {self.name!r} and {other.name!r} were made for different models: fingerprints "
+                f"{self.fingerprint[:64]} and {other.fingerprint[:64]}.",
+                code="wrong_model",
+            )
+        if self.direction.shape != other.direction.shape:
+            raise VectorError(
+                f"Vectors {self.name!r} and {other.name!r} have different shapes: {tuple(self.direction.shape)} and "
+                f"{tuple(other.direction.shape)}.",
+                code="wrong_shape",
+            )
+
+    def _spread(self) -> torch.Tensor:
+        """(layers,) deviation of what is added at strength 1, zero outside of its layers."""
+        out = torch.zeros_like(self.std)
+        index = torch.tensor(self.layers)
+        out[index] = self.weight[index].abs() * self.std[index]
+        return out
+
+    def _terms(self, factor: float) -> list[dict[str, Any]]:
+        """What it is composed of, scaled; a vector that was measured is its own only term."""
+        terms = self.info.get("composed_of", [{"name": self.name, "scale": 1.0}])
+        return [{"name": term["name"], "scale": factor * term["scale"]} for term in terms]
 
     def to_bytes(self) -> bytes:
         """The safetensors artifact, with a digest of its tensors in the metadata."""
@@ -135,15 +199,20 @@ class SteeringVector:
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             metadata = header.get("__metadata__", {})
             layers = tuple(int(layer) for layer in json.loads(metadata["layers"]))
-            info = dict(json.loads(metadata["info"]))
+            info = dict(json.loads(metadata["info"], parse_constant=_refuse_constant))
+            json.dumps(info, ensure_ascii=False, allow_nan=False).encode()  # what is listed later must be JSON in UTF-8
             fields = {name: tensors[name] for name in _TENSORS}
             name, kind, fingerprint, digest = (metadata[key] for key in ("name", "kind", "fingerprint", "sha256"))
         except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise VectorError(f"Not a steering vector file: {error!r}.", code="bad_vector") from error
+            raise VectorError(f"Not a steering vector file: {repr(error)[:256]}.", code="bad_vector") from error
         if metadata.get("format") != FORMAT:
-            raise VectorError(f"Unknown steering vector format {metadata.get('format')!r}.", code="bad_vector")
+            raise VectorError(
+                f"Unknown steering vector format {str(metadata.get('format'))[:64]!r}.", code="bad_vector"
+            )
         if digest != _digest(fields):
-            raise VectorError(f"Steering vector {name!r} is damaged: its digest does not match.", code="bad_vector")
+            raise VectorError(
+                f"Steering vector {name[:128]!r} is damaged: its digest does not match.", code="bad_vector"
+            )
         return cls(name=name, layers=layers, fingerprint=fingerprint, kind=kind, info=info, **fields)
 
     def save(self, path: str | Path) -> Path:
@@ -154,6 +223,17 @@ class SteeringVector:
     def load(cls, path: str | Path) -> SteeringVector:
         """Read and verify an artifact; raises VectorError when it is damaged."""
         return cls.from_bytes(Path(path).read_bytes())
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _composed(terms: list[dict[str, Any]]) -> dict[str, Any]:
+    """The info of a vector that was computed from others."""
+    if len(terms) > MAX_TERMS:
+        raise VectorError(f"A steering vector may be composed of at most {MAX_TERMS} terms.", code="too_many_terms")
+    return {"composed_of": terms}
 
 
 def _digest(tensors: dict[str, torch.Tensor]) -> str:
@@ -167,12 +247,13 @@ def _digest(tensors: dict[str, torch.Tensor]) -> str:
 class VectorStore:
     """The named vectors in some folders; a name in an earlier folder hides the same name in a later one.
 
-    Files are read again when they change, so that several processes may share a folder.
+    A name is looked up anew each time and its file read again when it changed, so that several processes may share a
+    folder. No lookup of a known name reads a directory.
     """
 
     def __init__(self, *folders: str | Path):
         self.folders = tuple(Path(folder) for folder in folders)
-        self._cache: dict[Path, tuple[tuple[int, int], SteeringVector]] = {}
+        self._cache: dict[Path, tuple[tuple[int, int, int], SteeringVector]] = {}
 
     def names(self) -> list[str]:
         """Every name that can be asked for, sorted."""
@@ -181,15 +262,31 @@ class VectorStore:
 
     def get(self, name: str) -> SteeringVector:
         """The vector of that name; raises VectorError (code "unknown_vector") if there is none."""
-        if NAME.fullmatch(name):
-            for folder in self.folders:
-                path = folder / f"{name}.safetensors"
-                with contextlib.suppress(FileNotFoundError):
-                    stat = path.stat()
-                    stamp = (stat.st_mtime_ns, stat.st_size)
-                    cached = self._cache.get(path)
-                    if cached is None or cached[0] != stamp:
-                        cached = self._cache[path] = (stamp, SteeringVector.load(path))
-                    return cached[1]
+        for path in self._places(name):
+            try:
+                stat = path.stat()
+                # A file written in place of another has a number of its own, even within one tick of the clock.
+                stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+                cached = self._cache.get(path)
+                if cached is None or cached[0] != stamp:
+                    cached = self._cache[path] = (stamp, SteeringVector.load(path))
+                return cached[1]
+            except FileNotFoundError:
+                self._cache.pop(path, None)
+        raise self._unknown(name)
+
+    def read(self, name: str) -> bytes:
+        """The artifact of that name as it lies in its file, verified; raises VectorError as `get` does."""
+        for path in self._places(name):
+            with contextlib.suppress(FileNotFoundError):
+                data = path.read_bytes()
+                SteeringVector.from_bytes(data)
+                return data
+        raise self._unknown(name)
+
+    def _places(self, name: str) -> list[Path]:
+        return [folder / f"{name}.safetensors" for folder in self.folders] if NAME.fullmatch(name) else []
+
+    def _unknown(self, name: str) -> VectorError:
         known = ", ".join(self.names()) or "none"
-        raise VectorError(f"There is no steering vector {name!r}; available: {known}.", code="unknown_vector")
+        return VectorError(f"There is no steering vector {name[:128]!r}; available: {known}.", code="unknown_vector")

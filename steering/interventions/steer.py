@@ -6,7 +6,8 @@ h_l[t] <- h_l[t] + c * w_l * v_l at the chosen layers l for the chosen tokens t;
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,10 +15,14 @@ import torch
 
 from steering.errors import RequestError
 from steering.residual import IMAGE, TEXT
+from steering.spans import FIRST_IMAGE
 from steering.vectors import SteeringVector
 
 TOKENS = ("all", "prompt", "generated", "image", "text")
-"""Which tokens a vector is added to; "image" and "text" are the image and the other tokens of the prompt."""
+"""Which tokens a vector is added to; "image" and "text" are the image and the other tokens of the prompt. Beside these,
+"image:2" is the second image of the prompt alone."""
+
+_ONE_IMAGE = re.compile(r"image:([1-9][0-9]{0,3})")
 
 TOWARD = {"vision": -1.0, "text": 1.0}
 
@@ -36,9 +41,10 @@ class Steer:
     def __post_init__(self) -> None:
         if not math.isfinite(self.scale):
             raise RequestError(f"'steering.scale' must be a finite number; got {self.scale}.", param="steering.scale")
-        if self.tokens not in TOKENS:
+        if self.tokens not in TOKENS and self.image is None:
             raise RequestError(
-                f"'steering.apply.tokens' must be one of {', '.join(TOKENS)}; got {self.tokens!r}.",
+                f"'steering.apply.tokens' must be one of {', '.join(TOKENS)}, or image:1, image:2 and so on for one image; "
+                f"got {self.tokens[:64]!r}.",
                 param="steering.apply.tokens",
             )
         count = len(self.vector.direction)
@@ -46,6 +52,10 @@ class Steer:
             raise RequestError(
                 f"'steering.layers' must be layer numbers from 0 to {count - 1}; got {list(self.layers)}.",
                 param="steering.layers",
+            )
+        if self.layers is not None and len(set(self.layers)) != len(self.layers):
+            raise RequestError(
+                f"'steering.layers' must not name a layer twice; got {list(self.layers)}.", param="steering.layers"
             )
 
     @classmethod
@@ -67,9 +77,29 @@ class Steer:
         return self.vector.delta(self.scale, self.layers)
 
     @property
-    def classes(self) -> tuple[bool, bool]:
-        """Whether the prompt's text and its image tokens are touched."""
-        return self.tokens in ("all", "prompt", "text"), self.tokens in ("all", "prompt", "image")
+    def image(self) -> int | None:
+        """The number of the one image that is touched, counted from 1; None for the other choices of tokens."""
+        found = _ONE_IMAGE.fullmatch(self.tokens)
+        return int(found[1]) if found else None
+
+    def classes(self, count: int) -> torch.Tensor:
+        """(count,) float32: 1 for each class of prompt tokens (see `prompt_classes`) that is touched."""
+        out = torch.zeros(count)
+        if self.image is not None and self.image < count:  # the prompt of a contrast may lack the images
+            out[self.image] = 1.0
+        if self.tokens in ("all", "prompt", "text"):
+            out[TEXT] = 1.0
+        if self.tokens in ("all", "prompt", "image"):
+            out[IMAGE:] = 1.0
+        return out
+
+    @property
+    def warning(self) -> str | None:
+        """What is to be said of a strength that calibration did not measure."""
+        known = self.vector.calibrated_range
+        if known is None or abs(self.scale) <= known[1]:
+            return None
+        return f"strength {abs(self.scale):g} is beyond the calibrated range {known[0]:g} to {known[1]:g}"
 
     @property
     def generated(self) -> bool:
@@ -85,19 +115,29 @@ class Touched(NamedTuple):
     generated: int
 
 
-def prompt_delta(steers: Sequence[Steer]) -> dict[int, torch.Tensor]:
-    """For each steered layer (2, d): what is added to TEXT and to IMAGE tokens of the prompt, all vectors together.
+def class_count(steers: Iterable[Steer], images: int) -> int:
+    """How many classes the tokens of prompts with up to `images` images fall into: the text and the images, told apart
+    only where a vector touches one of them."""
+    return max(1 + images if any(steer.image is not None for steer in steers) else 2, 2)
+
+
+def prompt_classes(spans: torch.Tensor, count: int) -> torch.Tensor:
+    """(n, count) float32 one-hot: TEXT, then image by image, or one class for all of them where count is 2."""
+    numbers = (spans - FIRST_IMAGE + 1).clamp(TEXT, count - 1)
+    return (numbers[:, None] == torch.arange(count)).float()
+
+
+def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]:
+    """For each steered layer (count, d): what is added to each class of prompt tokens, all vectors together.
 
     A layer where only generated tokens are touched is present with zeros, so that its |h| is measured for the dose.
     """
     out: dict[int, torch.Tensor] = {}
     for steer in steers:
-        delta = steer.delta
+        delta, classes = steer.delta, steer.classes(count)
         for layer in steer.layers or steer.vector.layers:
-            row = out.setdefault(layer, torch.zeros(2, delta.shape[1]))
-            for kind, touched in zip((TEXT, IMAGE), steer.classes, strict=True):
-                if touched:
-                    row[kind] += delta[layer]
+            row = out.setdefault(layer, torch.zeros(count, delta.shape[1]))
+            row += classes[:, None] * delta[layer]
     return out
 
 
@@ -107,23 +147,21 @@ def generated_delta(steers: Sequence[Steer], layers: int, width: int) -> torch.T
 
 
 def applied(steer: Steer, norms: dict[int, torch.Tensor], touched: Touched) -> dict[str, Any]:
-    """The report of what was done. norms: per steered layer (2,), summed |h| over TEXT and IMAGE prompt tokens.
+    """The report of what was done. norms: per steered layer (2, classes), how many prompt tokens each class has and their
+    summed |h|.
 
     The dose is |added| / |h|, averaged over the touched prompt tokens and the layers; where only generated tokens are
     touched, the prompt's text tokens stand for them.
     """
     layers = steer.layers or steer.vector.layers
-    classes = steer.classes if any(steer.classes) else (True, False)
-    counts = (touched.text * classes[TEXT], touched.image * classes[IMAGE])
-    mask = torch.tensor(classes, dtype=torch.float32)
-    doses = [
-        float(steer.delta[layer].norm() * sum(counts) / (norms[layer].cpu() * mask).sum())
-        for layer in layers
-        if sum(counts)
-    ]
-    warning = None
-    if (known := steer.vector.calibrated_range) is not None and abs(steer.scale) > known[1]:
-        warning = f"strength {abs(steer.scale):g} is beyond the calibrated range {known[0]:g} to {known[1]:g}"
+    delta, doses, tokens = steer.delta, [], 0
+    for layer in layers:
+        count, total = norms[layer].cpu()
+        classes = steer.classes(len(count))
+        tokens = round(float(count @ classes))
+        weighed = classes if bool(classes.any()) else torch.eye(len(count))[TEXT]
+        if float(count @ weighed):
+            doses.append(float(delta[layer].norm() * (count @ weighed) / (total @ weighed)))
     return {
         "name": steer.vector.name,
         "toward": steer.toward,
@@ -131,10 +169,39 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], touched: Touched) -> d
         "scale": steer.scale,
         "layers": list(layers),
         "apply": {"tokens": steer.tokens},
-        "tokens": touched.text * steer.classes[TEXT]
-        + touched.image * steer.classes[IMAGE]
-        + touched.generated * steer.generated,
+        "tokens": tokens + touched.generated * steer.generated,
         "dose": sum(doses) / len(doses) if doses else None,
-        "warning": warning,
+        "warning": steer.warning,
         **({} if steer.auto is None else {"auto": dict(steer.auto)}),
+    }
+
+
+def planned(steer: Steer) -> dict[str, Any]:
+    """What would be done, as far as it can be said without a prompt.
+
+    `added`, by layer: `norm` is |c w_l v_l|, `largest` its greatest element, `relative` its mean element in units of the
+    vector's `mean_abs`, the mean difference that the probe measured; None where that is zero.
+    """
+    layers = steer.layers or steer.vector.layers
+    added, known, by_layer = [], steer.vector.calibrated_range, steer.delta
+    for layer in layers:
+        delta, unit = by_layer[layer], float(steer.vector.mean_abs[layer])
+        added.append(
+            {
+                "layer": layer,
+                "norm": float(delta.norm()),
+                "largest": float(delta.abs().max()),
+                "relative": float(delta.abs().mean()) / unit if unit > 0 else None,
+            }
+        )
+    return {
+        "name": steer.vector.name,
+        "toward": steer.toward,
+        "strength": abs(steer.scale),
+        "scale": steer.scale,
+        "layers": list(layers),
+        "apply": {"tokens": steer.tokens},
+        "calibrated_range": None if known is None else list(known),
+        "warning": steer.warning,
+        "added": added,
     }

@@ -60,35 +60,103 @@ def test_delta_is_scale_times_weight_times_direction_at_the_chosen_layers() -> N
     torch.testing.assert_close(small().delta(2.0, layers=[1]), torch.tensor([[0.0, 0.0], [3.0, -4.0], [0.0, 0.0]]))
 
 
-def test_scaling_and_negating() -> None:
+def test_scaling_and_negating_are_strengths_to_the_last_bit() -> None:
     vector = small()
-    for scaled in (vector * 2.0, 2.0 * vector):
-        torch.testing.assert_close(scaled.direction, torch.tensor([[2.0, 4.0], [6.0, -8.0], [1.0, 0.0]]))
-        torch.testing.assert_close(scaled.delta(1.0), 2 * vector.delta(1.0))
-    negated = -vector
-    torch.testing.assert_close(negated.delta(1.0), -vector.delta(1.0))
-    torch.testing.assert_close(negated.mean_abs, vector.mean_abs)
-    torch.testing.assert_close(negated.std, vector.std)
-    assert (negated.name, negated.layers, negated.fingerprint) == (vector.name, vector.layers, vector.fingerprint)
+    for factor in (2.0, 0.3, -1.7, 0.0, 3):
+        for scaled in (vector * factor, factor * vector):
+            assert torch.equal(scaled.delta(1.0), vector.delta(factor))
+            # What was measured stays; only how much of it is added changes.
+            for name in ("direction", "mean_abs", "std"):
+                assert torch.equal(getattr(scaled, name), getattr(vector, name))
+            assert (scaled.name, scaled.layers, scaled.kind) == (vector.name, vector.layers, vector.kind)
+            assert scaled.fingerprint == vector.fingerprint
+    torch.testing.assert_close((2.0 * vector).delta(1.0), torch.tensor([[4.0, 8.0], [0.0, 0.0], [4.0, 0.0]]))
+    assert torch.equal((-vector).delta(1.0), -vector.delta(1.0))
 
 
 def test_adding_and_subtracting_do_what_both_do() -> None:
     one = small()
     other = dataclasses.replace(
-        small(), direction=torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]), weight=torch.ones(3), layers=(1, 2)
-    )
+        small(), name="other", direction=torch.tensor([[0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]), weight=torch.ones(3),
+        layers=(1, 2),
+    )  # fmt: skip
     total = one + other
     # Layer 0: 2 * (1, 2); layer 1: (1, 1); layer 2: 4 * (0.5, 0) + (1, 1).
-    torch.testing.assert_close(total.delta(1.0), torch.tensor([[2.0, 4.0], [1.0, 1.0], [3.0, 1.0]]))
-    assert total.layers == (0, 1, 2)
+    assert torch.equal(total.delta(1.0), torch.tensor([[2.0, 4.0], [1.0, 1.0], [3.0, 1.0]]))
+    assert (total.name, total.layers) == ("preference", (0, 1, 2))
     torch.testing.assert_close(total.mean_abs, torch.tensor([3.0, 1.0, 2.0]))
-    torch.testing.assert_close((one - other).delta(1.0), one.delta(1.0) - other.delta(1.0))
+    # Layer 0: 2 * 0.1; layer 1: 0.2; layer 2: 4 * 0.3 + 0.3.
+    torch.testing.assert_close(total.std, torch.tensor([0.2, 0.2, 1.5]))
+    assert torch.equal((one - other).delta(1.0), one.delta(1.0) - other.delta(1.0))
     torch.testing.assert_close((total * 0.5).delta(2.0), total.delta(1.0))
 
 
+@pytest.mark.parametrize("factor", [0.5, -1.3, 0.1])
+def test_a_sum_with_factors_adds_exactly_in_every_layer(factor: float) -> None:
+    one, other = make("one", seed=1, layers=(0, 1)), make("other", seed=2, layers=(1, 3))
+    total = one + factor * other
+    assert torch.equal(total.delta(1.0), one.delta(1.0) + other.delta(factor))
+    torch.testing.assert_close(total.delta(1.0), one.delta(1.0) + factor * other.delta(1.0))
+    assert total.layers == (0, 1, 3)
+    assert not total.delta(1.0, layers=[2]).any()
+
+
+def test_a_composed_vector_says_of_what_and_forgets_the_calibration() -> None:
+    one, other = make("one"), make("other", seed=1, kind="different")
+    total = (2.0 * (one - 0.5 * other) + one).named("mixture")
+    terms = [("one", 2.0), ("other", -1.0), ("one", 1.0)]
+    assert total.info == {"composed_of": [{"name": name, "scale": scale} for name, scale in terms]}
+    assert (total.name, total.kind, (one + one).kind) == ("mixture", "composed", one.kind)
+    assert all(vector.calibrated_range is None for vector in (total, -one, 1.0 * one))
+    again = SteeringVector.from_bytes(total.to_bytes())
+    assert (again.info, torch.equal(again.delta(1.0), total.delta(1.0))) == (total.info, True)
+
+
+def test_a_rename_changes_the_name_alone() -> None:
+    one = make()
+    renamed = one.named("other")
+    assert (renamed.name, renamed.calibrated_range, renamed.info) == ("other", (0.5, 1.5), one.info)
+    assert torch.equal(renamed.delta(0.7), one.delta(0.7))
+    with pytest.raises(VectorError) as refused:
+        one.named("../other")
+    assert refused.value.code == "bad_vector_name"
+
+
 def test_vectors_of_different_models_do_not_add() -> None:
-    with pytest.raises(VectorError, match="different models"):
+    with pytest.raises(VectorError, match="different models: fingerprints abc and def") as refused:
         make() + make("other", fingerprint="def")
+    assert refused.value.code == "wrong_model"
+    wide = make("wide", direction=torch.zeros(LAYERS, WIDTH + 1))
+    with pytest.raises(VectorError, match=r"different shapes: \(4, 7\) and \(4, 6\)") as refused:
+        wide - make()
+    assert refused.value.code == "wrong_shape"
+
+
+def test_vectors_add_to_vectors_and_scale_by_numbers_only() -> None:
+    vector: Any = make()
+    for compute in (
+        lambda: vector + 1,
+        lambda: 1 + vector,
+        lambda: vector - 1,
+        lambda: vector * "2",
+        lambda: vector * vector,
+        lambda: vector * True,
+        lambda: vector * None,
+    ):
+        with pytest.raises(TypeError):
+            compute()
+    for factor in (float("nan"), float("inf"), 1e300):
+        with pytest.raises(VectorError, match="weight must be finite"):
+            vector * factor
+
+
+def test_what_a_vector_is_composed_of_is_bounded() -> None:
+    vector = make()
+    for _ in range(10):
+        vector = vector + vector
+    assert len(vector.info["composed_of"]) == 1024
+    with pytest.raises(VectorError, match="at most 1024 terms"):
+        vector + vector
 
 
 # --- what a vector must be -------------------------------------------------------------------------------------------
@@ -108,6 +176,14 @@ def test_vectors_of_different_models_do_not_add() -> None:
         {"layers": ()},
         {"layers": (0, LAYERS)},
         {"layers": (-1,)},
+        {"layers": (1, 1)},
+        {"info": {"calibration": {"range": [0.5, float("nan")]}}},
+        {"info": {"calibration": {"range": [0.5, float("inf")]}}},
+        {"info": {"calibration": {"range": [2, 1]}}},
+        {"info": {"composed_of": 3}},
+        {"info": {"composed_of": ["a"]}},
+        {"info": {"composed_of": [{"name": "a"}]}},
+        {"info": {"composed_of": [{"name": "a", "scale": "1"}]}},
     ],
 )
 def test_impossible_vectors_are_refused(changes: dict[str, Any]) -> None:
@@ -216,6 +292,10 @@ def test_missing_tensors_are_noticed(name: str) -> None:
         {"info": '{"calibration": []}'},
         {"info": '{"calibration": {"range": [1]}}'},
         {"info": '{"calibration": {"range": ["low", 2]}}'},
+        {"info": '{"samples": NaN}'},
+        {"info": '{"samples": 1e999}'},
+        {"info": '{"note": "\\ud800"}'},
+        {"info": "1" * 5000},
         {"sha256": "0" * 64},
     ],
 )
@@ -323,6 +403,38 @@ def test_the_store_reads_a_file_again_when_it_changed_and_only_then(
     with pytest.raises(VectorError) as refused:
         store.get("preference")
     assert (refused.value.code, "available: none" in str(refused.value)) == ("unknown_vector", True)
+
+
+def test_a_file_that_was_replaced_within_one_tick_of_the_clock_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "preference.safetensors"
+    store = VectorStore(tmp_path)
+    for seed in range(3):
+        make(seed=seed).save(path)
+        os.utime(path, ns=(1, 1))
+        assert torch.equal(store.get("preference").direction, make(seed=seed).direction)
+
+
+def test_a_known_name_is_looked_up_without_reading_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make("a").save(tmp_path / "a.safetensors")
+    store = VectorStore(tmp_path / "missing", tmp_path)
+
+    def scan(*args: Any) -> None:
+        raise AssertionError("a directory was read")
+
+    for function in ("scandir", "listdir"):
+        monkeypatch.setattr(os, function, scan)
+    assert store.get("a") is store.get("a")
+
+
+def test_the_store_gives_the_bytes_of_a_file(tmp_path: Path) -> None:
+    path = make("a").save(tmp_path / "a.safetensors")
+    (tmp_path / "b.safetensors").write_bytes(b"damaged")
+    store = VectorStore(tmp_path / "missing", tmp_path)
+    assert store.read("a") == path.read_bytes()
+    for name, code in (("b", "bad_vector"), ("c", "unknown_vector"), ("../a", "unknown_vector")):
+        with pytest.raises(VectorError) as refused:
+            store.read(name)
+        assert refused.value.code == code
 
 
 def test_an_unknown_name_is_told_what_there_is(tmp_path: Path) -> None:

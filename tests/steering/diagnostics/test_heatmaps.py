@@ -6,6 +6,7 @@ import base64
 import io
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -54,7 +55,8 @@ def test_heatmaps_come_for_every_image_of_the_request(make_engine: MakeEngine) -
         assert np.array_equal(np.asarray(shown), np.asarray(expected))
 
 
-def test_images_without_a_grid_have_none(make_engine: MakeEngine) -> None:
+def test_images_without_a_grid_have_none(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steering.engine.tiling_of", lambda *args: None)
     request = Request(
         families.example_messages("llava_next", 1),
         Sampling(max_tokens=2),

@@ -151,8 +151,10 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
     together = [c for own, small in zip(columns, overviews, strict=True) for c in (*own, *small)]
     for step in range(STEPS):
         found = [v for one in got["tam"] if one["position"] == step for v in (*one["map"], *one.get("overview", []))]
-        own = whole.causal(step, together) if diagnose.causal else whole.map(whole.tokens[step], together)
-        assert np.allclose(found, own, rtol=1e-4, atol=1e-4)
+        everywhere = layout.image_columns.tolist()  # tokens that end a row of tiles included
+        own = whole.causal(step, everywhere) if diagnose.causal else whole.map(whole.tokens[step], everywhere)
+        by_column = dict(zip(everywhere, own, strict=True))
+        assert np.allclose(found, [by_column[column] for column in together], rtol=1e-4, atol=1e-4)
     for name, values in whole.residual().items():
         for one, other in zip(got["residual"][name], values, strict=True):
             assert (one is None) == (other is None)
