@@ -12,6 +12,15 @@ from server.errors import ApiError
 from server.watcher import client_socket
 
 
+def read_json(app: AppContext) -> bytes:
+    """The body of a request in JSON."""
+    if not request.is_json:
+        raise ApiError(
+            415, "The body must be JSON: send 'Content-Type: application/json'.", code="unsupported_media_type"
+        )
+    return read_bytes(app, app.settings.max_body)
+
+
 def read_bytes(app: AppContext, limit: int) -> bytes:
     """The body, of at most `limit` bytes whatever the limit for other routes; a client that dribbles it is cut off."""
     if request.content_encoding not in (None, "", "identity"):

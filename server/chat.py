@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from flask import Blueprint, Response, g, request
-from gunicorn.http.errors import ParseException
-from werkzeug.exceptions import RequestEntityTooLarge
 
 import steering
 from server import wire
 from server.answers import DONE, Answer, event
+from server.body import read_json
 from server.comparison import Comparison
 from server.context import AppContext, context
 from server.encode import dumps
@@ -32,7 +30,7 @@ def create_completion() -> Response:
     """Answer a chat, whole or as a stream of events; `server.wire.ChatRequest` has the fields."""
     app = context()
     serving = app.runtime.serving()
-    chat = wire.parse(read_body(app))
+    chat = wire.parse(read_json(app), wire.ChatRequest)
     if chat.model:
         serving.check_name(chat.model)
     n = 1 if chat.n is None else chat.n
@@ -56,37 +54,6 @@ def create_completion() -> Response:
     # A generator that was never started runs no `finally`: a client gone before the first byte needs this.
     response.call_on_close(running.close)
     return response
-
-
-def read_body(app: AppContext) -> bytes:
-    """The JSON body, bounded in bytes (by Flask) and in time: a client that dribbles it is cut off."""
-    if not request.is_json:
-        raise ApiError(
-            415, "The body must be JSON: send 'Content-Type: application/json'.", code="unsupported_media_type"
-        )
-    if request.content_encoding not in (None, "", "identity"):
-        raise ApiError(415, "The body must not be compressed.", code="unsupported_media_type")
-    connection = client_socket(request.environ)
-
-    def cut_off() -> None:
-        if connection is not None:
-            connection.shutdown(socket.SHUT_RD)
-
-    late = ApiError(408, "The body did not arrive in time.", code="body_timeout", headers={"Connection": "close"})
-    with app.watcher.watching(None, app.settings.read_timeout, cut_off) as watch:
-        try:
-            body = request.get_data(cache=False)
-        except ParseException as error:
-            raise ApiError(400, f"The body could not be read: {error}.", code="invalid_body") from None
-        except TimeoutError:
-            raise late from None
-        except Exception:
-            if watch.outcome == "late":
-                raise late from None
-            raise
-    if len(body) > app.settings.max_body:
-        raise RequestEntityTooLarge
-    return body
 
 
 def submit(

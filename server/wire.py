@@ -7,7 +7,7 @@ is misspelt must not silently do nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -112,6 +112,9 @@ class Steering(Strict):
                 {"keys": ", ".join(mixed)},
             )
         return self
+
+
+SteeringField = Annotated[Steering | None, BeforeValidator(_switch)]
 
 
 class See(Strict):
@@ -326,7 +329,7 @@ class ChatRequest(BaseModel):
     modalities: Any = None
     audio: Any = None
 
-    steering: Annotated[Steering | None, BeforeValidator(_switch)] = None
+    steering: SteeringField = None
     sage: Annotated[Sage | None, BeforeValidator(_switch)] = None
     contrast: Annotated[Contrast | None, BeforeValidator(_kind_named)] = None
     diagnostics: Annotated[Diagnostics | None, BeforeValidator(_switch)] = None
@@ -365,7 +368,10 @@ class ChatRequest(BaseModel):
         return self
 
 
-def parse(body: bytes) -> ChatRequest:
+Asked = TypeVar("Asked", bound=BaseModel)
+
+
+def parse(body: bytes, model: type[Asked]) -> Asked:
     """The request in a JSON body; raises BadRequest with the name of the first field that is wrong."""
     try:
         value = from_json(body, allow_inf_nan=False)
@@ -374,7 +380,7 @@ def parse(body: bytes) -> ChatRequest:
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
     try:
-        return ChatRequest.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
         raise explain(error) from None
 

@@ -13,11 +13,10 @@ from steering.interventions.contrast import Contrast, Pai, Rule
 from steering.interventions.generate import Generate, Mask
 from steering.interventions.sage import Sage, SageReadings
 from steering.interventions.see import See
-from steering.interventions.steer import Steer, Touched, applied
+from steering.interventions.steer import Steer, applied
 from steering.interventions.think import Think
 from steering.layout import Prompt
 from steering.request import Sampling, TokenLogprob
-from steering.spans import FIRST_IMAGE
 from steering.text import TextStream
 
 
@@ -188,16 +187,12 @@ class Sequence:
         self.image_states, self.text_states = [], []
         self.prompt = replace(self.prompt, inputs={}, pictures=())
 
-    def touched(self) -> Touched:
-        """How many tokens went through the model, by kind."""
-        image = int((self.prompt.layout.spans >= FIRST_IMAGE).sum())
-        return Touched(self.prompt.length - image, image, max(len(self.tokens) - 1, 0))
-
     def applied(self) -> dict[str, object] | None:
         """The `applied` report, None when no intervention was asked for."""
         report: dict[str, object] = {}
         if self.steering:
-            report["steering"] = [applied(steer, self.norms, self.touched()) for steer in self.steering]
+            fed = max(len(self.tokens) - 1, 0)
+            report["steering"] = [applied(steer, self.norms, fed) for steer in self.steering]
         if self.sage is not None and self.sage_readings is not None:
             report["sage"] = self.sage.report(self.sage_readings)
         if self.contrast is not None:

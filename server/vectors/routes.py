@@ -13,8 +13,7 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 import steering
-from server import chat
-from server.body import read_bytes
+from server.body import read_bytes, read_json
 from server.context import AppContext, context
 from server.encode import dumps
 from server.errors import ApiError, BadRequest
@@ -113,7 +112,7 @@ def dry_run() -> Response:
     """What a request's steering would do, without generating; errors are those of a chat request."""
     app = context()
     serving = app.runtime.serving()
-    return _json(validate(chat.read_body(app), serving, app))
+    return _json(validate(read_json(app), serving, app))
 
 
 def registry_of(app: AppContext, serving: Serving) -> Registry:

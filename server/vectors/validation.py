@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
-from pydantic_core import from_json
+from pydantic import Field
 
 import steering
 from server import wire
 from server.context import AppContext
-from server.errors import BadRequest
 from server.resolve import automatic, resolve
 from server.runtime import Serving
 
@@ -18,12 +16,13 @@ from server.runtime import Serving
 class Validation(wire.ChatRequest):
     """A chat request whose messages may be missing; where they are there, the numbers of images are checked too."""
 
+    steering: wire.SteeringField
     messages: Annotated[list[wire.Message], Field(default_factory=list, max_length=wire.MAX_MESSAGES)]
 
 
 def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     """The report of a JSON body; raises the errors of a chat request, with its codes and params."""
-    asked = _parse(body)
+    asked = wire.parse(body, Validation)
     if asked.model:
         serving.check_name(asked.model)
     images = len(list(wire.image_urls(asked))) if asked.messages else None
@@ -38,18 +37,3 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     if auto is not None:  # the way, and with it the sign, is found when the answer is asked for
         reports = [{**report, "toward": "auto", "scale": None} for report in reports]
     return {"object": "steering.validation", "model": serving.name, "steering": reports}
-
-
-def _parse(body: bytes) -> Validation:
-    try:
-        value = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise BadRequest("The body must be a JSON object.", code="invalid_json")
-    if "steering" not in value:
-        raise BadRequest("'steering' is required.", "steering", "missing_required_parameter")
-    try:
-        return Validation.model_validate(value)
-    except ValidationError as error:
-        raise wire.explain(error) from None

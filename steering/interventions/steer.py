@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -107,14 +107,6 @@ class Steer:
         return self.tokens in ("all", "generated")
 
 
-class Touched(NamedTuple):
-    """How many tokens of each kind a sequence has run through the model."""
-
-    text: int
-    image: int
-    generated: int
-
-
 def class_count(steers: Iterable[Steer], images: int) -> int:
     """How many classes the tokens of prompts with up to `images` images fall into: the text and the images, told apart
     only where a vector touches one of them."""
@@ -146,9 +138,9 @@ def generated_delta(steers: Sequence[Steer], layers: int, width: int) -> torch.T
     return sum((steer.delta for steer in steers if steer.generated), torch.zeros(layers, width))
 
 
-def applied(steer: Steer, norms: dict[int, torch.Tensor], touched: Touched) -> dict[str, Any]:
+def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dict[str, Any]:
     """The report of what was done. norms: per steered layer (2, classes), how many prompt tokens each class has and their
-    summed |h|.
+    summed |h|. generated: how many generated tokens were fed.
 
     The dose is |added| / |h|, averaged over the touched prompt tokens and the layers; where only generated tokens are
     touched, the prompt's text tokens stand for them.
@@ -169,7 +161,7 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], touched: Touched) -> d
         "scale": steer.scale,
         "layers": list(layers),
         "apply": {"tokens": steer.tokens},
-        "tokens": tokens + touched.generated * steer.generated,
+        "tokens": tokens + generated * steer.generated,
         "dose": sum(doses) / len(doses) if doses else None,
         "warning": steer.warning,
         **({} if steer.auto is None else {"auto": dict(steer.auto)}),

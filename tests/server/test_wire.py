@@ -12,7 +12,9 @@ from server.errors import BadRequest
 
 
 def parse(**fields: Any) -> wire.ChatRequest:
-    return wire.parse(json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode())
+    return wire.parse(
+        json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode(), wire.ChatRequest
+    )
 
 
 def content(*parts: Any) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def test_messages_say_what_is_allowed() -> None:
 )
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
-        wire.parse(body)
+        wire.parse(body, wire.ChatRequest)
     assert caught.value.code == "invalid_json"
 
 
