@@ -227,7 +227,9 @@ def test_rows_page_and_open(known: Callable[..., tuple[Any, Journal]]) -> None:
     assert dialog.locator("i, script").count() == 0
     assert page.url.endswith("#chatcmpl-2")
     dialog.get_by_text("Raw JSON").click()
-    assert json.loads(dialog.locator(".raw pre").text_content()) == ROWS[1]
+    raw = dialog.locator(".raw pre", has_text="diagnostics.row")
+    raw.wait_for()  # it is written when the disclosure has opened, which is after the click
+    assert json.loads(raw.text_content()) == ROWS[1]
     page.keyboard.press("Escape")
     assert dialog.is_hidden()
     assert "#" not in page.url

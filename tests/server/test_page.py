@@ -142,7 +142,9 @@ def test_a_whole_round_shows_what_the_server_says(playground: Callable[..., Visi
         "raised" if said["flags"][name] else "clear" for name in ("perceptual_blindness", "dissociation")
     ]
     page.get_by_text("Raw JSON").click()
-    assert json.loads(page.locator("#card-applied pre").text_content())["diagnostics"] == said
+    raw = page.locator("#card-applied pre", has_text="diagnostics")
+    raw.wait_for()  # it is written when the disclosure has opened, which is after the click
+    assert json.loads(raw.text_content())["diagnostics"] == said
 
 
 def test_heat_maps_are_brightest_where_the_server_says(playground: Callable[..., Visit], demo: Flask) -> None:
