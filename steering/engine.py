@@ -405,7 +405,8 @@ class Engine:
     def _surroundings(self, request: Request, layout: Layout) -> Surroundings:
         pictures = [] if request.diagnose is None else pictures_of(request.messages)
         tilings = [tiling_of(self.mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
-        sinks = None if self.mllm.calibration is None else self.mllm.calibration.sinks
+        discounts = request.diagnose is not None and request.diagnose.discount_sinks
+        sinks = self.mllm.calibration.sinks if discounts and self.mllm.calibration is not None else None
         return Surroundings(
             self.focus_layers,
             lambda token: self._token_text(token)[0],

@@ -442,7 +442,11 @@ class Runner:
         """Add what a chunk measured to its sequences."""
         assert isinstance(step.residual, PrefillResidual)
         self.think.record(step.residual.think, step.slots)
-        measured = step.residual.readout.measured() if step.residual.readout is not None else torch.empty(0)
+        measured = finals = torch.empty(0)
+        if step.residual.readout is not None:
+            measured = step.residual.readout.measured()
+            if any(sequence.wants_final_states for sequence in sequences):
+                finals = step.residual.readout.states()
         for row, sequence in enumerate(sequences):
             sequence.computed += lengths[row]
             for layer, norms in step.residual.norms.items():
@@ -461,7 +465,7 @@ class Runner:
             if step.residual.readout is not None:
                 self.readouts.residual[sequence.slot] += measured[row]
                 if sequence.wants_final_states:
-                    sequence.final_states = step.residual.readout.states()[row]
+                    sequence.final_states = finals[row]
             if step.capture is not None and sequence.wants_shares:
                 self.readouts.keep(sequence, step.capture, row)
                 assert sequence.last_sums is not None

@@ -94,9 +94,7 @@ class Sequence:
     changed: int = 0  # tokens that the contrast changed
     prompt_logits: torch.Tensor | None = None
     prompt_measured: Measured | None = None
-    text_states: list[torch.Tensor] = field(
-        default_factory=list
-    )  # as image_states: the user's text, rows that generate
+    text_states: list[torch.Tensor] = field(default_factory=list)  # likewise: user's text, then rows that generate
     states: torch.Tensor | None = None
     final_states: torch.Tensor | None = None  # (layers, d), at the row that generated the latest token
     divergence: torch.Tensor | None = None

@@ -77,6 +77,22 @@ class Steer:
         return self.vector.delta(self.scale, self.layers)
 
     @property
+    def touched_layers(self) -> tuple[int, ...]:
+        return self.layers or self.vector.layers
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How every report on it begins."""
+        return {
+            "name": self.vector.name,
+            "toward": self.toward,
+            "strength": abs(self.scale),
+            "scale": self.scale,
+            "layers": list(self.touched_layers),
+            "apply": {"tokens": self.tokens},
+        }
+
+    @property
     def image(self) -> int | None:
         """The number of the one image that is touched, counted from 1; None for the other choices of tokens."""
         found = _ONE_IMAGE.fullmatch(self.tokens)
@@ -127,7 +143,7 @@ def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]
     out: dict[int, torch.Tensor] = {}
     for steer in steers:
         delta, classes = steer.delta, steer.classes(count)
-        for layer in steer.layers or steer.vector.layers:
+        for layer in steer.touched_layers:
             row = out.setdefault(layer, torch.zeros(count, delta.shape[1]))
             row += classes[:, None] * delta[layer]
     return out
@@ -145,9 +161,8 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dic
     The dose is |added| / |h|, averaged over the touched prompt tokens and the layers; where only generated tokens are
     touched, the prompt's text tokens stand for them.
     """
-    layers = steer.layers or steer.vector.layers
     delta, doses, tokens = steer.delta, [], 0
-    for layer in layers:
+    for layer in steer.touched_layers:
         count, total = norms[layer].cpu()
         classes = steer.classes(len(count))
         tokens = round(float(count @ classes))
@@ -155,12 +170,7 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dic
         if float(count @ weighed):
             doses.append(float(delta[layer].norm() * (count @ weighed) / (total @ weighed)))
     return {
-        "name": steer.vector.name,
-        "toward": steer.toward,
-        "strength": abs(steer.scale),
-        "scale": steer.scale,
-        "layers": list(layers),
-        "apply": {"tokens": steer.tokens},
+        **steer.settings,
         "tokens": tokens + generated * steer.generated,
         "dose": sum(doses) / len(doses) if doses else None,
         "warning": steer.warning,
@@ -174,9 +184,8 @@ def planned(steer: Steer) -> dict[str, Any]:
     `added`, by layer: `norm` is |c w_l v_l|, `largest` its greatest element, `relative` its mean element in units of the
     vector's `mean_abs`, the mean difference that the probe measured; None where that is zero.
     """
-    layers = steer.layers or steer.vector.layers
     added, known, by_layer = [], steer.vector.calibrated_range, steer.delta
-    for layer in layers:
+    for layer in steer.touched_layers:
         delta, unit = by_layer[layer], float(steer.vector.mean_abs[layer])
         added.append(
             {
@@ -187,12 +196,7 @@ def planned(steer: Steer) -> dict[str, Any]:
             }
         )
     return {
-        "name": steer.vector.name,
-        "toward": steer.toward,
-        "strength": abs(steer.scale),
-        "scale": steer.scale,
-        "layers": list(layers),
-        "apply": {"tokens": steer.tokens},
+        **steer.settings,
         "calibrated_range": None if known is None else list(known),
         "warning": steer.warning,
         "added": added,
