@@ -1,4 +1,4 @@
-"""`helmsight demo train | evaluate | scene | samples`: the command line of the embedded model."""
+"""`helmsight demo train | evaluate | scene | samples | conflicts`: the command line of the embedded model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from demo.world import SIDE
 def register(subparsers: argparse._SubParsersAction) -> None:
     """Add the `demo` command with its parts; each sets `func`, called with the parsed arguments."""
     demo = subparsers.add_parser("demo", help="the embedded default model: train it, evaluate it, draw its scenes")
-    parts = demo.add_subparsers(dest="part", required=True, metavar="train|evaluate|scene|samples")
+    parts = demo.add_subparsers(dest="part", required=True, metavar="train|evaluate|scene|samples|conflicts")
 
     part = parts.add_parser("train", help="train from nothing, or resume; rerun the same command to go on")
     part.add_argument("--folder", type=Path, default=Path("build/demo"), help="the run's folder (default %(default)s)")
@@ -46,6 +46,12 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     part = parts.add_parser("samples", help="draw the sample scenes that the playground offers")
     part.add_argument("--folder", type=Path, default=Path(__file__).parent / "checkpoint" / "samples")
     part.set_defaults(func=run_samples)
+
+    part = parts.add_parser("conflicts", help="write held-out conflicts of picture and text as files, as MC2 has them")
+    part.add_argument("--count", type=int, default=400, help="conflicts, the tasks in turn (default %(default)s)")
+    part.add_argument("--seed", type=int, default=1, help="seed of the held-out scenes (default %(default)s)")
+    part.add_argument("--folder", type=Path, default=Path("conflicts"), help="where to (default %(default)s)")
+    part.set_defaults(func=run_conflicts)
 
 
 def run_train(arguments: argparse.Namespace) -> int:
@@ -108,6 +114,14 @@ def run_samples(arguments: argparse.Namespace) -> int:
 
     files = write_samples(arguments.folder)
     print(f"{len(files)} files in {arguments.folder}")
+    return 0
+
+
+def run_conflicts(arguments: argparse.Namespace) -> int:
+    from demo.conflicts import conflict_samples, write_conflicts
+
+    files = write_conflicts(conflict_samples(arguments.count, arguments.seed), arguments.folder)
+    print(f"{arguments.count} conflicts in {files[-1]}, their pictures in {arguments.folder / 'images'}")
     return 0
 
 

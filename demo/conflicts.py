@@ -1,16 +1,19 @@
 """Conflicts between picture and text: contexts, the model's hidden preference, and held-out samples.
 
-`conflict_samples` gives MC2 samples (modality-preference paper, section 3) over held-out scenes; `neutral_samples`
-gives questions without conflict, to measure what steering damages.
+`conflict_samples` gives MC2 samples (modality-preference paper, section 3) over held-out scenes, `write_conflicts` puts
+them in files; `neutral_samples` gives questions without conflict, to measure what steering damages.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from demo.questions import (
     Question,
@@ -27,6 +30,7 @@ from demo.questions import (
 from demo.wordings import NOUNS, POOLS, instruction
 from demo.world import Fact, Scene, Size, random_scene, render
 from probes.mc2 import Sample
+from steering.files import write_atomically
 
 # MC2's task names where they fit, and plain ones where MC2 has none.
 TASKS = {
@@ -40,7 +44,7 @@ TASKS = {
     "letter": "letter",
     "number": "number",
 }
-SAMPLE_KINDS = ("color", "shape", "position", "count", "background", "number", "letter")
+SAMPLE_KINDS = ("color", "shape", "position", "count", "background", "number", "letter", "at")
 CONFLICT_KINDS = ("color", "shape", "position") * 3 + ("background", "number", "number", "letter", "at", "at", "count")
 
 # Context marker -> its bias in the hidden preference; the paper's marker is neutral.
@@ -234,3 +238,20 @@ def _sample(rng: random.Random, name: str, kind: str, size: Size, context: bool 
         answer_text=conflict.alternative,
         context=statement(kind, fact.key, conflict.alternative) if context else "",
     )
+
+
+def write_conflicts(samples: Sequence[Sample], folder: Path) -> list[Path]:
+    """Write samples in the format of MC2: `conflicts.json`, and `images/<id>.png` as they are; returns all files.
+
+    A row has image_id (the file's name), task, question, answer_vision, answer_text and context. The pictures come
+    first, so that a conflicts.json never names one that is not there.
+    """
+    files, rows = [], []
+    for sample in samples:
+        name = f"{sample.id}.png"
+        picture = io.BytesIO()
+        sample.picture().save(picture, "PNG")
+        files.append(write_atomically(folder / "images" / name, picture.getvalue()))
+        fields = ("task", "question", "answer_vision", "answer_text", "context")
+        rows.append({"image_id": name} | {field: getattr(sample, field) for field in fields})
+    return [*files, write_atomically(folder / "conflicts.json", (json.dumps(rows, indent=2) + "\n").encode())]

@@ -1,4 +1,4 @@
-"""Ask an engine the two questions of every sample under several conditions, all in one stream of requests."""
+"""Ask the two questions of every sample under several conditions, all in one stream of questions."""
 
 from __future__ import annotations
 
@@ -7,75 +7,91 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from probes.mc2 import Outcome, Sample, Setting, letter, messages, outcome
-from steering import Engine, Request, Sampling
-from steering.interventions.steer import Steer
-
-Question = tuple["Condition", Sample, bool]
+from probes.answering import Answerer, Push, Question, Reply
+from probes.mc2 import Outcome, Sample, Setting, Side, letter, messages, outcome
 
 MAX_TOKENS = 24
 """Enough for "The correct answer is B. playing in a field"; a model that answers with a letter stops by itself."""
 
-AT_ONCE = 2048
-"""Requests handed to the engine together; their prompts stay in memory until all are answered."""
+CHAIN_TOKENS = 256
+"""Room for a chain of thought."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What is shown and what is done inside the model while the samples are asked."""
+    """What is shown and what is done inside the model while the samples are asked; `shots` are the solved examples of the
+    settings that show some."""
 
     setting: Setting = "plain"
-    steering: tuple[Steer, ...] = ()
+    push: Push | None = None
+    shots: tuple[Sample, ...] = ()
+
+    def question(self, sample: Sample, swapped: bool) -> Question:
+        limit = CHAIN_TOKENS if self.setting.startswith("chain") else MAX_TOKENS
+        return Question(messages(sample, self.setting, swapped, self.shots), self.push, limit)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one condition's samples were answered: for each the letters chosen unswapped and swapped, None = none."""
+    """What one condition's samples were answered: for each the letters chosen unswapped and swapped, None = none, and the
+    replies themselves."""
 
     letters: list[tuple[str | None, str | None]] = field(default_factory=list)
+    replies: list[tuple[Reply, Reply]] = field(default_factory=list)
 
     @property
     def outcomes(self) -> list[Outcome]:
         """The category of every sample."""
         return [outcome(*pair) for pair in self.letters]
 
-    def accuracy(self, toward: str = "vision") -> float:
+    def right(self, side: Side) -> list[float]:
+        """For every sample the share of its two questions that were answered with that side's answer."""
+        wanted = ("A", "B") if side == "vision" else ("B", "A")
+        return [((first == wanted[0]) + (second == wanted[1])) / 2 for first, second in self.letters]
+
+    def accuracy(self, side: Side = "vision") -> float:
         """Share of the questions (two a sample) that were answered with the vision (or the text) answer."""
-        right = ("A", "B") if toward == "vision" else ("B", "A")
-        hits = sum((first == right[0]) + (second == right[1]) for first, second in self.letters)
-        return hits / (2 * len(self.letters)) if self.letters else 0.0
+        return sum(self.right(side)) / len(self.letters) if self.letters else 0.0
+
+    @property
+    def attention_ratio(self) -> float | None:
+        """Mean over the questions in which it was measured."""
+        known = [reply.attention_ratio for pair in self.replies for reply in pair if reply.attention_ratio is not None]
+        return sum(known) / len(known) if known else None
 
 
 def ask(
-    engine: Engine, samples: Sequence[Sample], conditions: Sequence[Condition], *, title: str = "", quiet: bool = False
+    answerer: Answerer,
+    samples: Sequence[Sample],
+    conditions: Sequence[Condition],
+    *,
+    title: str = "",
+    quiet: bool = False,
 ) -> list[Answers]:
     """Ask every sample in both orders under every condition; one `Answers` a condition.
 
-    Conditions that differ in steering only run beside each other in one batch. Answers are greedy.
+    Conditions that differ in steering only run beside each other in one batch.
     """
     plan = [(condition, sample, swapped) for sample in samples for condition in conditions for swapped in (False, True)]
 
-    def requests(part: Sequence[Question]) -> Iterator[Request]:
-        for condition, sample, swapped in part:
-            bar.update()
-            yield Request(
-                messages=messages(sample, condition.setting, swapped),
-                sampling=Sampling(max_tokens=MAX_TOKENS),
-                steering=condition.steering,
-            )
+    def questions() -> Iterator[Question]:
+        for condition, sample, swapped in plan:
+            yield condition.question(sample, swapped)
 
-    chosen: list[str | None] = []
-    with tqdm(total=len(plan), desc=title, unit=" prompts", disable=quiet or None, dynamic_ncols=True) as bar:
-        for begin in range(0, len(plan), AT_ONCE):
-            part = plan[begin : begin + AT_ONCE]
-            results = engine.generate(requests(part))
-            chosen += [
-                letter(result.choices[0].text, sample.options(swapped))
-                for result, (_, sample, swapped) in zip(results, part, strict=True)
-            ]
+    bar = tqdm(
+        answerer.answers(questions()), total=len(plan), desc=title, unit=" answers", disable=quiet or None,
+        dynamic_ncols=True, smoothing=0.05,
+    )  # fmt: skip
+    replies = iter(bar)
     answers = [Answers() for _ in conditions]
-    pairs = iter(zip(chosen[::2], chosen[1::2], strict=True))
-    for _ in samples:
+    both = zip(replies, replies)  # noqa: B905 -- the same iterator twice: the two orders of a sample
+    for sample in samples:
         for answer in answers:
-            answer.letters.append(next(pairs))
+            pair = next(both)
+            first, second = (
+                letter(reply.text, sample.options(swapped)) for reply, swapped in zip(pair, (False, True), strict=True)
+            )
+            answer.letters.append((first, second))
+            answer.replies.append(pair)
+    next(replies, None)  # so that the stream, and what it keeps open, ends
     return answers

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from probes import neutral
+from probes.answering import Answerer, Chat, InProcess, Push
 from probes.asking import Answers, Condition, ask
-from probes.mc2 import Sample, Shares
+from probes.mc2 import SIDES, Sample, Shares
 from steering import Engine, Steer, SteeringVector
 
 DOSES = (0.15, 0.25, 0.3, 0.4, 0.5, 0.6, 1.0)
@@ -22,15 +24,25 @@ DOSES = (0.15, 0.25, 0.3, 0.4, 0.5, 0.6, 1.0)
 TARGET = 0.95
 """Vision Ratio to reach toward vision, and 1 - it toward text; above what is asked of a vector, for the split's noise."""
 
-OTHERS_RISE = 0.03
-ACCURACY_FALL = 0.03
-"""The damage budget: how much the others' share may rise, and how much accuracy may fall without a conflict."""
-
 EQUAL = 0.08
 """Effects (of at most 1) that differ by less are taken as equal, about two standard errors of a split of 50 samples; the
 smaller damage then decides."""
 
+NEUTRAL_SAMPLES = 32
+"""Images on which the neutral prompts are asked, at most."""
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much damage a setting may do: rise of the others' share, fall of accuracy without a conflict, KL (nats) from the
+    unsteered next-token distribution on neutral prompts, rise of the repetition there."""
+
+    others: float = 0.03
+    accuracy: float = 0.03
+    kl: float = 0.25
+    repetition: float = 0.05
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,8 @@ class Point:
 
     `image_accuracy` is that of the image alone, steered toward either side, the lower of the two; `context_accuracy` that
     of the context alone, steered toward text. `cross_fall` is how much the context alone loses toward vision, where the
-    modality that is asked for is missing. All None until measured.
+    modality that is asked for is missing. `kl` and `repetition` are those of neutral prompts, the greater of both ways. All
+    None until measured.
     """
 
     layer: int
@@ -49,6 +62,8 @@ class Point:
     image_accuracy: float | None = None
     context_accuracy: float | None = None
     cross_fall: float | None = None
+    kl: float | None = None
+    repetition: float | None = None
 
     @property
     def effect(self) -> float:
@@ -72,21 +87,39 @@ class Point:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The unsteered model: shares on conflicts, accuracies with one modality alone."""
+    """The unsteered model: shares on conflicts, accuracies with one modality alone, repetition on neutral prompts; and the
+    budget."""
 
     plain: Shares
     image_accuracy: float
     context_accuracy: float
+    repetition: float = 0.0
+    budget: Budget = field(default_factory=Budget)
 
-    def fall(self, point: Point) -> float:
-        """By how much the worse of a measured point's two accuracies lies below the unsteered model's."""
+    def damage(self, point: Point) -> Budget:
+        """What a measured point spends of each part of the budget; below 0 where it does better than unsteered."""
         assert point.image_accuracy is not None
         assert point.context_accuracy is not None
-        return max(self.image_accuracy - point.image_accuracy, self.context_accuracy - point.context_accuracy)
+        assert point.kl is not None
+        assert point.repetition is not None
+        fall = max(self.image_accuracy - point.image_accuracy, self.context_accuracy - point.context_accuracy)
+        return Budget(point.others_rise(self.plain), fall, point.kl, point.repetition - self.repetition)
+
+    def exceeded(self, point: Point) -> list[str]:
+        """The parts of the budget that a measured point exceeds."""
+        spent, allowed = asdict(self.damage(point)), asdict(self.budget)
+        return [name for name, value in spent.items() if value > allowed[name] + 1e-9]
 
     def affords(self, point: Point) -> bool:
         """Whether a measured point stays within the damage budget."""
-        return point.others_rise(self.plain) <= OTHERS_RISE + 1e-9 and self.fall(point) <= ACCURACY_FALL + 1e-9
+        return not self.exceeded(point)
+
+    def cost(self, point: Point) -> float:
+        """One number for the damage of a measured point: how many budgets it spends, `cross_fall` in those of accuracy."""
+        spent, allowed = asdict(self.damage(point)), asdict(self.budget)
+        shares = [max(0.0, value) / allowed[name] for name, value in spent.items() if allowed[name] > 0]
+        cross = max(0.0, point.cross_fall or 0.0) / self.budget.accuracy if self.budget.accuracy > 0 else 0.0
+        return sum(shares) + cross
 
 
 def calibrate(
@@ -96,62 +129,71 @@ def calibrate(
     *,
     layers: Sequence[int] | None = None,
     doses: Sequence[float] = DOSES,
+    budget: Budget | None = None,
     finalists: int = 5,
+    answerer: Answerer | None = None,
     quiet: bool = False,
 ) -> SteeringVector:
     """The vector with its layer and weight chosen by measurement, and `info["calibration"]` telling the measurement.
 
     `layers` are those to try (default: the first three of the vector's ranking); `samples` must not be those it was
-    built from. What falls short of the targets or the budget is logged, and marked in the calibration.
+    built from; `answerer` is where the engine's answers are taken from (one that remembers, say). What falls short of the
+    targets or the budget is logged, and marked in the calibration.
     """
     if not samples:
         raise ValueError("A calibration needs at least one sample.")
+    if bad := [dose for dose in doses if not 0 < dose < float("inf")]:
+        raise ValueError(f"Doses must be positive and finite; got {bad}.")
+    sweep = _Sweep(engine, vector, samples, answerer or InProcess(engine), quiet)
     tried = list(layers or vector.info.get("ranking", vector.layers)[:3])
-    plain, image, context = ask(
-        engine,
-        samples,
-        [Condition(), Condition("image_only"), Condition("context_only")],
-        title="Baseline",
-        quiet=quiet,
+    baseline = sweep.baseline(budget or Budget())
+    points = sweep.effects([(layer, dose) for layer in tried for dose in sorted(set(doses))])
+    best = sorted(points, key=lambda point: _preference(point, baseline, tried))[:finalists]
+    measured = sweep.damage(best)
+    layer = choose(measured, baseline, tried).layer
+    # The whole curve of that layer, which the range and the reader need.
+    known = {(point.layer, point.dose) for point in measured}
+    rest = [point for point in points if point.layer == layer and (layer, point.dose) not in known]
+    curve = sorted(
+        (point for point in [*measured, *sweep.damage(rest)] if point.layer == layer), key=lambda point: point.dose
     )
-    baseline = Baseline(Shares.of(plain.outcomes), image.accuracy("vision"), context.accuracy("text"))
-    points = _effects(engine, vector, samples, [(layer, dose) for layer in tried for dose in doses], quiet)
-    best = sorted(points, key=lambda point: _preference(point, baseline.plain, tried))[:finalists]
-    measured = _damage(engine, vector, samples, best, baseline, quiet)
-    chosen = choose(measured, baseline, tried)
-    reached, afforded = chosen.reaches, baseline.affords(chosen)
+    chosen = choose(curve, baseline, tried)
+    reached, exceeded = chosen.reaches, baseline.exceeded(chosen)
     if not reached:
         _log.warning(
             "Steering does not reach its targets: Vision Ratio %s toward vision (>= %.2f), %s toward text (<= %.2f).",
             chosen.vision.vision_ratio, TARGET, chosen.text.vision_ratio, 1 - TARGET,
         )  # fmt: skip
-    if not afforded:
+    if exceeded:
+        spent, allowed = asdict(baseline.damage(chosen)), asdict(baseline.budget)
         _log.warning(
-            "Steering costs more than its budget: others' share %+.3f (at most %.2f), accuracy without a conflict %+.3f "
-            "(at least -%.2f).",
-            chosen.others_rise(baseline.plain), OTHERS_RISE, -baseline.fall(chosen), ACCURACY_FALL,
-        )  # fmt: skip
-    known = {(point.layer, point.dose): point for point in [*points, *measured]}
+            "Steering costs more than its budget: %s.",
+            ", ".join(f"{name} {spent[name]:.3f} (at most {allowed[name]:g})" for name in exceeded),
+        )
     calibration = {
-        "layer": chosen.layer,
-        "published_weight": float(vector.weight[chosen.layer]),
+        "layer": layer,
+        "published_weight": float(vector.weight[layer]),
         "factor": chosen.dose,
-        "range": _range(chosen, known, baseline),
+        "default_strength": 1.0,
+        "range": _range(chosen, curve, baseline),
         "samples": len(samples),
         "targets_reached": reached,
-        "within_budget": afforded,
+        "within_budget": not exceeded,
+        "budget": asdict(baseline.budget),
         "baseline": {
             "plain": baseline.plain.to_json(),
             "image_accuracy": baseline.image_accuracy,
             "context_accuracy": baseline.context_accuracy,
+            "repetition": baseline.repetition,
         },
         "chosen": chosen.to_json(),
-        "curve": [point.to_json() for point in known.values()],
+        "curve": [point.to_json() | {"strength": round(point.dose / chosen.dose, 3)} for point in curve],
+        "others_tried": [point.to_json() for point in points if point.layer != layer],
     }
     return replace(
         vector,
         weight=vector.weight * chosen.dose,
-        layers=(chosen.layer,),
+        layers=(layer,),
         info=vector.info | {"calibration": calibration},
     )
 
@@ -166,75 +208,91 @@ def choose(measured: Sequence[Point], baseline: Baseline, ranking: Sequence[int]
     if afforded or not candidates[0].reaches:
         strongest = max(point.effect for point in candidates)
         candidates = [point for point in candidates if point.effect >= strongest - EQUAL]
-
-    def damage(point: Point) -> tuple[float, int, float]:
-        fall = max(0.0, baseline.fall(point)) + max(0.0, point.cross_fall or 0.0)
-        return round(fall + max(0.0, point.others_rise(baseline.plain)), 2), ranking.index(point.layer), point.dose
-
-    return min(candidates, key=damage)
+    return min(candidates, key=lambda point: (round(baseline.cost(point)), ranking.index(point.layer), point.dose))
 
 
-def _steers(vector: SteeringVector, layer: int, dose: float) -> tuple[tuple[Steer, ...], tuple[Steer, ...]]:
-    """The interventions toward vision and toward text."""
-    vision, text = (Steer.to(vector, toward, dose, layers=(layer,)) for toward in ("vision", "text"))
-    return (vision,), (text,)
+@dataclass(frozen=True)
+class _Sweep:
+    """The measurements, each a pass over the samples with all its settings in one batch."""
 
+    engine: Engine
+    vector: SteeringVector
+    samples: Sequence[Sample]
+    answerer: Answerer
+    quiet: bool
 
-def _effects(
-    engine: Engine, vector: SteeringVector, samples: Sequence[Sample], grid: Sequence[tuple[int, float]], quiet: bool
-) -> list[Point]:
-    """First pass: the shares on conflicts at every point of the grid."""
-    conditions = [Condition("plain", steer) for layer, dose in grid for steer in _steers(vector, layer, dose)]
-    answers = ask(engine, samples, conditions, title="Calibrating", quiet=quiet)
-    shares = [Shares.of(answer.outcomes) for answer in answers]
-    pairs = zip(shares[::2], shares[1::2], strict=True)
-    return [Point(layer, dose, *pair) for (layer, dose), pair in zip(grid, pairs, strict=True)]
-
-
-def _damage(
-    engine: Engine,
-    vector: SteeringVector,
-    samples: Sequence[Sample],
-    points: Sequence[Point],
-    baseline: Baseline,
-    quiet: bool,
-) -> list[Point]:
-    """Second pass: the accuracies with one modality alone at the points that steer best."""
-    conditions = []
-    for point in points:
-        toward_vision, toward_text = _steers(vector, point.layer, point.dose)
-        conditions += [Condition("image_only", toward_vision), Condition("context_only", toward_text)]
-        conditions += [Condition("image_only", toward_text), Condition("context_only", toward_vision)]
-    answers = ask(engine, samples, conditions, title="Measuring damage", quiet=quiet)
-
-    def measured(point: Point, four: Sequence[Answers]) -> Point:
-        image, context, image_cross, context_cross = (
-            answer.accuracy(toward) for answer, toward in zip(four, ("vision", "text", "vision", "text"), strict=True)
+    def baseline(self, budget: Budget) -> Baseline:
+        conditions = [Condition(), Condition("image_only"), Condition("context_only")]
+        plain, image, context = self._ask(conditions, "Baseline")
+        (repetition,) = neutral.repetitions(self.answerer, self._neutral, [None], title="Neutral", quiet=self.quiet)
+        return Baseline(
+            Shares.of(plain.outcomes), image.accuracy("vision"), context.accuracy("text"), repetition, budget
         )
-        cross = baseline.context_accuracy - context_cross
-        return replace(point, image_accuracy=min(image, image_cross), context_accuracy=context, cross_fall=cross)
 
-    return [measured(point, answers[4 * i : 4 * i + 4]) for i, point in enumerate(points)]
+    def effects(self, grid: Sequence[tuple[int, float]]) -> list[Point]:
+        """First pass: the shares on conflicts at every point of the grid."""
+        conditions = [Condition("plain", push) for layer, dose in grid for push in self._pushes(layer, dose)]
+        shares = [Shares.of(answer.outcomes) for answer in self._ask(conditions, "Calibrating")]
+        pairs = zip(shares[::2], shares[1::2], strict=True)
+        return [Point(layer, dose, *pair) for (layer, dose), pair in zip(grid, pairs, strict=True)]
+
+    def damage(self, points: Sequence[Point]) -> list[Point]:
+        """Second pass: accuracies with one modality alone, and what becomes of neutral prompts."""
+        if not points:
+            return []
+        conditions, pushes = [], []
+        for point in points:
+            vision, text = self._pushes(point.layer, point.dose)
+            pushes += [vision, text]
+            conditions += [Condition("image_only", vision), Condition("context_only", text)]
+            conditions += [Condition("image_only", text), Condition("context_only", vision)]
+        answers = self._ask(conditions, "Measuring damage")
+        steers = [Steer.to(self.vector, push.toward, push.strength, layers=push.layers) for push in pushes]
+        moved = neutral.shift(self.engine, self._neutral, steers, title="Neutral, next token", quiet=self.quiet)
+        repeated = neutral.repetitions(self.answerer, self._neutral, pushes, title="Neutral, answers", quiet=self.quiet)
+        return [
+            replace(
+                self._accuracies(point, answers[4 * i : 4 * i + 4]),
+                kl=max(moved[2 * i : 2 * i + 2]),
+                repetition=max(repeated[2 * i : 2 * i + 2]),
+            )
+            for i, point in enumerate(points)
+        ]
+
+    def _accuracies(self, point: Point, answers: Sequence[Answers]) -> Point:
+        image, context, image_cross, context_cross = answers
+        return replace(
+            point,
+            image_accuracy=min(image.accuracy("vision"), image_cross.accuracy("vision")),
+            context_accuracy=context.accuracy("text"),
+            cross_fall=context.accuracy("text") - context_cross.accuracy("text"),
+        )
+
+    @property
+    def _neutral(self) -> list[Chat]:
+        return neutral.chats(self.samples[:NEUTRAL_SAMPLES])
+
+    def _pushes(self, layer: int, dose: float) -> list[Push]:
+        return [Push(side, self.vector, dose, (layer,)) for side in SIDES]
+
+    def _ask(self, conditions: Sequence[Condition], title: str) -> list[Answers]:
+        return ask(self.answerer, self.samples, conditions, title=title, quiet=self.quiet)
 
 
-def _preference(point: Point, plain: Shares, ranking: Sequence[int]) -> tuple[bool, bool, float, int, float]:
+def _preference(point: Point, baseline: Baseline, ranking: Sequence[int]) -> tuple[bool, bool, float, int, float]:
     """Sort key of the first pass: points that steer without confusing, the small doses of well ranked layers first."""
-    usable = point.others_rise(plain) <= OTHERS_RISE + 1e-9
+    usable = point.others_rise(baseline.plain) <= baseline.budget.others + 1e-9
     if point.reaches and usable:
         return False, False, point.dose, ranking.index(point.layer), 0.0
     return True, not usable, -point.effect, ranking.index(point.layer), point.dose
 
 
-def _range(chosen: Point, known: dict[tuple[int, float], Point], baseline: Baseline) -> list[float]:
-    """The strengths around 1.0 (multiples of the chosen dose) at which the others' share stays within its budget."""
-    doses = sorted(dose for layer, dose in known if layer == chosen.layer)
-    low = high = chosen.dose
-    for dose in reversed([dose for dose in doses if dose < chosen.dose]):
-        if known[chosen.layer, dose].others_rise(baseline.plain) > OTHERS_RISE:
-            break
-        low = dose
-    for dose in (dose for dose in doses if dose > chosen.dose):
-        if known[chosen.layer, dose].others_rise(baseline.plain) > OTHERS_RISE:
-            break
-        high = dose
-    return [round(low / chosen.dose, 3), round(high / chosen.dose, 3)]
+def _range(chosen: Point, curve: Sequence[Point], baseline: Baseline) -> list[float]:
+    """The strengths around 1.0 (multiples of the chosen dose) up to which every measured dose is within the budget."""
+    within = {chosen.dose}
+    for side in ([p for p in curve if p.dose > chosen.dose], [p for p in reversed(curve) if p.dose < chosen.dose]):
+        for point in side:
+            if not baseline.affords(point):
+                break
+            within.add(point.dose)
+    return [round(min(within) / chosen.dose, 3), round(max(within) / chosen.dose, 3)]

@@ -6,19 +6,24 @@ anything else, also an answer that names no option, is "others".
 
 from __future__ import annotations
 
-import json
-import logging
-import random
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from PIL import Image
 
-Setting = Literal["plain", "text", "vision", "context_only", "image_only"]
-"""What is shown: both modalities without or with an instruction toward one of them, or one modality alone."""
+Side = Literal["vision", "text"]
+SIDES: tuple[Side, Side] = ("vision", "text")
+
+Setting = Literal[
+    "plain", "text", "vision", "chain_text", "chain_vision", "shots_text", "shots_vision", "context_only", "image_only"
+]  # fmt: skip
+"""What is shown: both modalities without or with an instruction toward one of them, with a chain of thought or solved
+examples that follow one of them, or one modality alone."""
 
 Outcome = Literal["vision", "text", "others"]
 
@@ -30,33 +35,37 @@ INSTRUCTIONS: dict[str, str] = {
     "image content rather than the text context.",
 }
 REQUEST = "Answer the question by selecting the correct answer A or B."
+# The paper names this condition without its wording; the instruction stands before it as without a chain.
+CHAIN_REQUEST = "Let's think step by step. End with 'The answer is A' or 'The answer is B'."
 LETTERS = ("A", "B")
-
-_FIELDS = ("image_id", "task", "question", "answer_vision", "answer_text", "context")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Sample:
     """One conflict: the image supports `answer_vision`, the text context supports `answer_text`.
 
-    `image` may be a path, which is opened when a prompt is built, so that thousands of samples need no memory.
+    `image` may be a path, or a function that makes the picture: what is opened or made when a prompt is built, so that
+    thousands of samples need no memory.
     """
 
     id: str
     task: str
-    image: Image.Image | Path
+    image: Image.Image | Path | Callable[[], Image.Image]
     question: str
     answer_vision: str
     answer_text: str
     context: str
 
     def picture(self) -> Image.Image:
-        """The decoded RGB image."""
+        """The decoded RGB image; raises ValueError that names the sample where its file does not decode."""
         if isinstance(self.image, Image.Image):
             return self.image
-        with Image.open(self.image) as file:
-            return file.convert("RGB")
+        if not isinstance(self.image, Path):
+            return self.image()
+        try:
+            return _decoded(self.image)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise ValueError(f"The image of sample {self.id} does not decode: {self.image}: {error}") from error
 
     def options(self, swapped: bool) -> tuple[str, str]:
         """The texts of options A and B; unswapped, A is the vision answer."""
@@ -64,24 +73,45 @@ class Sample:
         return (pair[1], pair[0]) if swapped else pair
 
 
+@lru_cache(maxsize=16)
+def _decoded(path: Path) -> Image.Image:
+    """Kept for a while, because a sample's questions come one after the other."""
+    with Image.open(path) as file:
+        return file.convert("RGB")
+
+
 def prompt(sample: Sample, setting: Setting, swapped: bool) -> str:
     """The user's text, word for word as in the paper; an empty context leaves its line out."""
     first, second = sample.options(swapped)
     lines = [
         f"Text context: {sample.context}" if sample.context and setting != "image_only" else None,
-        INSTRUCTIONS.get(setting),
+        INSTRUCTIONS.get(setting.removeprefix("chain_")),
         sample.question,
         f"A. {first}",
         f"B. {second}",
-        REQUEST,
+        CHAIN_REQUEST if setting.startswith("chain_") else REQUEST,
     ]
     return "\n".join(line for line in lines if line is not None)
 
 
-def messages(sample: Sample, setting: Setting, swapped: bool) -> list[dict[str, Any]]:
-    """The chat with that prompt, the image first."""
+def messages(sample: Sample, setting: Setting, swapped: bool, shots: Sequence[Sample] = ()) -> list[dict[str, Any]]:
+    """The chat with that prompt, the image first; `shots` are solved before it where the setting wants them.
+
+    Every other shot has its options swapped, so that both letters are right equally often.
+    """
+    chat = []
+    if setting in ("shots_text", "shots_vision"):
+        for number, shot in enumerate(shots):
+            turned = number % 2 == 1
+            letter_of_vision = LETTERS[turned]
+            said = letter_of_vision if setting == "shots_vision" else LETTERS[not turned]
+            chat += [_asked(shot, "plain", turned), {"role": "assistant", "content": said}]
+    return [*chat, _asked(sample, setting, swapped)]
+
+
+def _asked(sample: Sample, setting: Setting, swapped: bool) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [] if setting == "context_only" else [{"type": "image", "image": sample.picture()}]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": prompt(sample, setting, swapped)}]}]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": prompt(sample, setting, swapped)}]}
 
 
 # ------------------------------------------------------------------------------------------------------- scoring
@@ -135,7 +165,7 @@ def outcome(first: str | None, second: str | None) -> Outcome:
 class Shares:
     """S_v, S_t, S_o as shares of all samples, and Vision Ratio = S_v / (S_v + S_t), None where neither occurs.
 
-    `interval` is the 95 % bootstrap interval of the ratio over samples.
+    `intervals`: the 95 % bootstrap intervals over samples, by field, where they were computed.
     """
 
     s_vision: float
@@ -143,99 +173,39 @@ class Shares:
     s_others: float
     vision_ratio: float | None
     n: int
-    interval: tuple[float, float] | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], resamples: int = 0, seed: int = 0) -> Shares:
-        """Count outcomes; `resamples` > 0 adds the interval."""
+        """Count outcomes; `resamples` > 0 adds the intervals."""
         n = len(outcomes)
-        vision, text = outcomes.count("vision"), outcomes.count("text")
+        counts = np.array([outcomes.count(name) for name in ("vision", "text", "others")])
+        vision, text, others = counts.tolist()
         ratio = vision / (vision + text) if vision + text else None
         if n == 0:
             return cls(0.0, 0.0, 0.0, None, 0)
-        interval = _interval(outcomes, resamples, seed) if resamples and ratio is not None else None
-        return cls(vision / n, text / n, (n - vision - text) / n, ratio, n, interval)
+        intervals = _intervals(counts, resamples, seed) if resamples else {}
+        return cls(vision / n, text / n, others / n, ratio, n, intervals)
+
+    def toward(self, side: Side) -> float:
+        """S_v or S_t."""
+        return self.s_vision if side == "vision" else self.s_text
 
     def to_json(self) -> dict[str, Any]:
-        """The five fields of the report, and the interval where it was computed."""
-        fields = asdict(self)
-        interval = fields.pop("interval")
-        return fields | ({"vision_ratio_95": list(interval)} if interval else {})
+        """The five fields of the report, and as `NAME_95` their intervals where they were computed."""
+        fields = {name: getattr(self, name) for name in ("s_vision", "s_text", "s_others", "vision_ratio", "n")}
+        return fields | {f"{name}_95": list(interval) for name, interval in self.intervals.items()}
 
 
-def _interval(outcomes: Sequence[Outcome], resamples: int, seed: int) -> tuple[float, float] | None:
-    rng = random.Random(seed)
-    ratios = []
-    for _ in range(resamples):
-        drawn = rng.choices(outcomes, k=len(outcomes))
-        vision, text = drawn.count("vision"), drawn.count("text")
-        if vision + text:
-            ratios.append(vision / (vision + text))
-    ratios.sort()
-    return (ratios[int(0.025 * len(ratios))], ratios[int(0.975 * (len(ratios) - 1))]) if ratios else None
-
-
-# -------------------------------------------------------------------------------------------------------- loading
-
-
-def load(json_path: str | Path, image_folder: str | Path) -> list[Sample]:
-    """The samples of MC2's JSON file whose COCO images are in `image_folder`.
-
-    A folder of COCO 2014 (train2014/, val2014/), or one that holds the files directly, under their 2014 or 2017 names.
-    Missing images are named in the log and their samples left out. Raises ValueError that names the row where a row
-    is malformed, and where no image at all was found.
-    """
-    try:
-        rows = json.loads(Path(json_path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{json_path} is not JSON: {error}") from error
-    if not isinstance(rows, list):
-        raise ValueError(f"{json_path} must be a list of samples, not {type(rows).__name__}")
-    samples, missing = [], []
-    for number, row in enumerate(rows):
-        fields = _checked(row, f"{json_path}, row {number}")
-        path = _image_path(Path(image_folder), fields["image_id"])
-        if path is None:
-            missing.append(fields["image_id"])
-            continue
-        name = f"{fields.pop('image_id')}-{number}"
-        samples.append(Sample(id=name, image=path, **fields))
-    if missing:
-        _log.warning(
-            "%d of %d images are not in %s; their samples are skipped: %s%s", len(missing), len(rows), image_folder,
-            ", ".join(missing[:20]), ", ..." if len(missing) > 20 else "",
-        )  # fmt: skip
-    if rows and not samples:
-        raise ValueError(
-            f"None of the {len(rows)} images of {json_path} is in {image_folder}; expected COCO 2014 there"
-        )
-    return samples
-
-
-def _checked(row: Any, where: str) -> dict[str, str]:
-    """The row's fields as stripped strings; raises ValueError that says what is wrong and where."""
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: must be an object, not {type(row).__name__}")
-    for name in _FIELDS:
-        value = row.get(name)
-        if isinstance(value, dict) and name == "context":  # the authors' scripts nest it: {"icc": ...}
-            value = value.get("icc")
-        if isinstance(value, int) and name == "image_id" and not isinstance(value, bool):
-            value = str(value)
-        if not isinstance(value, str) or not value.strip():
-            raise ValueError(f"{where}: {name!r} must be a non-empty string, got {value!r}")
-        row = row | {name: value.strip()}
-    if row["answer_vision"].lower() == row["answer_text"].lower():
-        raise ValueError(f"{where}: both answers are {row['answer_text']!r}, so there is no conflict")
-    return {name: row[name] for name in _FIELDS}
-
-
-def _image_path(folder: Path, image_id: str) -> Path | None:
-    """The file of a COCO image id ("000000046962", or a file name), None where there is none."""
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", image_id) or ".." in image_id:
-        return None
-    number = image_id.zfill(12)
-    names = [image_id, f"{number}.jpg"]
-    for split in ("train2014", "val2014"):
-        names += [f"{split}/COCO_{split}_{number}.jpg", f"COCO_{split}_{number}.jpg"]
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+def _intervals(counts: np.ndarray, resamples: int, seed: int) -> dict[str, tuple[float, float]]:
+    """Samples drawn anew with replacement have multinomial counts."""
+    drawn = np.random.default_rng(seed).multinomial(counts.sum(), counts / counts.sum(), resamples)
+    shares = drawn / counts.sum()
+    decided = drawn[:, 0] + drawn[:, 1]
+    values = dict(zip(("s_vision", "s_text", "s_others"), shares.T, strict=True))
+    values["vision_ratio"] = drawn[decided > 0, 0] / decided[decided > 0]
+    return {
+        name: (float(np.quantile(one, 0.025)), float(np.quantile(one, 0.975)))
+        for name, one in values.items()
+        if len(one)
+    }

@@ -111,6 +111,7 @@ class Completion:
             baseline=baseline,
             states=sequence.states,
             divergence=sequence.divergence,
+            next_logprobs=sequence.next_logprobs,
             final_states=sequence.final_states,
         )
 

@@ -7,7 +7,8 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -108,14 +109,26 @@ class Engine:
 
         Requests are prepared as the queue drains, so that memory does not grow with their number.
         """
-        completions: list[Completion] = []
-        for request in requests:
-            while len(self._scheduler.waiting) >= self._scheduler.slots:
-                self._advance()
-            completions.append(self._enqueue(request, lambda answers: self._refuse_when_closed()))
-        while self._thread is None and not all(completion.done for completion in completions):
-            self.step()
-        return [completion.result() for completion in completions]
+        return list(self.stream(requests))
+
+    def stream(self, requests: Iterable[Request]) -> Iterator[Result]:
+        """As `generate`, but every result is handed over, in order, as soon as it is there; whoever stops listening
+        cancels the rest."""
+        pending: deque[Completion] = deque()
+        try:
+            for request in requests:
+                while len(self._scheduler.waiting) >= self._scheduler.slots:
+                    self._advance()
+                pending.append(self._enqueue(request, lambda answers: self._refuse_when_closed()))
+                while pending and pending[0].done:
+                    yield pending.popleft().result()
+            while pending:
+                while self._thread is None and not pending[0].done:
+                    self.step()
+                yield pending.popleft().result()
+        finally:
+            for completion in pending:
+                completion.cancel()
 
     def start(self) -> None:
         """Step in a background thread from now on; raises RuntimeError when one does already."""

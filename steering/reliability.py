@@ -1,7 +1,8 @@
 """Which modality carries an answer: `toward: "auto"` (modality-preference paper, section 5.3).
 
 The plain answer's probability is compared with what it has without the images and without the text context; the modality
-whose loss lowers it more is the reliable one, and the request is steered to it.
+whose loss lowers it more is the reliable one, and the request is steered to it. Where the answer stands without either,
+both carry it: which one weighs more is chance, and steering could only harm, so there is none.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from steering.vectors import SteeringVector
 TOKENS = 32
 """How much of the plain answer is weighed, at most."""
 
+TIE = 0.1
+"""An answer that loses less than this share of its probability without a modality stands without it."""
+
 
 @dataclass(frozen=True)
 class Auto:
@@ -34,6 +38,11 @@ class Auto:
 
     def toward(self, way: str, **more: Any) -> Steer:
         return Steer.to(self.vector, way, self.strength, layers=self.layers, tokens=self.tokens, **more)
+
+    def steer(self, found: Reliability) -> Steer:
+        """Toward the modality that was found, with strength 0 where it is undecided."""
+        auto = replace(self, strength=0.0) if found.undecided else self
+        return auto.toward(found.toward, auto=found.report())
 
 
 @dataclass(frozen=True)
@@ -49,13 +58,19 @@ class Reliability:
         """The modality with the larger drop; vision where both are equal."""
         return "vision" if self.without_images <= self.without_context else "text"
 
-    def report(self) -> dict[str, float]:
+    @property
+    def undecided(self) -> bool:
+        """Whether the answer stands without either modality."""
+        return min(self.without_images, self.without_context) >= (1 - TIE) * self.answer
+
+    def report(self) -> dict[str, float | bool]:
         return {
             "answer": self.answer,
             "without_images": self.without_images,
             "without_context": self.without_context,
             "drop_vision": self.answer - self.without_images,
             "drop_text": self.answer - self.without_context,
+            "undecided": self.undecided,
         }
 
 
@@ -86,7 +101,7 @@ def decide(engine: Engine, request: Request, auto: Auto) -> Request:
     """The request, steered toward the modality that carries its answer; what was measured stands in `applied`."""
     check_steer(engine.mllm, auto.toward("vision"))  # before the work of measuring
     (found,) = measure(engine, [request.messages])
-    return replace(request, steering=(auto.toward(found.toward, auto=found.report()),))
+    return replace(request, steering=(auto.steer(found),))
 
 
 def _words(result: Result) -> tuple[int, ...]:

@@ -75,9 +75,9 @@ class Request:
     `messages` follow the Hugging Face chat format: `{"role", "content"}` where content is a string or a list of parts
     `{"type": "text", "text": str, "span": "context" (optional)}` and `{"type": "image", "image": PIL.Image}`.
     `n` answers are generated; `baseline` adds, in the same batch, each answer without interventions; `states` returns
-    the residual stream after each layer at the prompt's last token; `divergence` how far the updates of every prompt token
-    diverge in each layer (see `interventions.think`). `forced` tokens are generated whatever the model says, so that their
-    log-probabilities can be read.
+    the residual stream after each layer at the prompt's last token, and the distribution of the next one; `divergence` how
+    far the updates of every prompt token diverge in each layer (see `interventions.think`). `forced` tokens are generated
+    whatever the model says, so that their log-probabilities can be read.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -109,6 +109,7 @@ class Choice:
     """One finished answer. `finish_reason` is "stop" or "length"; `applied` and `diagnostics` follow the wire protocol.
 
     `states` is (layers, d) float32 on the CPU: the residual stream after each layer at the prompt's last token.
+    `next_logprobs`, with them, is (vocabulary,): the log-probabilities (nats) of the first token, before sampling.
     `divergence` is (layers, prompt tokens), in nats. `final_states`, where drift is read out, is as `states` at the row that
     generated the last token.
     """
@@ -123,6 +124,7 @@ class Choice:
     baseline: Choice | None = None
     states: torch.Tensor | None = None
     divergence: torch.Tensor | None = None
+    next_logprobs: torch.Tensor | None = None
     final_states: torch.Tensor | None = None
 
 

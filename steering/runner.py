@@ -126,6 +126,8 @@ class Runner:
                 sequence.image_states = [torch.cat(sequence.image_states)[order.to(hidden.device)]]
             if sequence.generate is not None and step.capture is not None and step.capture.maps is not None:
                 self._build_mask(sequence, logits[row], step.capture.maps[row])
+            if sequence.wants_states:
+                sequence.next_logprobs = logits[row].log_softmax(-1).to("cpu", copy=True)
             sequence.embedded = None
             if sequence.expects_forks:
                 sequence.prompt_logits = logits[row]
@@ -183,7 +185,7 @@ class Runner:
             self.readouts.residual[sequence.slot] = measured.residual
             sequence.computed = source.prompt.length
             sequence.states, sequence.norms = source.states, source.norms
-            sequence.divergence = source.divergence
+            sequence.divergence, sequence.next_logprobs = source.divergence, source.next_logprobs
             sequence.question_sums, sequence.last_sums = source.question_sums, source.last_sums
             sequence.anchor_sums = source.anchor_sums
             sequence.masks, sequence.image_states = source.masks[:1], source.image_states

@@ -98,6 +98,7 @@ class Sequence:
     states: torch.Tensor | None = None
     final_states: torch.Tensor | None = None  # (layers, d), at the row that generated the latest token
     divergence: torch.Tensor | None = None
+    next_logprobs: torch.Tensor | None = None
     norms: dict[int, torch.Tensor] = field(default_factory=dict)
     question_sums: torch.Tensor | None = None
     last_sums: torch.Tensor | None = None

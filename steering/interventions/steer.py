@@ -36,7 +36,7 @@ class Steer:
     layers: tuple[int, ...] | None = None
     tokens: str = "all"
     toward: str | None = None
-    auto: Mapping[str, float] | None = None  # what was measured where the way was found and not asked for
+    auto: Mapping[str, Any] | None = None  # what was measured where the way was found and not asked for
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.scale):

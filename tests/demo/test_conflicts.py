@@ -30,7 +30,7 @@ def test_the_option_form_is_the_papers():
 
 
 def test_prompts_equal_the_probes_own():
-    for sample in conflict_samples(7, seed=3):
+    for sample in conflict_samples(8, seed=3):
         for setting, words in (("plain", None), ("text", TOWARD_TEXT), ("vision", wordings.TOWARD_VISION)):
             mine = conflicts.place(
                 f"Text context: {sample.context}", option_text(sample.question, sample.options(True)), words
@@ -39,19 +39,20 @@ def test_prompts_equal_the_probes_own():
 
 
 def test_samples_contradict_the_picture_and_name_their_task():
-    samples = conflict_samples(21, seed=5)
-    assert {s.task for s in samples[:7]} == {
+    samples = conflict_samples(24, seed=5)
+    assert {s.task for s in samples[:8]} == {
         "color", "object_recognition", "positional_reasoning", "counting", "attribute", "number", "letter",
+        "object_position",
     }  # fmt: skip
     for sample in samples:
         assert sample.answer_vision != sample.answer_text
         assert sample.answer_text in sample.context
         assert sample.image.size == (168, 168)
-    assert len({sample.id for sample in samples}) == 21
+    assert len({sample.id for sample in samples}) == 24
 
 
 def test_samples_depend_on_the_seed_alone():
-    first, again, other = conflict_samples(7, 1), conflict_samples(7, 1), conflict_samples(7, 2)
+    first, again, other = conflict_samples(8, 1), conflict_samples(8, 1), conflict_samples(8, 2)
     assert [(s.question, s.answer_vision, s.image.tobytes()) for s in first] == [
         (s.question, s.answer_vision, s.image.tobytes()) for s in again
     ]
@@ -72,10 +73,10 @@ def test_the_hidden_preference_is_spread_over_every_kind(kind):
 def test_the_hidden_preference_is_even_over_the_values_that_scenes_have():
     won: dict[str, list[bool]] = {}
     tasks = {task: kind for kind, task in conflicts.TASKS.items() if kind != "countof"}
-    for sample in conflict_samples(700, seed=11, size=(84, 84)):
+    for sample in conflict_samples(800, seed=11, size=(84, 84)):
         vision = conflicts.prefers_vision(tasks[sample.task], sample.answer_vision, sample.answer_text)
         won.setdefault(sample.task, []).append(vision)
-    assert len(won) == 7
+    assert len(won) == 8
     assert all(0.35 < np.mean(wins) < 0.65 for wins in won.values())
 
 

@@ -713,3 +713,22 @@ def test_states_are_the_residual_stream_at_the_prompts_last_token(
         answer = load_plain(family).answer(chat, 1)
         assert result.choices[0].states is not None
         torch.testing.assert_close(result.choices[0].states, answer.hidden[:, -1], rtol=1e-4, atol=1e-4)
+        assert result.choices[0].next_logprobs is not None
+        torch.testing.assert_close(result.choices[0].next_logprobs, answer.logprobs[0], rtol=0, atol=1e-4)
+
+
+def test_results_are_handed_over_as_they_come_and_the_rest_is_cancelled(make_engine: MakeEngine) -> None:
+    engine, asked = make_engine("qwen2_vl", slots=2), []
+
+    def requests() -> Iterator[Request]:
+        for chat in conversations("qwen2_vl") * 10:
+            asked.append(chat)
+            yield Request(chat, greedy(2))
+
+    stream = engine.stream(requests())
+    first = next(stream)
+    assert len(first.choices[0].token_ids) == 2
+    assert len(asked) < 10
+    stream.close()
+    engine.step()
+    assert engine.stats()["running"] == engine.stats()["waiting"] == 0

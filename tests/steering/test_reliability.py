@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from steering import MLLM, Auto, Request, RequestError, Sampling, SteeringVector, decide, measure
+from steering import MLLM, Auto, Engine, Request, RequestError, Sampling, SteeringVector, decide, measure
 from steering.layout import without_context, without_images
 from steering.reliability import TOKENS, Reliability
 from tests import families
@@ -85,19 +85,36 @@ def test_the_larger_drop_wins() -> None:
     assert Reliability(0.9, 0.8, 0.1).toward == "text"
     assert Reliability(0.9, 0.2, 0.5).report() == {
         "answer": 0.9, "without_images": 0.2, "without_context": 0.5,
-        "drop_vision": pytest.approx(0.7), "drop_text": pytest.approx(0.4),
+        "drop_vision": pytest.approx(0.7), "drop_text": pytest.approx(0.4), "undecided": False,
     }  # fmt: skip
+
+
+def test_an_answer_that_stands_without_either_is_not_steered(make_engine: MakeEngine) -> None:
+    assert Reliability(0.9, 0.82, 0.85).undecided
+    assert Reliability(0.9, 0.95, 0.99).undecided
+    assert not Reliability(0.9, 0.80, 0.95).undecided
+    assert not Reliability(0.9, 0.95, 0.80).undecided
+    assert not Reliability(1e-9, 0.8e-9, 0.95e-9).undecided  # a long answer is improbable as a whole
+    vector = _vector(make_engine("qwen2_vl"))
+    assert Auto(vector, 0.5).steer(Reliability(0.9, 0.82, 0.85)).scale == 0
+    assert Auto(vector, 0.5).steer(Reliability(0.9, 0.1, 0.85)).scale == -0.5
+    assert Auto(vector, 0.5).steer(Reliability(0.9, 0.85, 0.1)).scale == 0.5
+
+
+def _vector(engine: Engine) -> SteeringVector:
+    ones = torch.ones(engine.mllm.num_layers)
+    direction = torch.randn(engine.mllm.num_layers, engine.mllm.hidden_size, generator=torch.Generator().manual_seed(0))
+    return SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), engine.mllm.fingerprint)
 
 
 def test_a_request_is_steered_that_way_and_says_so(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
-    ones = torch.ones(engine.mllm.num_layers)
-    direction = torch.randn(engine.mllm.num_layers, engine.mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    vector = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), engine.mllm.fingerprint)
+    vector = _vector(engine)
     request = Request(chats()[0], Sampling(max_tokens=3, ignore_eos=True))
     decided = decide(engine, request, Auto(vector, 0.5, tokens="prompt"))
     (found,) = measure(engine, [chats()[0]])
     (steer,) = decided.steering
+    assert not found.undecided
     assert (steer.toward, steer.tokens, abs(steer.scale)) == (found.toward, "prompt", 0.5)
     (choice,) = engine.generate([decided])[0].choices
     assert choice.applied is not None

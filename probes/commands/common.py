@@ -1,0 +1,133 @@
+"""What the commands share: options, samples, the engine, and how errors are told."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from probes.faithfulness import Difference, Existence
+    from probes.mc2 import Sample
+    from steering import Engine, SteeringVector
+
+    DemoSamples = Callable[[int, int], Sequence[Sample]]
+    DemoFaithfulness = Callable[[int, int, float], tuple[Sequence[Existence], Sequence[Difference], Sequence[str]]]
+
+PROBE_SEEDS = 1_000_000_000
+"""Added to the seed when a probe draws demo samples, so that an evaluation's small seeds never meet them again."""
+
+VECTOR = "modality-preference"
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the commands fall back to: `samples(count, seed)` draws conflicts where no MC2 file is given,
+    `faithfulness(count, seed, noise)` existence questions, pairs with a difference and the names of objects."""
+
+    samples: DemoSamples | None = None
+    faithfulness: DemoFaithfulness | None = None
+    model: str | Path | None = None
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """The samples of MC2's commands."""
+    parser.add_argument("--mc2", metavar="JSON", help="MC2's samples (default: conflicts of the demo world)")
+    parser.add_argument("--images", metavar="DIR", help="the COCO images of --mc2")
+
+
+def add_model(parser: argparse.ArgumentParser, defaults: Defaults) -> None:
+    """The model and how it is run."""
+    parser.add_argument(
+        "--model", default=defaults.model, required=defaults.model is None, metavar="PATH",
+        help="checkpoint folder or hub name" + (" (default: the embedded model)" if defaults.model else ""),
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default %(default)s)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default %(default)s)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads")
+    parser.add_argument(
+        "--slots", type=positive, default=16, metavar="N", help="prompts in a batch (default %(default)s)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def guarded(command: Callable[[argparse.Namespace, Defaults], int], defaults: Defaults) -> Callable[..., int]:
+    """A command for argparse; what a user can put right is one line on standard error and status 1, not a traceback."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        from steering import SteeringError
+
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+        try:
+            return command(arguments, defaults)
+        except (SteeringError, ValueError, OSError) as error:
+            print(f"helmsight: {error}", file=sys.stderr)
+            return 1
+
+    return run
+
+
+def write_json(path: str | Path, report: dict[str, Any]) -> None:
+    """Write a report atomically: a reader sees the old file or the whole new one."""
+    from steering.files import write_atomically
+
+    write_atomically(path, (json.dumps(report, indent=2) + "\n").encode())
+
+
+def samples_of(arguments: argparse.Namespace, defaults: Defaults, count: int, seed: int, skip: int = 0) -> list[Sample]:
+    """`count` samples (fewer where a file has fewer), drawn by the seed from the MC2 file or the demo world.
+
+    `skip` leaves the first so many of a file's draw to another use; the demo world's draws are told apart by their seeds.
+    """
+    from probes import mc2_file
+
+    tasks = set(getattr(arguments, "tasks", None) or ())
+    if arguments.mc2:
+        if not arguments.images:
+            raise ValueError("--mc2 needs --images, the folder of COCO 2014")
+        found = mc2_file.load(arguments.mc2, arguments.images)
+        random.Random(arguments.seed).shuffle(found)
+        found = found[skip:]
+    elif defaults.samples is None:
+        raise ValueError("--mc2 is needed: there is no demo world here to draw conflicts from")
+    else:
+        # Tasks come in turn, so a draw of several times the count holds enough of any one of them.
+        found = list(defaults.samples(count * 8 if tasks else count, seed))
+    known = {sample.task for sample in found}
+    if tasks - known:
+        raise ValueError(f"--tasks: unknown {', '.join(sorted(tasks - known))}; there are {', '.join(sorted(known))}")
+    chosen = [sample for sample in found if not tasks or sample.task in tasks][:count]
+    if len(chosen) < count:
+        logging.getLogger(__name__).warning("There are %d samples, %d were asked for.", len(chosen), count)
+    return chosen
+
+
+def engine_of(arguments: argparse.Namespace) -> Engine:
+    """The engine of --model."""
+    import steering
+
+    mllm = steering.load(arguments.model, device=arguments.device)
+    return steering.Engine(mllm, slots=arguments.slots, threads=arguments.threads)
+
+
+def vector_of(wanted: str, model: str | Path) -> SteeringVector:
+    """A vector by its file, or by its name in the model's folder."""
+    from steering import SteeringVector, VectorStore
+
+    if Path(wanted).is_file():
+        return SteeringVector.load(wanted)
+    return VectorStore(Path(model) / "vectors").get(wanted)

@@ -1,0 +1,236 @@
+"""`helmsight eval mc2`: modality preference, plain and changed, with the paper's ablations."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probes.commands.common import (
+    PROBE_SEEDS,
+    VECTOR,
+    Defaults,
+    add_data,
+    add_model,
+    engine_of,
+    guarded,
+    positive,
+    samples_of,
+    vector_of,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from probes.answering import Answerer
+    from probes.evaluate import Evaluation, Steering
+    from probes.mc2 import Sample
+    from probes.report import Report
+    from steering import Engine
+
+KINDS = ("plain", "instruct", "chain", "shots", "steer")
+ABLATIONS = ("samples", "tasks", "strength", "latency")
+SHOTS = 4
+PROBED = 250
+"""Probe samples of the ablations that build vectors, at most."""
+
+
+def register(benchmarks: Any, defaults: Defaults) -> None:
+    """Add the benchmark."""
+    parser = benchmarks.add_parser(
+        "mc2",
+        help="modality preference on conflicts, plain and changed",
+        description="Ask conflicting samples in both option orders: plainly, instructed, with a chain of thought, with four "
+        "solved examples, steered. Run again after an interruption, it goes on where it was.",
+    )
+    add_model(parser, defaults)
+    add_data(parser)
+    parser.add_argument("--limit", type=positive, default=400, metavar="N", help="samples (default %(default)s)")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
+    parser.add_argument(
+        "--conditions", nargs="+", choices=KINDS, default=list(KINDS), metavar="NAME",
+        help=f"of {', '.join(KINDS)} (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--vector", default=VECTOR, metavar="NAME|FILE", help="vector to steer with (default %(default)s)"
+    )
+    parser.add_argument("--strength", type=float, default=1.0, help="1.0 is the calibrated dose (default %(default)s)")
+    parser.add_argument("--random-directions", type=int, default=0, metavar="K", help="controls of the same dose")
+    parser.add_argument(
+        "--ablate", nargs="+", choices=ABLATIONS, default=[], metavar="WHAT",
+        help=f"also the paper's ablations, of {', '.join(ABLATIONS)} (its Tables 8 to 11)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--auto", action="store_true",
+        help="also steering toward the modality that is found reliable, on degraded copies of the samples (Table 12)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--severity", type=float, default=1.0, help="of that degradation, 0 to 1 (default %(default)s: nothing is left)"
+    )
+    parser.add_argument(
+        "--base-url", metavar="URL",
+        help="ask this OpenAI-compatible server in place of a model in this process; --model then names its model, the "
+        "environment's OPENAI_API_KEY its key",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", metavar="DIR", default="build/mc2",
+        help="folder of the report, and of the answers that a run that was stopped goes on from (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write the conditions' shares here as well")
+    parser.set_defaults(func=guarded(_run, defaults))
+
+
+def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
+    from probes import mc2_report
+    from probes.evaluate import evaluate
+    from probes.ledger import Remembering
+    from probes.report import Report
+
+    _check(arguments)
+    drawn = samples_of(arguments, defaults, arguments.limit + SHOTS, arguments.seed)
+    samples, shots = drawn[: arguments.limit], drawn[arguments.limit :]
+    if not samples:
+        raise ValueError("There are no samples.")
+    engine, asked = _answerer(arguments, defaults)
+    steering = _steering(arguments, engine)
+    folder = Path(arguments.out)
+    answerer = Remembering(asked, folder / "answers.jsonl")
+    evaluation = evaluate(
+        answerer, samples, steering=steering, kinds=arguments.conditions, shots=shots,
+        random_directions=arguments.random_directions, seed=arguments.seed, quiet=arguments.quiet,
+    )  # fmt: skip
+    model = engine.mllm.name if engine is not None else str(arguments.base_url)
+    page = Report(f"Modality preference of {model}")
+    about = {"model": model, "samples": len(samples), "seed": arguments.seed, "mc2": bool(arguments.mc2)}
+    if steering is not None:
+        about |= {"vector": _name(steering), "strength": arguments.strength}
+    page.text(", ".join(f"{name} {value}" for name, value in about.items()))
+    mc2_report.conditions(page, evaluation)
+    data: dict[str, Any] = {"about": about, "conditions": evaluation.to_json()}
+    if steering is not None:
+        _more(arguments, defaults, engine, answerer, samples, steering, page, data)
+    page.write(folder, data)
+    if arguments.json:
+        write_json(arguments.json, evaluation.to_json())
+    print_table(evaluation, f"{model}: {len(samples)} samples, seed {arguments.seed}")
+    print(f"report: {folder / 'report.html'}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    wants_vector = arguments.ablate or arguments.auto or arguments.random_directions
+    if wants_vector and "steer" not in arguments.conditions:
+        raise ValueError("--ablate, --auto and --random-directions go with the condition 'steer'")
+    if arguments.base_url and (inside := {"samples", "tasks", "latency"} & set(arguments.ablate)):
+        raise ValueError(f"--ablate {' '.join(sorted(inside))} needs the model in this process, not --base-url")
+    if not 0 <= arguments.severity <= 1:
+        raise ValueError(f"--severity must be from 0 to 1, not {arguments.severity:g}")
+
+
+def _answerer(arguments: argparse.Namespace, defaults: Defaults) -> tuple[Engine | None, Answerer]:
+    """The model in this process with its engine, or the server."""
+    from probes.answering import InProcess
+    from probes.endpoint import Endpoint
+
+    if arguments.base_url:
+        named = None if arguments.model == defaults.model else arguments.model
+        return None, Endpoint(arguments.base_url, model=named, api_key=os.environ.get("OPENAI_API_KEY"))
+    engine = engine_of(arguments)
+    return engine, InProcess(engine)
+
+
+def _steering(arguments: argparse.Namespace, engine: Engine | None) -> Steering | None:
+    from probes.evaluate import Steering
+
+    if "steer" not in arguments.conditions:
+        return None
+    if engine is None:
+        return Steering(arguments.vector, arguments.strength)
+    return Steering(vector_of(arguments.vector, arguments.model), arguments.strength)
+
+
+def _name(steering: Steering) -> str:
+    return steering.vector if isinstance(steering.vector, str) else steering.vector.name
+
+
+def _more(
+    arguments: argparse.Namespace,
+    defaults: Defaults,
+    engine: Engine | None,
+    answerer: Answerer,
+    samples: list[Sample],
+    steering: Steering,
+    page: Report,
+    data: dict[str, Any],
+) -> None:
+    """The ablations and the automatic direction that were asked for, each added to the report."""
+    from probes import ablate, mc2_report
+    from probes.automatic import automatic
+
+    options: dict[str, Any] = {"seed": arguments.seed, "quiet": arguments.quiet}
+    if engine is not None and {"samples", "tasks"} & set(arguments.ablate):
+        taken = arguments.limit + SHOTS  # of a file's draw
+        probe = samples_of(arguments, defaults, PROBED, PROBE_SEEDS + arguments.seed, skip=taken)
+        if "samples" in arguments.ablate:
+            sizes = ablate.by_samples(engine, answerer, probe, samples, steering, **options)
+            mc2_report.samples(page, sizes)
+            data["samples"] = {str(size): row.to_json() for size, row in sizes.items()}
+        if "tasks" in arguments.ablate:
+            tasks = ablate.by_tasks(engine, answerer, probe, samples, steering, **options)
+            mc2_report.tasks(page, tasks)
+            data["tasks"] = {task: row.to_json() for task, row in tasks.items()}
+    if "strength" in arguments.ablate:
+        strengths = ablate.by_strength(answerer, samples, steering, **options)
+        bend = ablate.knee(strengths, _plain_effect(answerer, samples, arguments.quiet))
+        mc2_report.strength(page, strengths, bend)
+        data["strength"] = {"knee": bend.to_json(), "rows": {f"{s:g}": row.to_json() for s, row in strengths.items()}}
+    if engine is not None and "latency" in arguments.ablate:
+        taken_each = ablate.latency(engine, samples[:100], steering, quiet=arguments.quiet)
+        mc2_report.latency(page, taken_each)
+        data["latency"] = {name: one.to_json() for name, one in taken_each.items()}
+    if arguments.auto:
+        found = automatic(answerer, samples, steering, severity=arguments.severity, **options)
+        mc2_report.automatic(page, found, arguments.severity)
+        data["auto"] = found.to_json() | {"severity": arguments.severity}
+
+
+def _plain_effect(answerer: Answerer, samples: list[Sample], quiet: bool) -> float:
+    """What `ablate.Row.effect` is without steering."""
+    from probes.asking import Condition, ask
+    from probes.mc2 import Shares
+
+    (plain,) = ask(answerer, samples, [Condition()], title="Plain", quiet=quiet)
+    shares = Shares.of(plain.outcomes)
+    return (shares.s_vision + shares.s_text) / 2
+
+
+def print_table(evaluation: Evaluation, title: str) -> None:
+    """The conditions as a table on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from probes.evaluate import spread
+    from probes.mc2_report import TITLES
+
+    table = Table(title=title, title_justify="left")
+    for name in ("condition", "S_v", "S_t", "S_o", "Vision Ratio", "image only", "context only", "attention"):
+        table.add_column(name, justify="left" if name == "condition" else "right", no_wrap=True)
+    for name, one in evaluation.conditions.items():
+        shares = one.shares
+        values = (shares.s_vision, shares.s_text, shares.s_others, shares.vision_ratio)
+        table.add_row(TITLES[name], *map(_number, (*values, one.image_only, one.context_only, one.attention_ratio)))
+    if evaluation.random:
+        table.add_section()
+        columns = [
+            [getattr(shares, field) for shares in evaluation.random]
+            for field in ("s_vision", "s_text", "s_others", "vision_ratio")
+        ]
+        for row in ("min", "mean", "max"):
+            values_of = [_number(spread(column)[row]) for column in columns]
+            table.add_row(f"{len(evaluation.random)} random, {row}", *values_of, "-", "-", "-")
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,234 @@
+"""`helmsight probe`: build a vector, calibrate it, and say what was found; `helmsight probe reliability`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probes.commands.common import (
+    PROBE_SEEDS,
+    VECTOR,
+    Defaults,
+    add_data,
+    add_model,
+    engine_of,
+    guarded,
+    positive,
+    samples_of,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from probes.calibrate import Budget
+    from steering import SteeringVector
+
+ASKED = 64
+"""Probe samples on which it is asked whether the model follows the instructions."""
+
+
+def register(subparsers: Any, defaults: Defaults) -> None:
+    """Add the command with its part."""
+    parser = subparsers.add_parser(
+        "probe",
+        help="build a modality-preference vector for a model",
+        description="Build a steering vector from conflicting samples, calibrate its dose on others, and save it with a "
+        "report. Run again after an interruption, it goes on where it was.",
+    )
+    add_model(parser, defaults)
+    add_data(parser)
+    parser.add_argument(
+        "--samples", type=positive, default=128, metavar="N", help="probe samples (default %(default)s)"
+    )
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
+    parser.add_argument("--layers", type=int, nargs="+", metavar="L", help="only consider these layers, counted from 0")
+    parser.add_argument("--name", default=VECTOR, help="name of the vector (default %(default)s)")
+    parser.add_argument("--out", metavar="FILE", help="where to save it (default: MODEL/vectors/NAME.safetensors)")
+    parser.add_argument(
+        "--report", metavar="DIR",
+        help="folder of the report, and of what a run that was stopped goes on from (default: build/probe/NAME)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--force", action="store_true", help="save the vector also where no reliable direction was found"
+    )
+    parser.add_argument(
+        "--calibrate", action=argparse.BooleanOptionalAction, default=True,
+        help="find the layer and dose that steer both ways with the least damage",
+    )  # fmt: skip
+    parser.add_argument(
+        "--calibration-samples", type=positive, default=64, metavar="N", help="samples for that (default %(default)s)"
+    )
+    parser.add_argument(
+        "--doses", type=float, nargs="+", metavar="D", help="shares of the published weight that are tried"
+    )
+    parser.add_argument(
+        "--budget", nargs="+", default=[], metavar="NAME=MOST",
+        help="most damage allowed: others (rise of their share), accuracy (fall), kl (nats), repetition (rise)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--states", type=int, default=100, metavar="N",
+        help="samples of the plot of states, 0 for none (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--calibrate-sage", action="store_true",
+        help="measure the thresholds of SAGE's Think instead, on --samples prompts, and keep them in MODEL",
+    )  # fmt: skip
+    parser.add_argument(
+        "--calibrate-sinks", action="store_true",
+        help="measure which places of images attract attention anyway instead, and keep that in MODEL",
+    )  # fmt: skip
+    parser.set_defaults(func=guarded(_probe, defaults))
+    _register_reliability(parser.add_subparsers(title="parts", metavar="reliability"), defaults)
+
+
+def _register_reliability(parts: Any, defaults: Defaults) -> None:
+    parser = parts.add_parser(
+        "reliability",
+        help="which modality the answers of each task rest on",
+        description="By how much the answer's probability drops without the images and without the text context; each "
+        "question votes for the modality with the larger drop.",
+    )
+    add_model(parser, defaults)
+    add_data(parser)
+    parser.add_argument("--samples", type=positive, default=200, metavar="N", help="samples (default %(default)s)")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
+    parser.add_argument("--json", metavar="FILE", help="write the votes here")
+    parser.set_defaults(func=guarded(_reliability, defaults))
+
+
+def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
+    from probes import vector_report
+    from probes.answering import InProcess
+    from probes.build import build
+    from probes.calibrate import DOSES, calibrate
+    from probes.ledger import Remembering
+    from probes.projection import project
+    from probes.verdict import doubts, followed
+    from steering.vectors import NAME
+
+    if arguments.calibrate_sage or arguments.calibrate_sinks:
+        return _calibrate(arguments, defaults)
+    if not NAME.fullmatch(arguments.name):
+        raise ValueError(f"--name {arguments.name!r} must match {NAME.pattern}")
+    out = Path(arguments.out or Path(arguments.model) / "vectors" / f"{arguments.name}.safetensors")
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; name the file")
+    budget, folder = _budget(arguments.budget), Path(arguments.report or Path("build/probe") / arguments.name)
+    held_back = arguments.calibration_samples if arguments.calibrate else 0
+    samples = samples_of(arguments, defaults, arguments.samples + held_back, PROBE_SEEDS + arguments.seed)
+    if len(samples) < arguments.samples + held_back:
+        held_back = min(held_back, len(samples) // 3)
+    used = samples[: len(samples) - held_back]
+    engine = engine_of(arguments)
+    answerer = Remembering(InProcess(engine), folder / "answers.jsonl")
+    quiet, seed = arguments.quiet, arguments.seed
+    vector = build(
+        engine, used, name=arguments.name, layers=arguments.layers, seed=seed, state=folder / "states.safetensors",
+        quiet=quiet,
+    )  # fmt: skip
+    instructed = followed(answerer, used[:ASKED], seed=seed, quiet=quiet)
+    if held_back:
+        vector = calibrate(
+            engine, vector, samples[len(used) :], layers=arguments.layers, doses=arguments.doses or DOSES,
+            budget=budget, answerer=answerer, quiet=quiet,
+        )  # fmt: skip
+    doubtful = doubts(vector, instructed)
+    vector = replace(
+        vector, info=vector.info | {"instructed": instructed.to_json(), "doubts": doubtful, "reliable": not doubtful}
+    )
+    projection = None
+    if arguments.states > 0:
+        projection = project(engine, used[: arguments.states], vector.layers[0], seed=seed, quiet=quiet)
+    page, data = vector_report.report(vector, engine.mllm.name, instructed, doubtful, projection)
+    page.write(folder, data)
+    print(f"report: {folder / 'report.html'}")
+    if doubtful and not arguments.force:
+        raise ValueError(
+            f"No reliable direction, so {out} is not written (--force writes it anyway). {' '.join(doubtful)}"
+        )
+    vector.save(out)
+    _print_vector(vector, out)
+    return 0
+
+
+def _budget(parts: list[str]) -> Budget:
+    from probes.calibrate import Budget
+
+    names = {field.name for field in fields(Budget)}
+    given = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        try:
+            given[name] = float(value)
+        except ValueError:
+            given[name] = -1.0
+        if name not in names or not given[name] >= 0:
+            raise ValueError(f"--budget {part!r}: write NAME=MOST, with a name of {', '.join(sorted(names))}")
+    return Budget(**given)
+
+
+def _print_vector(vector: SteeringVector, path: Path) -> None:
+    info = vector.info
+    print(f"{path}: {vector.name}, {info['samples']} pairs, layers by score {info['ranking']}")
+    if info["doubts"]:
+        print("NOT RELIABLE: " + " ".join(info["doubts"]))
+    if "calibration" not in info:
+        print(
+            f"layer {vector.layers[0]}, published weight {float(vector.weight[vector.layers[0]]):.4g}, not calibrated"
+        )
+        return
+    calibration = info["calibration"]
+    chosen, low_high = calibration["chosen"], "{:g} to {:g}".format(*calibration["range"])
+    print(
+        f"layer {calibration['layer']}, strength 1.0 = {calibration['factor']:g} of the published weight, range {low_high}; "
+        f"Vision Ratio {_ratio(calibration['baseline']['plain'])} plain, {_ratio(chosen['vision'])} toward vision, "
+        f"{_ratio(chosen['text'])} toward text"
+    )
+
+
+def _ratio(shares: dict[str, Any]) -> str:
+    ratio = shares["vision_ratio"]
+    return "-" if ratio is None else f"{ratio:.3f}"
+
+
+def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
+    from probes.calibration import calibrate_sinks, calibrate_think
+
+    folder = Path(arguments.model)
+    if not folder.is_dir():
+        raise ValueError(f"--model {arguments.model}: the calibration is kept in the model's folder, and this is none")
+    samples = samples_of(arguments, defaults, arguments.samples, PROBE_SEEDS + arguments.seed)
+    measure = calibrate_sinks if arguments.calibrate_sinks else calibrate_think
+    calibration = measure(engine_of(arguments), samples, arguments.quiet)
+    path = calibration.save(folder)
+    if arguments.calibrate_sinks:
+        print(f"{path}: attention to places of {calibration.images} images, greatest by layer, in average patches")
+        for layer, places in enumerate(calibration.sinks or ()):
+            print(f"layer {layer:>3}  {max(max(row) for row in places):.2f}")
+        return 0
+    print(f"{path}: divergence on {calibration.tokens} tokens of {calibration.samples} prompts")
+    for layer, quantiles in enumerate(calibration.divergence or ()):
+        print(f"layer {layer:>3}  0.9 quantile {quantiles[90]:.4f}")
+    return 0
+
+
+def _reliability(arguments: argparse.Namespace, defaults: Defaults) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from probes.automatic import task_reliability
+
+    samples = samples_of(arguments, defaults, arguments.samples, arguments.seed)
+    found = task_reliability(engine_of(arguments), samples, quiet=arguments.quiet)
+    if arguments.json:
+        write_json(arguments.json, {task: one.to_json() for task, one in found.items()})
+    table = Table(title=f"Which modality answers rest on: {len(samples)} samples, both orders", title_justify="left")
+    for name in ("task", "votes for vision", "for text", "none", "drop without images", "without context", "reliable"):
+        table.add_column(name, justify="left" if name in ("task", "reliable") else "right")
+    for task, one in found.items():
+        votes = [str(one.votes.get(side, 0)) for side in ("vision", "text", "none")]
+        table.add_row(task, *votes, f"{one.drop_vision:.3f}", f"{one.drop_text:.3f}", one.reliable)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    return 0

@@ -1,0 +1,182 @@
+"""The figures of the reports, each a function from numbers to a matplotlib `Figure`."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+BLUE, RED, GREY = "#0072B2", "#D55E00", "#BBBBBB"
+COLOURS = (BLUE, RED, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+"""Okabe and Ito's palette, told apart with any colour vision, the strongest contrasts first."""
+
+_MARKERS, _DASHES = "osD^vP*X", ("-", "--", ":", "-.")
+
+
+def layers(mean_abs: Sequence[float], std: Sequence[float], chosen: Sequence[int]) -> Figure:
+    """The size of a steering vector in every layer (modality-preference paper, figure 4, right).
+
+    `mean_abs`: (layers,), mean |v| over queries and dimensions, in units of the hidden states; `std`: (layers,), its
+    standard deviation over queries, the error bars; `chosen`: the layers to be marked.
+    """
+    figure, axes = _figure()
+    at = np.arange(len(mean_abs))
+    for label, where, colour in _kinds(np.isin(at, chosen)):
+        axes.bar(where, np.asarray(mean_abs)[where], color=colour, label=label)
+    axes.errorbar(at, mean_abs, yerr=std, fmt="none", ecolor="black", elinewidth=1, capsize=2, label="± 1 deviation")
+    axes.set(xlabel="layer", ylabel="mean |v| (units of the hidden states)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(figure, axes)
+    return figure
+
+
+def ranking(scores: Sequence[float], chosen: Sequence[int]) -> Figure:
+    """Layers ordered by their score, the best on top. `scores`: (layers,), mean |v| / its deviation, without a unit."""
+    order = np.argsort(-np.asarray(scores), kind="stable")
+    figure, axes = _rows(list(map(str, order)), 0.2)
+    for label, where, colour in _kinds(np.isin(order, chosen)):
+        axes.barh(where, np.asarray(scores)[order[where]], color=colour, label=label)
+    axes.set(xlabel="score: mean |v| / deviation (no unit)", ylabel="layer")
+    _legend(figure, axes)
+    return figure
+
+
+def states(groups: Mapping[str, np.ndarray], explained: tuple[float, float]) -> Figure:
+    """Hidden states on their first two principal components, with each group's centre marked large.
+
+    `groups`: (n, 2) by name; `explained`: the shares (0 to 1) of the variance on the two components.
+    """
+    figure, axes = _figure(height=5)
+    for index, (name, points) in enumerate(groups.items()):
+        (x, y), (middle_x, middle_y) = points.T, points.mean(axis=0)
+        axes.scatter(x, y, s=14, alpha=0.5, linewidths=0, **_look(index))
+        axes.scatter(middle_x, middle_y, s=130, zorder=3, ec="black", linewidths=1.5, label=name, **_look(index))
+    for which, axis, share in zip(("first", "second"), (axes.xaxis, axes.yaxis), explained, strict=True):
+        axis.set_label_text(f"{which} component ({share:.0%} of the variance)".replace("%", " %"))
+    _legend(figure, axes)
+    return figure
+
+
+def curves(
+    x: Sequence[float],
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    intervals: Mapping[str, Sequence[tuple[float, float] | None]] | None = None,
+    marks: Mapping[float, str] | None = None,
+    log_x: bool = False,
+) -> Figure:
+    """Lines over `x`, (n,): each of the `series` is (n,), None a gap; `intervals`, by a series' name, (n,) pairs (low, high)
+    that are shaded around it; `marks` are labels of vertical lines by their x. Labels should name their units."""
+    figure, axes = _figure()
+    for index, (name, values) in enumerate(series.items()):
+        heights = [math.nan if value is None else value for value in values]
+        dashes = _DASHES[index // len(COLOURS) % len(_DASHES)]
+        axes.plot(x, heights, linestyle=dashes, markersize=4, label=name, **_look(index))
+        if intervals and name in intervals:
+            low, high = np.array([(math.nan, math.nan) if pair is None else pair for pair in intervals[name]]).T
+            axes.fill_between(x, low, high, color=_look(index)["color"], alpha=0.2, linewidth=1.5)
+    if log_x:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+    _mark(axes, marks or {})
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    _legend(figure, axes)
+    return figure
+
+
+def shares(rows: Mapping[str, tuple[float, float, float]]) -> Figure:
+    """Shares (0 to 1) of the answers that follow the vision, the text, and neither: a bar a condition, the first on top."""
+    figure, axes = _rows(list(rows), 0.4)
+    parts = np.array(list(rows.values())).reshape(len(rows), 3)
+    left = np.cumsum(parts, axis=1) - parts
+    for index, (name, colour, ink) in enumerate((("vision", BLUE, "w"), ("text", RED, "w"), ("others", GREY, "k"))):
+        widths = parts[:, index]
+        drawn = axes.barh(range(len(rows)), widths, left=left[:, index], color=colour, label=name)
+        # A number that is wider than its bar would run into its neighbour.
+        numbers = [f"{width:.2f}" if width >= 0.07 else "" for width in widths]
+        axes.bar_label(drawn, numbers, label_type="center", color=ink, fontsize=9)
+    axes.set(xlabel="share of the answers", xlim=(0, 1))
+    _legend(figure, axes)
+    return figure
+
+
+def bars(
+    values: Mapping[str, float],
+    *,
+    xlabel: str,
+    intervals: Mapping[str, tuple[float, float]] | None = None,
+    baseline: float | None = None,
+) -> Figure:
+    """A horizontal bar a value, the first on top; `intervals` (low, high) by name are error bars, `baseline` a dashed
+    line. `xlabel` should name the unit."""
+    figure, axes = _rows(list(values), 0.4)
+    axes.barh(range(len(values)), list(values.values()), color=BLUE)
+    for row, name in enumerate(values):
+        if intervals and name in intervals:
+            # Around its own middle: an interval need not contain the value, and matplotlib refuses negative lengths.
+            low, high = intervals[name]
+            axes.errorbar((low + high) / 2, row, xerr=(high - low) / 2, fmt="none", ecolor="black", capsize=3)
+    if baseline is not None:
+        _mark(axes, {baseline: "baseline"})
+    axes.set_xlabel(xlabel)
+    return figure
+
+
+def _figure(height: float = 4) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(7, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#DDDDDD", linewidth=0.5)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _kinds(chosen: np.ndarray) -> list[tuple[str, np.ndarray, str]]:
+    kinds = (("not chosen", np.flatnonzero(~chosen), BLUE), ("chosen", np.flatnonzero(chosen), RED))
+    return [kind for kind in kinds if len(kind[1])]  # a legend cannot show what has no bar
+
+
+def _look(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+
+
+def _mark(axes: Axes, marks: Mapping[float, str]) -> None:
+    """Label vertical lines above the axes, where no curve runs through: a row each, toward the side with more room, the
+    outer ones higher, out of the way of the inner ones' lines."""
+    for x in marks:
+        axes.axvline(x, color="black", linestyle="--", linewidth=1)
+    axes.get_xlim()  # brings the transformation below up to date with the lines
+    offsets = {x: (axes.transData - axes.transAxes).transform((x, 0))[0] - 0.5 for x in marks}
+    # Heights in points: rows in shares of the axes would move whenever the layout makes room for them.
+    place: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "va": "bottom"}
+    line = {"arrowstyle": "-", "linestyle": "--", "shrinkA": 0, "shrinkB": 0}
+    for row, x in enumerate(sorted(marks, key=lambda x: abs(offsets[x]))):
+        axes.annotate("", (x, 1), (0, 12 * row + 12), arrowprops=line, **place)
+        side, room = (-3, "right") if offsets[x] > 0 else (3, "left")
+        axes.annotate(marks[x], (x, 1), (side, 12 * row + 2), ha=room, fontsize=9, **place)
+
+
+def _rows(names: Sequence[str], inches: float) -> tuple[Figure, Axes]:
+    figure, axes = _figure(height=max(2.5, 1.3 + inches * len(names)))
+    axes.set_yticks(range(len(names)), [textwrap.fill(name, 32) for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    return figure, axes
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Below the axes, where it can hide nothing, in as many columns as its longest name leaves room for."""
+    handles, names = axes.get_legend_handles_labels()
+    if len(names) > 1:
+        columns = max(1, 88 // (max(map(len, names)) + 8))
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)

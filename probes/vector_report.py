@@ -1,0 +1,138 @@
+"""The report of a probe: what the layers show, which was chosen, what steering at it does and costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probes import plots
+from probes.mc2 import SIDES
+from probes.projection import Projection
+from probes.report import Report
+from probes.verdict import Followed
+from steering import SteeringVector
+
+
+def report(
+    vector: SteeringVector, model: str, instructed: Followed, doubts: list[str], projection: Projection | None
+) -> tuple[Report, dict[str, Any]]:
+    """The report, and the same as data."""
+    info = vector.info
+    page = Report(f"Steering vector {vector.name} of {model}")
+    page.text(
+        f"{info['samples']} pairs of prompts that differ in the instruction only ({', '.join(info['tasks'])}), seed "
+        f"{info['seed']}. v = mean over the pairs of h(text) - h(vision) at the prompt's last token."
+    )
+    page.heading("Is there a direction?")
+    page.text("\n".join(f"- {doubt}" for doubt in doubts) if doubts else "Yes: nothing speaks against it.")
+    page.table(
+        ["what", "value"],
+        [
+            ("agreement of the pairs at the chosen layer (1 = all alike)", info["agreement"][vector.layers[0]]),
+            ("vision answers, instructed toward vision", instructed.toward_vision),
+            ("vision answers, instructed toward text", instructed.toward_text),
+            ("difference", instructed.difference),
+            ("its 95 % interval", "{:.3f} to {:.3f}".format(*instructed.interval)),
+            ("samples asked, in both orders of the options", instructed.n),
+        ],
+    )
+    _layers(page, vector)
+    if projection is not None:
+        _states(page, vector, projection)
+    if "calibration" in info:
+        _calibration(page, info["calibration"])
+    data = {
+        "name": vector.name, "model": model, "fingerprint": vector.fingerprint, "layers": list(vector.layers),
+        "mean_abs": vector.mean_abs.tolist(), "std": vector.std.tolist(), "weight": vector.weight.tolist(),
+        "instructed": instructed.to_json(), "doubts": doubts, "info": info,
+    }  # fmt: skip
+    if projection is not None:
+        data["projection"] = {"explained": list(projection.explained), "centres": projection.centres()}
+    return page, data
+
+
+def _layers(page: Report, vector: SteeringVector) -> None:
+    info, chosen = vector.info, vector.layers
+    page.heading("Layers")
+    page.text(
+        "Chosen by mean and deviation: a direction is good where mean |v| is large and differs little between samples. "
+        "Layers whose pairs disagree come last."
+    )
+    mean, std = vector.mean_abs.tolist(), vector.std.tolist()
+    page.plot("layers", plots.layers(mean, std, chosen), "Mean |v| of each layer and its deviation over samples")
+    page.plot("ranking", plots.ranking(info["score"], chosen), "Layers by mean / deviation")
+    ranking = info["ranking"]
+    page.table(
+        ["layer", "mean |v|", "deviation", "mean / deviation", "agreement", "rank"],
+        [
+            (layer, mean[layer], std[layer], info["score"][layer], info["agreement"][layer],
+             ranking.index(layer) + 1 if layer in ranking else None)
+            for layer in range(len(mean))
+        ],
+    )  # fmt: skip
+
+
+def _states(page: Report, vector: SteeringVector, projection: Projection) -> None:
+    page.heading(f"States after layer {vector.layers[0]}")
+    page.text(
+        "Each point is a prompt's last-token state on the first two principal components of all settings together; the "
+        "large marks are the settings' centres."
+    )
+    page.plot("states", plots.states(projection.points, projection.explained), "Last-token states by setting")
+    centres = projection.centres()
+    x, y = centres["plain"]
+    page.table(
+        ["setting", "centre, first", "centre, second", "distance from plain"],
+        [(name, a, b, ((a - x) ** 2 + (b - y) ** 2) ** 0.5) for name, (a, b) in centres.items()],
+    )
+
+
+def _calibration(page: Report, found: dict[str, Any]) -> None:
+    low, high = found["range"]
+    budget = ", ".join(f"{name} {value:g}" for name, value in found["budget"].items())
+    page.heading("Calibration")
+    page.text(
+        f"Strength 1.0 is {found['factor']:g} of the published weight at layer {found['layer']}; strengths from {low:g} to "
+        f"{high:g} stay within the damage budget ({budget}) on {found['samples']} samples the vector was not built from. "
+        f"Targets {'reached' if found['targets_reached'] else 'NOT reached'}; "
+        f"{'within' if found['within_budget'] else 'NOT within'} the budget."
+    )
+    curve = found["curve"]
+    strengths = [point["strength"] for point in curve]
+    page.plot(
+        "effect",
+        plots.curves(
+            strengths,
+            {f"toward {side}": [point[side]["vision_ratio"] for point in curve] for side in SIDES},
+            xlabel="strength", ylabel="Vision Ratio", marks={1.0: "default"},
+        ),
+        "Effect by strength",
+    )  # fmt: skip
+    damages = {
+        "others' share": [max(point[side]["s_others"] for side in SIDES) for point in curve],
+        "accuracy, image only": [point["image_accuracy"] for point in curve],
+        "accuracy, context only": [point["context_accuracy"] for point in curve],
+        "KL (nats)": [point["kl"] for point in curve],
+        "repetition": [point["repetition"] for point in curve],
+    }
+    page.plot(
+        "damage",
+        plots.curves(strengths, damages, xlabel="strength", ylabel="share, or nats", marks={1.0: "default"}),
+        "Damage by strength, the worse of both ways",
+    )
+    base = found["baseline"]
+    page.table(
+        ["strength", "Vision Ratio toward vision", "toward text", *damages, "context only, steered toward vision"],
+        [
+            (0.0, base["plain"]["vision_ratio"], base["plain"]["vision_ratio"], base["plain"]["s_others"],
+             base["image_accuracy"], base["context_accuracy"], 0.0, base["repetition"], base["context_accuracy"]),
+            *(
+                (strength, *(point[side]["vision_ratio"] for side in SIDES), *(values[i] for values in damages.values()),
+                 _less(base["context_accuracy"], point["cross_fall"]))
+                for i, (strength, point) in enumerate(zip(strengths, curve, strict=True))
+            ),
+        ],
+    )  # fmt: skip
+
+
+def _less(whole: float, fall: float | None) -> float | None:
+    return None if fall is None else whole - fall
