@@ -28,6 +28,7 @@ export function readForm(model, pictures) {
     context: plain("context"),
     question: plain("question"),
     strength: Number(byId("helm").value),
+    auto: byId("auto").checked,
     vector: byId("vector").value,
     sage: {
       see: byId("see").checked && { alpha: number("see-alpha") },

@@ -63,9 +63,12 @@ function useVector() {
   const vector = state.vectors.find((item) => item.name === byId("vector").value);
   const range = vector?.info?.calibration?.range;
   const limit = Math.min(range?.[1] ?? 4, state.model.limits?.strength ?? 4);
-  helm.disabled = !vector;
+  helm.disabled = byId("auto").disabled = !vector;
   Object.assign(helm, { min: String(-limit), max: String(limit) });
-  if (!vector) helm.value = "0";
+  if (!vector) {
+    helm.value = "0";
+    byId("auto").checked = false;
+  }
   state.range = range ?? null;
   byId("helm-note").dataset.reason = vector
     ? ""
@@ -111,20 +114,27 @@ function update() {
   const at = (value) => `${(100 * (value - low)) / (high - low)}%`;
   helm.style.setProperty("--from", at(Math.min(0, strength)));
   helm.style.setProperty("--to", at(Math.max(0, strength)));
-  const words = strength === 0 ? "off" : `${Math.abs(strength).toFixed(1)} toward ${strength > 0 ? "vision" : "text"}`;
+  const auto = byId("auto").checked;
+  const words = auto
+    ? `${(Math.abs(strength) || 1).toFixed(1)}, auto`
+    : strength === 0
+      ? "off"
+      : `${Math.abs(strength).toFixed(1)} toward ${strength > 0 ? "vision" : "text"}`;
   byId("helm-value").textContent = words;
   helm.setAttribute("aria-valuetext", words);
-  byId("helm-text").className = strength < 0 ? "on" : "";
-  byId("helm-vision").className = strength > 0 ? "on" : "";
+  byId("helm-text").className = strength < 0 && !auto ? "on" : "";
+  byId("helm-vision").className = strength > 0 && !auto ? "on" : "";
   byId("helm-off").hidden = strength === 0;
   const reason = byId("helm-note").dataset.reason;
   byId("helm-note").textContent =
     reason ||
-    (strength === 0
-      ? "At 0 the answer is the plain model's."
-      : state.range
-        ? `Calibrated from ${state.range[0]} to ${state.range[1]}.`
-        : "");
+    (auto
+      ? "The way is found for each request; it needs a picture and a text context."
+      : strength === 0
+        ? "At 0 the answer is the plain model's."
+        : state.range
+          ? `Calibrated from ${state.range[0]} to ${state.range[1]}.`
+          : "");
   for (const stage of ["see", "think", "generate"]) {
     for (const input of document.querySelectorAll(`input[id^="${stage}-"]`)) input.disabled = !byId(stage).checked;
   }

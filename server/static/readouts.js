@@ -244,6 +244,14 @@ export function appliedLines(applied) {
       item.name,
       [toward, layersOf(item.layers), `${item.tokens} tokens`, `dose ${short(item.dose)}`].join(", "),
     ]);
+    if (item.auto) {
+      const { answer, without_images, without_context, undecided } = item.auto;
+      lines.push([
+        "auto",
+        `probability ${short(answer)}, without images ${short(without_images)}, without text context ` +
+          `${short(without_context)}${undecided ? ": it stands without either, so it was not steered" : ""}`,
+      ]);
+    }
     if (item.warning) lines.push(["warning", item.warning]);
   }
   const { see, think, generate } = applied?.sage ?? {};

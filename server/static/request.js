@@ -20,9 +20,10 @@ export function bodyOf(form, url) {
 /** The fields beyond OpenAI's. */
 export function extras(form) {
   const fields = {};
-  if (form.strength !== 0) {
+  if (form.strength !== 0 || form.auto) {
     const vector = form.vector === "modality-preference" ? {} : { vector: form.vector };
-    fields.steering = { ...vector, toward: form.strength > 0 ? "vision" : "text", strength: Math.abs(form.strength) };
+    const toward = form.auto ? "auto" : form.strength > 0 ? "vision" : "text";
+    fields.steering = { ...vector, toward, strength: Math.abs(form.strength) || 1 };
   }
   if (form.sage.see || form.sage.think || form.sage.generate) fields.sage = form.sage;
   if (form.contrast) fields.contrast = form.contrast;

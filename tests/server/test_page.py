@@ -109,8 +109,8 @@ def highest(values: list[float]) -> int:
 def test_a_whole_round_shows_what_the_server_says(playground: Callable[..., Visit], demo: Flask) -> None:
     page = playground().page
     pick(page, GREEN)
-    steer(page, 1.5)
-    assert page.locator("#helm-value").text_content() == "1.5 toward vision"
+    steer(page, 1)
+    assert page.locator("#helm-value").text_content() == "1.0 toward vision"
     answer = send(page)
     choice = asked(demo, page)
     assert answer == choice["message"]["content"] == "The star is yellow."
@@ -133,7 +133,7 @@ def test_a_whole_round_shows_what_the_server_says(playground: Callable[..., Visi
     assert f"{100 * said['modality']['attention_ratio']:.1f} %" in page.locator("#card-modality").inner_text()
     dose = choice["applied"]["steering"][0]["dose"]
     assert (
-        f"toward vision, strength 1.50, layer 3, 38 tokens, dose {dose:.3f}"
+        f"toward vision, strength 1, layer 3, 38 tokens, dose {dose:.3f}"
         in page.locator("#card-applied").inner_text()
     )
     assert page.locator("#card-decay .line").count() == 3
@@ -177,7 +177,7 @@ def test_heat_maps_are_brightest_where_the_server_says(playground: Callable[...,
 def test_a_word_shows_its_own_map(playground: Callable[..., Visit], demo: Flask) -> None:
     page = playground().page
     pick(page, GREEN)
-    steer(page, 1.5)
+    steer(page, 1)
     send(page)
     page.locator("#smooth").uncheck()
     said = asked(demo, page)["diagnostics"]
@@ -217,6 +217,20 @@ def test_text_is_followed_where_the_helm_says_so(playground: Callable[..., Visit
     assert "See" in shown
     assert "PAI" in shown
     assert "amplify 0.2" in shown
+
+
+def test_the_way_is_found_where_auto_says_so(playground: Callable[..., Visit], demo: Flask) -> None:
+    page = playground().page
+    pick(page, DIAMOND)
+    plain = send(page)
+    page.locator("#auto").check()
+    assert page.locator("#helm-value").inner_text() == "1.0, auto"
+    assert send(page) == plain
+    answer = asked(demo, page)
+    (applied,) = answer["applied"]["steering"]
+    shown = page.locator("#card-applied").inner_text()
+    assert f"toward {applied['toward']}" in shown
+    assert "without images" in shown
 
 
 def test_the_copied_code_gives_the_same_answer(playground: Callable[..., Visit], tmp_path: Path) -> None:
