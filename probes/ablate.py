@@ -18,7 +18,7 @@ from probes.mc2 import SIDES, Sample, Shares, Side, messages
 from steering import Engine, Request, Sampling, Steer, SteeringVector
 
 SIZES = (25, 50, 75, 100, 125, 150, 175, 200, 225, 250)
-STRENGTHS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0)
+STRENGTHS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0)
 
 CLOSE = 0.05
 """Shares that differ by less are as good as equal."""
@@ -100,11 +100,8 @@ def by_strength(
 
 def _as(steering: Steering, vector: SteeringVector) -> Steering:
     """The same steering with another vector, whose published weights get the same factor."""
-    evaluated = steering.vector
-    if isinstance(evaluated, str):
-        raise ValueError("This ablation needs the vector itself, whose layers and dose it takes.")
-    factor = evaluated.info.get("calibration", {}).get("factor", 1.0)
-    layers = steering.layers or evaluated.layers
+    factor = steering.vector.info.get("calibration", {}).get("factor", 1.0)
+    layers = steering.layers or steering.vector.layers
     return replace(steering, vector=vector * factor, layers=layers)
 
 
@@ -133,8 +130,8 @@ class Knee:
 
     @property
     def visible(self) -> bool:
-        """Whether the curve rises to it at least five times as fast as it goes on."""
-        return self.slope_before > 5 * abs(self.slope_after) or self.breaks_at is not None
+        """Whether the curve rises to it, and at least five times as fast as it goes on, or breaks later."""
+        return self.slope_before > 0 and (self.slope_before > 5 * abs(self.slope_after) or self.breaks_at is not None)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -143,12 +140,12 @@ class Knee:
         }  # fmt: skip
 
 
-def knee(rows: Mapping[float, Row], plain: float) -> Knee:
-    """The knee of the curve of effects over strengths; `plain` is the effect at strength 0."""
-    strengths = [0.0, *sorted(rows)]
-    effects = [plain, *(rows[strength].effect for strength in strengths[1:])]
+def knee(rows: Mapping[float, Row]) -> Knee:
+    """The knee of the curve of effects over strengths, which should begin at 0."""
+    strengths = sorted(rows)
+    effects = [rows[strength].effect for strength in strengths]
     at = next(i for i, effect in enumerate(effects) if effect >= max(effects) - CLOSE)
-    before = (effects[at] - plain) / strengths[at] if at else 0.0
+    before = (effects[at] - effects[0]) / (strengths[at] - strengths[0]) if at else 0.0
     after = (effects[-1] - effects[at]) / (strengths[-1] - strengths[at]) if at + 1 < len(effects) else 0.0
     peak = effects.index(max(effects))
     breaks = next((s for s, e in zip(strengths[peak:], effects[peak:], strict=True) if e < max(effects) - CLOSE), None)
@@ -173,8 +170,6 @@ def latency(
 ) -> dict[str, Latency]:
     """Table 11: one request at a time, plain, reading the states (as a probe does) and steered, taking turns; an answer has
     the same 8 tokens' length in all three. Images are encoded before, so that no way finds them cached by another."""
-    if isinstance(steering.vector, str):
-        raise ValueError("Latency is measured in process.")
     steers = (Steer.to(steering.vector, "text", steering.strength, layers=steering.layers),)
     sampling = Sampling(max_tokens=8, ignore_eos=True)
     seconds: dict[str, list[float]] = {"plain": [], "probing": [], "steering": []}

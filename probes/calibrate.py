@@ -8,6 +8,7 @@ what that costs where nothing conflicts. The chosen dose is folded into the weig
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -23,10 +24,6 @@ DOSES = (0.15, 0.25, 0.3, 0.4, 0.5, 0.6, 1.0)
 
 TARGET = 0.95
 """Vision Ratio to reach toward vision, and 1 - it toward text; above what is asked of a vector, for the split's noise."""
-
-EQUAL = 0.08
-"""Effects (of at most 1) that differ by less are taken as equal, about two standard errors of a split of 50 samples; the
-smaller damage then decides."""
 
 NEUTRAL_SAMPLES = 32
 """Images on which the neutral prompts are asked, at most."""
@@ -142,8 +139,8 @@ def calibrate(
     """
     if not samples:
         raise ValueError("A calibration needs at least one sample.")
-    if bad := [dose for dose in doses if not 0 < dose < float("inf")]:
-        raise ValueError(f"Doses must be positive and finite; got {bad}.")
+    if not doses or any(not 0 < dose < math.inf for dose in doses):
+        raise ValueError(f"Doses must be positive and finite, at least one; got {list(doses)}.")
     sweep = _Sweep(engine, vector, samples, answerer or InProcess(engine), quiet)
     tried = list(layers or vector.info.get("ranking", vector.layers)[:3])
     baseline = sweep.baseline(budget or Budget())
@@ -199,7 +196,8 @@ def calibrate(
 
 
 def choose(measured: Sequence[Point], baseline: Baseline, ranking: Sequence[int]) -> Point:
-    """The strongest of the measured points within the budget; among equally strong ones the least damaging.
+    """The strongest of the measured points within the budget; among those that this many samples do not tell apart the least
+    damaging.
 
     Where none is within the budget, one that reaches the targets, with the least damage; where none does, the strongest.
     """
@@ -207,8 +205,13 @@ def choose(measured: Sequence[Point], baseline: Baseline, ranking: Sequence[int]
     candidates = afforded or [point for point in measured if point.reaches] or list(measured)
     if afforded or not candidates[0].reaches:
         strongest = max(point.effect for point in candidates)
-        candidates = [point for point in candidates if point.effect >= strongest - EQUAL]
+        candidates = [point for point in candidates if point.effect >= strongest - _noise(baseline.plain.n)]
     return min(candidates, key=lambda point: (round(baseline.cost(point)), ranking.index(point.layer), point.dose))
+
+
+def _noise(samples: int) -> float:
+    """Two standard errors of a share of TARGET."""
+    return 2 * math.sqrt(TARGET * (1 - TARGET) / samples)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from probes.answering import Push, Question, Reply
+from steering import SteeringVector
 
 ATTEMPTS = 6
 """How often a request is sent at most; half as often where its connection broke or it timed out, which takes long."""
@@ -63,6 +64,15 @@ class Endpoint:
     @property
     def identity(self) -> str:
         return " ".join(filter(None, (self.base_url, self.model, self.fingerprint)))
+
+    def vector(self, name: str) -> SteeringVector:
+        """The server's vector of that name, so that answers can be told from those of another of that name."""
+        self._check_vector(name)
+        with self._session() as session:
+            response = self._send(session, "GET", f"/steering/vectors/{name}/file")
+        if response.status_code != 200:
+            _json(response)
+        return SteeringVector.from_bytes(response.content)
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
         """The replies in order; at most twice `concurrency` questions are taken ahead of them.
@@ -133,12 +143,15 @@ class Endpoint:
 
     def _steering(self, push: Push) -> dict[str, Any]:
         name = push.vector if isinstance(push.vector, str) else push.vector.name
+        self._check_vector(name)
+        layers = {} if push.layers is None else {"layers": list(push.layers)}
+        return {"vector": name, "toward": push.toward, "strength": push.strength, **layers}
+
+    def _check_vector(self, name: str) -> None:
         if not self.is_helmsight:
             raise ValueError(f"{self.model} at {self.base_url} cannot be steered: that is not a Helmsight server.")
         if name not in self.vectors:
             raise ValueError(f"{self.base_url} has no vector {name!r}; it has {', '.join(self.vectors) or 'none'}.")
-        layers = {} if push.layers is None else {"layers": list(push.layers)}
-        return {"vector": name, "toward": push.toward, "strength": push.strength, **layers}
 
     def _content(self, content: str | Iterable[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
         if isinstance(content, str):

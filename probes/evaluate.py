@@ -35,9 +35,9 @@ _SETTINGS: dict[str, dict[Side, Setting]] = {
 
 @dataclass(frozen=True)
 class Steering:
-    """The vector that is evaluated, or its name on a server, and how it is used."""
+    """The vector that is evaluated, and how it is used."""
 
-    vector: SteeringVector | str
+    vector: SteeringVector
     strength: float = 1.0
     layers: tuple[int, ...] | None = None
 
@@ -208,8 +208,8 @@ def _random(
 ) -> tuple[Shares, ...]:
     if not count:
         return ()
-    if steering is None or isinstance(steering.vector, str):
-        raise ValueError("Random directions need the vector itself, whose size they have.")
+    if steering is None:
+        raise ValueError("Random directions need the vector whose size they have.")
     controls = [
         Condition("plain", replace(steering, vector=random_like(steering.vector, seed + i)).toward("text"))
         for i in range(count)

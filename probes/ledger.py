@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from PIL import Image
 
@@ -50,10 +50,7 @@ class Remembering:
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(f"{self.path} is being written by another process") from error
+            _lock(file, self.path)
             for reply in self._answerer.answers(unknown()):
                 while (known := waiting[0][1]) is not None:
                     waiting.popleft()
@@ -86,7 +83,7 @@ def _message(role: str, content: Any, hasher: hashlib._Hash) -> list[Any]:
     parts = []
     for part in content:
         if isinstance(picture := part.get("image"), Image.Image):
-            hasher.update(picture.tobytes())
+            hasher.update(picture.tobytes() + bytes(picture.getpalette() or ()))
             parts.append({"image": [picture.mode, *picture.size]})
         else:
             parts.append(dict(part))
@@ -105,13 +102,21 @@ def _digest(vector: SteeringVector) -> str:
     return hashlib.sha256(added.numpy().tobytes() + json.dumps(vector.layers).encode()).hexdigest()
 
 
+def _lock(file: IO, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(f"{path} is being written by another process") from error
+
+
 def _read(path: Path) -> dict[str, Reply]:
     """The replies by key; a line that a kill cut off is left out, and removed so that the next one begins a line."""
     known: dict[str, Reply] = {}
     if not path.exists():
         return known
     whole = 0
-    with path.open("rb") as file:
+    with path.open("r+b") as file:
+        _lock(file, path)  # a line that another process has half written is not a damaged one
         for number, line in enumerate(file):
             try:
                 if not line.endswith(b"\n"):
@@ -123,7 +128,5 @@ def _read(path: Path) -> dict[str, Reply]:
                 _log.warning("%s: line %d and what follows is damaged and asked again: %s", path, number + 1, error)
                 break
             whole += len(line)
-    if whole < path.stat().st_size:
-        with path.open("r+b") as file:
-            file.truncate(whole)
+        file.truncate(whole)
     return known

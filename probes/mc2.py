@@ -121,16 +121,20 @@ _LEADING = re.compile(r"[\s*_\"'`(\[]*([ABab])(?=[\s*_\"'`]*(?:$|[.:;,)\]])|\n|\
 _CALLED = re.compile(
     r"\b(?i:answer|option|choice)(?:\s+(?i:is|would be|should be))?\s*[:=]?\s*[*_\"'`(\[]*(?:(?i:option)\s+)?([AB])\b"
 )
+_STATED = re.compile(r"\b(?i:answer\s+is)\s*:?\s*[*_\"'`(\[]*(?:(?i:option)\s+)?([AB])\b")
 _SET_OFF = re.compile(r"(?<!\w)\(?([AB])(?:\)|\.(?=\s|$)|:(?=\s))")
 
 
 def letter(answer: str, options: Sequence[str]) -> str | None:
     """Which option an answer chooses: "A", "B", or None where it names none or both.
 
-    Read in this order: a leading letter ("B", "(B)", "B. four", "**B**"), a letter that is called the answer ("The
-    correct answer is B", "Answer: B"), a letter set off as an option ("... so B)"), the text of exactly one option.
+    Read in this order: a closing "The answer is B", as a chain of thought that weighs both options ends; a leading letter
+    ("B", "(B)", "B. four", "**B**"), a letter that is called the answer ("The correct answer is B", "Answer: B"), a letter
+    set off as an option ("... so B)"), the text of exactly one option.
     """
     text = answer.strip()
+    if closing := _closing(text, options):
+        return closing
     if found := _LEADING.match(text):
         return found[1].upper()
     for name, option in zip(LETTERS, options, strict=True):  # "A red" is a choice, "A dog" an article
@@ -141,6 +145,21 @@ def letter(answer: str, options: Sequence[str]) -> str | None:
         if letters:
             return letters.pop() if len(letters) == 1 else None
     return _option_in(text, options)
+
+
+def _closing(text: str, options: Sequence[str]) -> str | None:
+    """The letter of the statement that the answer ends with, its option's text perhaps behind it; a sentence that states
+    both letters states none."""
+    stated = list(_STATED.finditer(text))
+    if not stated:
+        return None
+    chosen = stated[-1][1]
+    rest = re.sub(r"^\W+|\W+$", "", text[stated[-1].end() :])
+    option = re.sub(r"^\W+|\W+$", "", options[LETTERS.index(chosen)])
+    if rest and rest.lower() != option.lower():
+        return None
+    in_one_sentence = len(stated) > 1 and not re.search(r"[.!?\n]", text[stated[-2].end() : stated[-1].start()])
+    return None if in_one_sentence and stated[-2][1] != chosen else chosen
 
 
 def _option_in(text: str, options: Sequence[str]) -> str | None:

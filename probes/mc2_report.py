@@ -164,15 +164,15 @@ def latency(page: Report, rows: Mapping[str, Latency]) -> None:
 def automatic(page: Report, found: AutomaticReport, severity: float) -> None:
     """Table 12."""
     data = found.to_json()
-    sure = sum(one.decided.sum() * one.right_if_decided for one in found.sides.values()) / found.joined("decided").sum()
+    right = sum(one.decided.sum() * one.right_if_decided for one in found.sides.values())
+    sure = right / (found.joined("decided").sum() or 1)
     page.heading("Finding the reliable modality (Table 12)")
-    difference = data["auto_minus_prior"]
     page.text(
         f"One modality of each sample is degraded (severity {severity:g}), the other one's answer is right. The reliable "
         f"one has the larger drop for {_points(data['identified'])} % of the questions; auto decides "
         f"{_points(data['decided'])} % of them, {100 * sure:.1f} % of those rightly, and "
-        f"{100 * data['tasks_identified']:.1f} % of the tasks by their majority. Its accuracy is {_points(difference)} points from that of steering where the side "
-        f"is known."
+        f"{100 * data['tasks_identified']:.1f} % of the tasks by their majority. Its accuracy is "
+        f"{_points(data['auto_minus_prior'])} points from that of steering where the side is known."
     )
     rows: list[Sequence[Any]] = []
     for name, one in (("both", data), *((f"only {side}", data["sides"][side]) for side in SIDES)):
@@ -186,8 +186,8 @@ def automatic(page: Report, found: AutomaticReport, severity: float) -> None:
     )  # fmt: skip
     page.text(
         "Auto leaves a question undecided, and unsteered, where the answer stands without either modality. The last two "
-        "columns check the degradation: the answer of the modality that is shown alone, which is chance (.5 of two options) where "
-        "nothing of it is left."
+        "columns check the degradation: the answer of the modality that is shown alone, which is chance (.5 of two "
+        "options) where nothing of it is left."
     )
     page.table(
         ["reliable", "task", "votes for vision", "for text", "for none", "majority is right"],

@@ -72,7 +72,7 @@ def doubts(vector: SteeringVector, instructed: Followed) -> list[str]:
             f"At layer {vector.layers[0]} the pairs' differences agree by {agreement:.2f} only (at least {RELIABLE} wanted)."
         )
     low, high = instructed.interval
-    if instructed.difference < MOVED or low <= 0:
+    if instructed.difference < MOVED - 1e-9 or low <= 0:
         found.append(
             f"The model hardly follows the two instructions: {instructed.toward_vision:.3f} of its answers are the image's "
             f"toward vision, {instructed.toward_text:.3f} toward text (difference {instructed.difference:.3f}, 95 % "
@@ -81,7 +81,7 @@ def doubts(vector: SteeringVector, instructed: Followed) -> list[str]:
     if (calibration := vector.info.get("calibration")) is not None:
         vision, text = calibration["chosen"]["vision"], calibration["chosen"]["text"]
         moved = min(vision["s_vision"] - text["s_vision"], text["s_text"] - vision["s_text"])
-        if moved < MOVED:
+        if moved < MOVED - 1e-9:
             found.append(
                 f"Steering hardly moves the answers: S_v is {vision['s_vision']:.3f} toward vision and "
                 f"{text['s_vision']:.3f} toward text, S_t {vision['s_text']:.3f} and {text['s_text']:.3f} (differences of "

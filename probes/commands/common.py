@@ -101,7 +101,6 @@ def samples_of(arguments: argparse.Namespace, defaults: Defaults, count: int, se
             raise ValueError("--mc2 needs --images, the folder of COCO 2014")
         found = mc2_file.load(arguments.mc2, arguments.images)
         random.Random(arguments.seed).shuffle(found)
-        found = found[skip:]
     elif defaults.samples is None:
         raise ValueError("--mc2 is needed: there is no demo world here to draw conflicts from")
     else:
@@ -110,7 +109,8 @@ def samples_of(arguments: argparse.Namespace, defaults: Defaults, count: int, se
     known = {sample.task for sample in found}
     if tasks - known:
         raise ValueError(f"--tasks: unknown {', '.join(sorted(tasks - known))}; there are {', '.join(sorted(known))}")
-    chosen = [sample for sample in found if not tasks or sample.task in tasks][:count]
+    chosen = [sample for sample in found if not tasks or sample.task in tasks]
+    chosen = chosen[skip if arguments.mc2 else 0 :][:count]
     if len(chosen) < count:
         logging.getLogger(__name__).warning("There are %d samples, %d were asked for.", len(chosen), count)
     return chosen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from probes.evaluate import Evaluation, Steering
     from probes.mc2 import Sample
     from probes.report import Report
-    from steering import Engine
+    from steering import Engine, SteeringVector
 
 KINDS = ("plain", "instruct", "chain", "shots", "steer")
 ABLATIONS = ("samples", "tasks", "strength", "latency")
@@ -83,17 +82,19 @@ def register(benchmarks: Any, defaults: Defaults) -> None:
 
 def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
     from probes import mc2_report
-    from probes.evaluate import evaluate
+    from probes.evaluate import Steering, evaluate
     from probes.ledger import Remembering
     from probes.report import Report
 
     _check(arguments)
-    drawn = samples_of(arguments, defaults, arguments.limit + SHOTS, arguments.seed)
-    samples, shots = drawn[: arguments.limit], drawn[arguments.limit :]
+    examples = SHOTS if "shots" in arguments.conditions else 0
+    drawn = samples_of(arguments, defaults, arguments.limit + examples, arguments.seed)
+    count = max(0, len(drawn) - examples)
+    samples, shots = drawn[:count], drawn[count:]
     if not samples:
-        raise ValueError("There are no samples.")
-    engine, asked = _answerer(arguments, defaults)
-    steering = _steering(arguments, engine)
+        raise ValueError(f"{len(drawn)} samples are too few.")
+    engine, asked, vector = _answerer(arguments, defaults)
+    steering = None if vector is None else Steering(vector, arguments.strength)
     folder = Path(arguments.out)
     answerer = Remembering(asked, folder / "answers.jsonl")
     evaluation = evaluate(
@@ -103,8 +104,8 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
     model = engine.mllm.name if engine is not None else str(arguments.base_url)
     page = Report(f"Modality preference of {model}")
     about = {"model": model, "samples": len(samples), "seed": arguments.seed, "mc2": bool(arguments.mc2)}
-    if steering is not None:
-        about |= {"vector": _name(steering), "strength": arguments.strength}
+    if vector is not None:
+        about |= {"vector": vector.name, "strength": arguments.strength}
     page.text(", ".join(f"{name} {value}" for name, value in about.items()))
     mc2_report.conditions(page, evaluation)
     data: dict[str, Any] = {"about": about, "conditions": evaluation.to_json()}
@@ -128,30 +129,21 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--severity must be from 0 to 1, not {arguments.severity:g}")
 
 
-def _answerer(arguments: argparse.Namespace, defaults: Defaults) -> tuple[Engine | None, Answerer]:
-    """The model in this process with its engine, or the server."""
+def _answerer(
+    arguments: argparse.Namespace, defaults: Defaults
+) -> tuple[Engine | None, Answerer, SteeringVector | None]:
+    """The model in this process with its engine, or the server; and the vector to steer with, if any is needed."""
     from probes.answering import InProcess
     from probes.endpoint import Endpoint
 
+    steered = "steer" in arguments.conditions
     if arguments.base_url:
         named = None if arguments.model == defaults.model else arguments.model
-        return None, Endpoint(arguments.base_url, model=named, api_key=os.environ.get("OPENAI_API_KEY"))
+        endpoint = Endpoint(arguments.base_url, model=named)
+        return None, endpoint, endpoint.vector(arguments.vector) if steered else None
+    vector = vector_of(arguments.vector, arguments.model) if steered else None
     engine = engine_of(arguments)
-    return engine, InProcess(engine)
-
-
-def _steering(arguments: argparse.Namespace, engine: Engine | None) -> Steering | None:
-    from probes.evaluate import Steering
-
-    if "steer" not in arguments.conditions:
-        return None
-    if engine is None:
-        return Steering(arguments.vector, arguments.strength)
-    return Steering(vector_of(arguments.vector, arguments.model), arguments.strength)
-
-
-def _name(steering: Steering) -> str:
-    return steering.vector if isinstance(steering.vector, str) else steering.vector.name
+    return engine, InProcess(engine), vector
 
 
 def _more(
@@ -182,7 +174,7 @@ def _more(
             data["tasks"] = {task: row.to_json() for task, row in tasks.items()}
     if "strength" in arguments.ablate:
         strengths = ablate.by_strength(answerer, samples, steering, **options)
-        bend = ablate.knee(strengths, _plain_effect(answerer, samples, arguments.quiet))
+        bend = ablate.knee(strengths)
         mc2_report.strength(page, strengths, bend)
         data["strength"] = {"knee": bend.to_json(), "rows": {f"{s:g}": row.to_json() for s, row in strengths.items()}}
     if engine is not None and "latency" in arguments.ablate:
@@ -193,16 +185,6 @@ def _more(
         found = automatic(answerer, samples, steering, severity=arguments.severity, **options)
         mc2_report.automatic(page, found, arguments.severity)
         data["auto"] = found.to_json() | {"severity": arguments.severity}
-
-
-def _plain_effect(answerer: Answerer, samples: list[Sample], quiet: bool) -> float:
-    """What `ablate.Row.effect` is without steering."""
-    from probes.asking import Condition, ask
-    from probes.mc2 import Shares
-
-    (plain,) = ask(answerer, samples, [Condition()], title="Plain", quiet=quiet)
-    shares = Shares.of(plain.outcomes)
-    return (shares.s_vision + shares.s_text) / 2
 
 
 def print_table(evaluation: Evaluation, title: str) -> None:

@@ -164,7 +164,7 @@ def _budget(parts: list[str]) -> Budget:
             given[name] = float(value)
         except ValueError:
             given[name] = -1.0
-        if name not in names or not given[name] >= 0:
+        if name not in names or not 0 <= given[name] < float("inf"):
             raise ValueError(f"--budget {part!r}: write NAME=MOST, with a name of {', '.join(sorted(names))}")
     return Budget(**given)
 

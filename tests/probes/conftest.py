@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import steering
+from probes.answering import Question, Reply
+from probes.build import build
 from probes.mc2 import Sample
 from tests import families
 
@@ -16,6 +20,12 @@ from tests import families
 def tiny(root: Path) -> steering.Engine:
     folder = families.checkpoint("qwen2_vl", root)
     return steering.Engine(steering.load(folder, device="cpu"), slots=4, max_length=512)
+
+
+@pytest.fixture(scope="session")
+def vector(tiny: steering.Engine) -> steering.SteeringVector:
+    """A vector of the tiny model."""
+    return build(tiny, make_samples(8), layers=[1], quiet=True)
 
 
 def make_samples(count: int, question: str = "What color is the ball?", shade: int = 0) -> list[Sample]:
@@ -32,3 +42,35 @@ def make_samples(count: int, question: str = "What color is the ball?", shade: i
         )
         for i in range(count)
     ]
+
+
+class Scripted:
+    """Answers by a function of the question, in order but, as an engine does, with more questions taken `ahead`; `asked`
+    are all it was given."""
+
+    def __init__(
+        self, answer: Callable[[Question], str | Reply], *, identity: str = "scripted", ahead: int = 0
+    ) -> None:
+        self.identity = identity
+        self.asked: list[Question] = []
+        self._answer, self._ahead = answer, ahead
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
+        waiting: deque[Question] = deque()
+        for question in questions:
+            self.asked.append(question)
+            waiting.append(question)
+            if len(waiting) > self._ahead:
+                yield self._reply(waiting.popleft())
+        while waiting:
+            yield self._reply(waiting.popleft())
+
+    def _reply(self, question: Question) -> Reply:
+        said = self._answer(question)
+        return said if isinstance(said, Reply) else Reply(said)
+
+
+def text_of(question: Question) -> str:
+    """The text of the last message."""
+    content = question.chat[-1]["content"]
+    return content if isinstance(content, str) else next(part["text"] for part in content if part["type"] == "text")

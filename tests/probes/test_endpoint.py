@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -521,9 +521,10 @@ def helmsight(model: Path, engine: steering.Engine, tmp_path_factory: pytest.Tem
 def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        found = re.search(r"Listening at: (http://\S+)", log.read_text())
-        if found and requests.get(found[1] + "/ready", timeout=20).ok:
-            return found[1]
+        if found := re.search(r"Listening at: (http://\S+)", log.read_text()):
+            with suppress(requests.RequestException):  # it answers when it has loaded the model, which may take long
+                if requests.get(found[1] + "/ready", timeout=5).ok:
+                    return found[1]
         time.sleep(0.1)
     raise AssertionError(log.read_text())
 
@@ -563,6 +564,10 @@ def test_a_server_tells_what_it_is_and_refuses_in_its_own_words(helmsight: str, 
     assert there.is_helmsight
     assert there.identity == f"{helmsight}/v1 tiny {engine.mllm.fingerprint}"
     assert set(there.vectors) == {"push", "other"}
+    fetched = there.vector("push")
+    torch.testing.assert_close(fetched.delta(1.0), vector("push", *fetched.direction.shape).delta(1.0), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="has no vector 'none'; it has"):
+        there.vector("none")
     with pytest.raises(ValueError, match=r"status 400: 'steering\.layers' must be layer numbers from 0 to 2"):
         list(there.answers(questions(Push("text", "push", layers=(9,)))))
     with pytest.raises(ValueError, match="status 401: An API key is required"):

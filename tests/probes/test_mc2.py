@@ -1,11 +1,12 @@
-"""Prompts word for word, answers read by hand, shares by hand, and the loader on a small file."""
+"""Prompts and chats word for word, answers read by hand, shares by hand and their intervals by an independent bootstrap."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -21,14 +22,6 @@ SAMPLE = Sample(
     answer_text="blue",
     context="The ball is blue.",
 )
-ROW = {
-    "image_id": "000000046962",
-    "task": "color",
-    "question": "What color is the ball?",
-    "answer_vision": "red",
-    "answer_text": "blue",
-    "context": "The ball is blue.",
-}
 
 
 def test_plain_prompt_word_for_word() -> None:
@@ -74,6 +67,109 @@ def test_a_sample_without_context_has_no_context_line() -> None:
     assert neutral.startswith("Q?\nA. x\n")
 
 
+@pytest.mark.parametrize("side", mc2.SIDES)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_chain_of_thought_keeps_the_instruction_and_replaces_the_last_line(side: mc2.Side, swapped: bool) -> None:
+    setting: mc2.Setting = "chain_vision" if side == "vision" else "chain_text"
+    instructed, chained = (mc2.prompt(SAMPLE, one, swapped).split("\n") for one in (side, setting))
+    assert instructed[1] == mc2.INSTRUCTIONS[side]
+    assert instructed[-1] == mc2.REQUEST
+    assert chained == [
+        *instructed[:-1],
+        "Let's think step by step. End with 'The answer is A' or 'The answer is B'.",
+    ]
+
+
+def shot(number: int) -> Sample:
+    return Sample(
+        id=f"shot-{number}",
+        task="size",
+        image=Image.new("RGB", (8, 8), (number, 0, 0)),
+        question=f"How large is {number}?",
+        answer_vision=f"seen {number}",
+        answer_text=f"read {number}",
+        context=f"It is {number}.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"), [("shots_vision", ["A", "B", "A", "B"]), ("shots_text", ["B", "A", "B", "A"])]
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_four_shots_are_solved_turns_before_the_plain_question(
+    setting: mc2.Setting, said: list[str], swapped: bool
+) -> None:
+    shots = [shot(number) for number in range(4)]
+    chat = mc2.messages(SAMPLE, setting, swapped, shots)
+    assert [message["role"] for message in chat] == ["user", "assistant"] * 4 + ["user"]
+    assert [message["content"] for message in chat[1::2]] == said
+    for number, turn in enumerate(chat[:-1:2]):
+        image, text = turn["content"]
+        assert image == {"type": "image", "image": shots[number].image}
+        first, second = (f"seen {number}", f"read {number}")[:: -1 if number % 2 else 1]
+        assert text["text"] == (
+            f"Text context: It is {number}.\nHow large is {number}?\nA. {first}\nB. {second}\n"
+            "Answer the question by selecting the correct answer A or B."
+        )
+    assert chat[-1:] == mc2.messages(SAMPLE, "plain", swapped)
+
+
+@pytest.mark.parametrize(
+    "setting", ["plain", "text", "vision", "chain_text", "chain_vision", "context_only", "image_only"]
+)
+def test_other_settings_show_no_shots(setting: mc2.Setting) -> None:
+    chat = mc2.messages(SAMPLE, setting, False, [shot(0), shot(1)])
+    assert chat == mc2.messages(SAMPLE, setting, False)
+    assert len(chat) == 1
+
+
+def test_the_image_stands_before_the_text() -> None:
+    (message,) = mc2.messages(SAMPLE, "plain", swapped=True)
+    assert message == {
+        "role": "user",
+        "content": [
+            {"type": "image", "image": SAMPLE.image},
+            {"type": "text", "text": mc2.prompt(SAMPLE, "plain", True)},
+        ],
+    }
+
+
+def test_an_image_that_does_not_decode_names_the_sample_and_the_file(tmp_path: Path) -> None:
+    Image.effect_noise((64, 64), 50).save(tmp_path / "whole.png")
+    whole = (tmp_path / "whole.png").read_bytes()
+    broken = {"empty": b"", "text": b"not a picture", "cut": whole[: len(whole) // 2]}
+    for name, content in broken.items():
+        path = tmp_path / f"{name}.jpg"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"sample 7-3 does not decode: .*{name}\.jpg"):
+            dataclasses.replace(SAMPLE, id="7-3", image=path).picture()
+    with pytest.raises(ValueError, match=r"sample 7-3 does not decode: .*absent\.jpg"):
+        dataclasses.replace(SAMPLE, id="7-3", image=tmp_path / "absent.jpg").picture()
+
+
+def test_a_picture_of_any_mode_is_shown_as_rgb(tmp_path: Path) -> None:
+    Image.new("LA", (5, 4), (200, 128)).save(tmp_path / "grey.png")
+    picture = dataclasses.replace(SAMPLE, image=tmp_path / "grey.png").picture()
+    assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (5, 4), (200, 200, 200))
+
+
+def test_a_picture_that_is_made_is_made_each_time_it_is_shown() -> None:
+    made: list[Image.Image] = []
+
+    def make() -> Image.Image:
+        made.append(Image.new("RGB", (4, 4), (len(made), 0, 0)))
+        return made[-1]
+
+    sample = dataclasses.replace(SAMPLE, image=make)
+    assert made == []
+    for setting in ("plain", "image_only"):
+        (message,) = mc2.messages(sample, setting, swapped=False)
+        assert message["content"][0]["image"] is made[-1]
+    assert len(made) == 2
+    mc2.messages(sample, "context_only", swapped=False)
+    assert len(made) == 2
+
+
 @pytest.mark.parametrize(
     ("answer", "chosen"),
     [
@@ -113,6 +209,25 @@ def test_answers_read_by_hand(answer: str, chosen: str | None) -> None:
     assert mc2.letter(answer, ("red", "blue")) == chosen
 
 
+@pytest.mark.parametrize(
+    ("answer", "chosen"),
+    [
+        ("The picture shows a red ball. The text says it is blue.\nThe answer is B", "B"),
+        ("First, the text context says blue. So the image is to be ignored. The answer is A.", "A"),
+        ("Option A matches the image and option B matches the text. The text counts, so the answer is B.", "B"),
+        ("A. red is what the image shows.\nB. blue is what the text says.\nThe answer is B", "B"),
+        ("A) red or B) blue? I follow the picture.\n\n**The answer is A**", "A"),
+        ("The answer is not B. Option A fits the picture and B) the text. Therefore the answer is A. red", "A"),
+        ("At first sight the answer is A. But the text says otherwise: the answer is (B) blue.", "B"),
+        ("I am to end with 'The answer is A' or 'The answer is B'.", None),
+        ("It may be that the answer is A or that the answer is B", None),
+        ("Option A matches the image and option B", None),
+    ],
+)
+def test_a_chain_of_thought_is_read_by_its_end(answer: str, chosen: str | None) -> None:
+    assert mc2.letter(answer, ("red", "blue")) == chosen
+
+
 def test_an_option_inside_the_other_is_not_taken_for_it() -> None:
     assert mc2.letter("It is light blue.", ("light blue", "blue")) == "A"
     assert mc2.letter("It is blue.", ("light blue", "blue")) == "B"
@@ -144,83 +259,59 @@ def test_the_ratio_is_null_where_no_answer_follows_a_modality() -> None:
     assert Shares.of([]) == Shares(0.0, 0.0, 0.0, None, 0)
 
 
-def test_the_interval_holds_the_ratio_and_is_seeded() -> None:
-    outcomes: list[mc2.Outcome] = ["vision"] * 30 + ["text"] * 10
+def resampled(outcomes: list[mc2.Outcome], resamples: int) -> dict[str, tuple[float, float]]:
+    """The 95 % intervals from samples that are really drawn anew."""
+    rng = np.random.default_rng(12)
+    names = np.array(outcomes)
+    values: dict[str, list[float]] = {"s_vision": [], "s_text": [], "s_others": [], "vision_ratio": []}
+    for _ in range(resamples):
+        drawn = names[rng.integers(len(names), size=len(names))]
+        vision, text, others = ((drawn == name).sum() for name in ("vision", "text", "others"))
+        for name, count in (("s_vision", vision), ("s_text", text), ("s_others", others)):
+            values[name].append(count / len(names))
+        if vision + text:
+            values["vision_ratio"].append(vision / (vision + text))
+    return {name: (np.quantile(one, 0.025), np.quantile(one, 0.975)) for name, one in values.items()}
+
+
+@pytest.mark.parametrize("counts", [(240, 100, 60), (3, 2, 15)])
+def test_intervals_are_those_of_a_bootstrap_over_samples(counts: tuple[int, int, int]) -> None:
+    outcomes: list[mc2.Outcome] = [*["vision"] * counts[0], *["text"] * counts[1], *["others"] * counts[2]]
+    shares = Shares.of(outcomes, resamples=4000, seed=3)
+    expected = resampled(outcomes, 4000)
+    assert set(shares.intervals) == set(expected)
+    for name, interval in shares.intervals.items():
+        step = 1 / (counts[0] + counts[1] if name == "vision_ratio" else len(outcomes))
+        assert interval == pytest.approx(expected[name], abs=1.5 * step), name
+        assert interval[0] < getattr(shares, name) < interval[1], name
+
+
+def test_intervals_are_seeded_and_reported_by_field() -> None:
+    outcomes: list[mc2.Outcome] = [*["vision"] * 30, *["text"] * 10]
     shares = Shares.of(outcomes, resamples=200, seed=3)
-    assert shares.interval is not None
-    assert shares.interval[0] < 0.75 < shares.interval[1]
     assert shares == Shares.of(outcomes, resamples=200, seed=3)
-    assert shares.to_json()["vision_ratio_95"] == list(shares.interval)
+    assert shares.intervals != Shares.of(outcomes, resamples=200, seed=4).intervals
+    report = shares.to_json()
+    assert report["vision_ratio_95"] == list(shares.intervals["vision_ratio"])
+    assert report["s_text_95"] == list(shares.intervals["s_text"])
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
 
 
-# -------------------------------------------------------------------------------------------------------- loading
+def test_intervals_where_nothing_varies() -> None:
+    vision = Shares.of(["vision"] * 5, resamples=100).intervals
+    assert vision == {"s_vision": (1, 1), "s_text": (0, 0), "s_others": (0, 0), "vision_ratio": (1, 1)}
+    assert Shares.of(["text"], resamples=100).intervals["vision_ratio"] == (0, 0)
+    others = Shares.of(["others"] * 5, resamples=100)
+    assert others.intervals == {"s_vision": (0, 0), "s_text": (0, 0), "s_others": (1, 1)}
+    assert "vision_ratio_95" not in others.to_json()
+    assert Shares.of([], resamples=100).intervals == {}
 
 
-def _write(folder: Path, rows: object) -> Path:
-    path = folder / "mc2.json"
-    path.write_text(json.dumps(rows))
-    return path
+def test_a_ratio_that_some_resamples_lack_is_that_of_the_others() -> None:
+    low, high = Shares.of(["vision", "others", "others"], resamples=500).intervals["vision_ratio"]
+    assert (low, high) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "train2014/COCO_train2014_000000046962.jpg",
-        "val2014/COCO_val2014_000000046962.jpg",
-        "COCO_val2014_000000046962.jpg",
-        "000000046962.jpg",
-    ],
-)
-def test_coco_names_are_resolved(tmp_path: Path, file: str) -> None:
-    image = tmp_path / file
-    image.parent.mkdir(exist_ok=True)
-    Image.new("L", (6, 4), 200).save(image)
-    (sample,) = mc2.load(_write(tmp_path, [ROW]), tmp_path)
-    assert sample.image == image
-    assert (sample.picture().size, sample.picture().mode) == ((6, 4), "RGB")
-    assert (sample.task, sample.answer_vision, sample.answer_text) == ("color", "red", "blue")
-
-
-def test_missing_images_are_named_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Image.new("RGB", (6, 4)).save(tmp_path / "000000046962.jpg")
-    with caplog.at_level(logging.WARNING):
-        samples = mc2.load(_write(tmp_path, [ROW, ROW | {"image_id": "000000000007"}]), tmp_path)
-    assert len(samples) == 1
-    assert "1 of 2 images" in caplog.text
-    assert "000000000007" in caplog.text
-
-
-def test_no_image_at_all_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"None of the 1 images .* expected COCO 2014"):
-        mc2.load(_write(tmp_path, [ROW]), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (
-            {key: value for key, value in ROW.items() if key != "question"},
-            "row 1: 'question' must be a non-empty string",
-        ),
-        (ROW | {"context": "  "}, "row 1: 'context' must be a non-empty string"),
-        (ROW | {"answer_text": 3}, "row 1: 'answer_text' must be a non-empty string, got 3"),
-        (ROW | {"answer_text": "Red"}, "row 1: both answers are 'Red'"),
-        (["not", "an", "object"], "row 1: must be an object, not list"),
-    ],
-)
-def test_a_malformed_row_is_named(tmp_path: Path, row: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        mc2.load(_write(tmp_path, [ROW, row]), tmp_path)
-
-
-def test_a_file_that_is_no_list_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must be a list of samples, not dict"):
-        mc2.load(_write(tmp_path, {"a": 1}), tmp_path)
-
-
-def test_an_image_id_cannot_leave_the_folder(tmp_path: Path) -> None:
-    Image.new("RGB", (6, 4)).save(tmp_path / "secret.jpg")
-    folder = tmp_path / "coco"
-    folder.mkdir()
-    with pytest.raises(ValueError, match="None of the 1 images"):
-        mc2.load(_write(tmp_path, [ROW | {"image_id": "../secret.jpg"}]), folder)
+def test_a_share_toward_a_side_is_that_sides() -> None:
+    shares = Shares.of(["vision", "vision", "text", "others"])
+    assert (shares.toward("vision"), shares.toward("text")) == (0.5, 0.25)
