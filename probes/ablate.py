@@ -120,17 +120,19 @@ def _rows(
 @dataclass(frozen=True)
 class Knee:
     """Where a strength curve bends: the least strength whose effect is within CLOSE of the greatest; how much effect a unit
-    of strength adds before it, and after it up to the greatest strength; and the first strength beyond it, if any, whose
-    effect has fallen by CLOSE again."""
+    of strength adds before it, and after it up to the greatest strength (None at that one); and the first strength beyond
+    it, if any, whose effect has fallen by CLOSE again."""
 
     strength: float
     slope_before: float
-    slope_after: float
+    slope_after: float | None
     breaks_at: float | None
 
     @property
     def visible(self) -> bool:
         """Whether the curve rises to it, and at least five times as fast as it goes on, or breaks later."""
+        if self.slope_after is None:  # it may go on rising
+            return False
         return self.slope_before > 0 and (self.slope_before > 5 * abs(self.slope_after) or self.breaks_at is not None)
 
     def to_json(self) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def knee(rows: Mapping[float, Row]) -> Knee:
     effects = [rows[strength].effect for strength in strengths]
     at = next(i for i, effect in enumerate(effects) if effect >= max(effects) - CLOSE)
     before = (effects[at] - effects[0]) / (strengths[at] - strengths[0]) if at else 0.0
-    after = (effects[-1] - effects[at]) / (strengths[-1] - strengths[at]) if at + 1 < len(effects) else 0.0
+    after = (effects[-1] - effects[at]) / (strengths[-1] - strengths[at]) if at + 1 < len(effects) else None
     peak = effects.index(max(effects))
     breaks = next((s for s, e in zip(strengths[peak:], effects[peak:], strict=True) if e < max(effects) - CLOSE), None)
     return Knee(strengths[at], before, after, breaks)

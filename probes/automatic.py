@@ -93,9 +93,12 @@ def _mean(values: np.ndarray) -> dict[str, Any]:
     return {"mean": float(values.mean()), "mean_95": list(mean_interval(values))}
 
 
-def vote(votes: Mapping[str, int]) -> Side:
-    """The majority; vision where both are equal, as for one request."""
-    return "vision" if votes.get("vision", 0) >= votes.get("text", 0) else "text"
+def vote(votes: Mapping[str, int]) -> Side | None:
+    """The majority of the decided votes; vision where both are equal, as for one request, None where there are none."""
+    vision, text = votes.get("vision", 0), votes.get("text", 0)
+    if not vision + text:
+        return None
+    return "vision" if vision >= text else "text"
 
 
 def automatic(
@@ -168,7 +171,7 @@ class TaskReliability:
     drop_text: float
 
     @property
-    def reliable(self) -> Side:
+    def reliable(self) -> Side | None:
         return vote(self.votes)
 
     def to_json(self) -> dict[str, Any]:

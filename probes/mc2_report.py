@@ -142,11 +142,14 @@ def tasks(page: Report, rows: Mapping[str, Row]) -> None:
 def strength(page: Report, rows: Mapping[float, Row], bend: Knee) -> None:
     """Table 10."""
     page.heading("Strength (Table 10)")
-    breaks = "no strength tried breaks the effect" if bend.breaks_at is None else f"it breaks at {bend.breaks_at:g}"
+    after = "it is the greatest that was tried"
+    if bend.slope_after is not None:
+        broken = "no strength tried breaks the effect" if bend.breaks_at is None else f"it breaks at {bend.breaks_at:g}"
+        after = f"{100 * bend.slope_after:+.0f} after; {broken}"
     page.text(
         f"Knee {'visible' if bend.visible else 'NOT visible'}: at strength {bend.strength:g} the effect is within "
         f"{100 * CLOSE:.0f} points of its greatest; it grows by {100 * bend.slope_before:.0f} points a unit of strength "
-        f"before and {100 * bend.slope_after:+.0f} after; {breaks}."
+        f"before and {after}."
     )
     page.plot("strength", _curves(rows, "strength", {bend.strength: "knee"}), "Effect by strength")
     _ablation(page, "strength", rows)

@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,10 +88,12 @@ def write_json(path: str | Path, report: dict[str, Any]) -> None:
     write_atomically(path, (json.dumps(report, indent=2) + "\n").encode())
 
 
-def samples_of(arguments: argparse.Namespace, defaults: Defaults, count: int, seed: int, skip: int = 0) -> list[Sample]:
+def samples_of(
+    arguments: argparse.Namespace, defaults: Defaults, count: int, seed: int, without: Collection[str] = ()
+) -> list[Sample]:
     """`count` samples (fewer where a file has fewer), drawn by the seed from the MC2 file or the demo world.
 
-    `skip` leaves the first so many of a file's draw to another use; the demo world's draws are told apart by their seeds.
+    Those of a file whose ids are in `without` have another use; the demo world's draws are told apart by their seeds.
     """
     from probes import mc2_file
 
@@ -101,6 +103,8 @@ def samples_of(arguments: argparse.Namespace, defaults: Defaults, count: int, se
             raise ValueError("--mc2 needs --images, the folder of COCO 2014")
         found = mc2_file.load(arguments.mc2, arguments.images)
         random.Random(arguments.seed).shuffle(found)
+        used = frozenset(without)
+        found = [sample for sample in found if sample.id not in used]
     elif defaults.samples is None:
         raise ValueError("--mc2 is needed: there is no demo world here to draw conflicts from")
     else:
@@ -109,8 +113,7 @@ def samples_of(arguments: argparse.Namespace, defaults: Defaults, count: int, se
     known = {sample.task for sample in found}
     if tasks - known:
         raise ValueError(f"--tasks: unknown {', '.join(sorted(tasks - known))}; there are {', '.join(sorted(known))}")
-    chosen = [sample for sample in found if not tasks or sample.task in tasks]
-    chosen = chosen[skip if arguments.mc2 else 0 :][:count]
+    chosen = [sample for sample in found if not tasks or sample.task in tasks][:count]
     if len(chosen) < count:
         logging.getLogger(__name__).warning("There are %d samples, %d were asked for.", len(chosen), count)
     return chosen

@@ -23,6 +23,7 @@ from probes.commands.common import (
 
 if TYPE_CHECKING:
     from probes.answering import Answerer
+    from probes.endpoint import Endpoint
     from probes.evaluate import Evaluation, Steering
     from probes.mc2 import Sample
     from probes.report import Report
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 KINDS = ("plain", "instruct", "chain", "shots", "steer")
 ABLATIONS = ("samples", "tasks", "strength", "latency")
 SHOTS = 4
-PROBED = 250
-"""Probe samples of the ablations that build vectors, at most."""
+PROBED, LEAST_PROBED = 250, 25
+"""Samples of the ablations that build vectors, at most and at least."""
 
 
 def register(benchmarks: Any, defaults: Defaults) -> None:
@@ -87,13 +88,17 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
     from probes.report import Report
 
     _check(arguments)
+    endpoint = _endpoint(arguments, defaults)
+    vector = _vector(arguments, endpoint)
+    made_from = () if vector is None else vector.info.get("made_from", ())
     examples = SHOTS if "shots" in arguments.conditions else 0
-    drawn = samples_of(arguments, defaults, arguments.limit + examples, arguments.seed)
+    drawn = samples_of(arguments, defaults, arguments.limit + examples, arguments.seed, without=made_from)
     count = max(0, len(drawn) - examples)
     samples, shots = drawn[:count], drawn[count:]
     if not samples:
         raise ValueError(f"{len(drawn)} samples are too few.")
-    engine, asked, vector = _answerer(arguments, defaults)
+    probe = _probe_samples(arguments, defaults, drawn)
+    engine, asked = _answerer(arguments, endpoint)
     steering = None if vector is None else Steering(vector, arguments.strength)
     folder = Path(arguments.out)
     answerer = Remembering(asked, folder / "answers.jsonl")
@@ -110,7 +115,7 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
     mc2_report.conditions(page, evaluation)
     data: dict[str, Any] = {"about": about, "conditions": evaluation.to_json()}
     if steering is not None:
-        _more(arguments, defaults, engine, answerer, samples, steering, page, data)
+        _more(arguments, engine, answerer, probe, samples, steering, page, data)
     page.write(folder, data)
     if arguments.json:
         write_json(arguments.json, evaluation.to_json())
@@ -129,28 +134,50 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--severity must be from 0 to 1, not {arguments.severity:g}")
 
 
-def _answerer(
-    arguments: argparse.Namespace, defaults: Defaults
-) -> tuple[Engine | None, Answerer, SteeringVector | None]:
-    """The model in this process with its engine, or the server; and the vector to steer with, if any is needed."""
-    from probes.answering import InProcess
+def _endpoint(arguments: argparse.Namespace, defaults: Defaults) -> Endpoint | None:
     from probes.endpoint import Endpoint
 
-    steered = "steer" in arguments.conditions
-    if arguments.base_url:
-        named = None if arguments.model == defaults.model else arguments.model
-        endpoint = Endpoint(arguments.base_url, model=named)
-        return None, endpoint, endpoint.vector(arguments.vector) if steered else None
-    vector = vector_of(arguments.vector, arguments.model) if steered else None
+    if not arguments.base_url:
+        return None
+    return Endpoint(arguments.base_url, model=None if arguments.model == defaults.model else arguments.model)
+
+
+def _answerer(arguments: argparse.Namespace, endpoint: Endpoint | None) -> tuple[Engine | None, Answerer]:
+    """The server, or the model in this process with its engine."""
+    from probes.answering import InProcess
+
+    if endpoint is not None:
+        return None, endpoint
     engine = engine_of(arguments)
-    return engine, InProcess(engine), vector
+    return engine, InProcess(engine)
+
+
+def _vector(arguments: argparse.Namespace, endpoint: Endpoint | None) -> SteeringVector | None:
+    """The vector to steer with, where anything is to be steered."""
+    if "steer" not in arguments.conditions:
+        return None
+    return vector_of(arguments.vector, arguments.model) if endpoint is None else endpoint.vector(arguments.vector)
+
+
+def _probe_samples(arguments: argparse.Namespace, defaults: Defaults, taken: list[Sample]) -> list[Sample]:
+    """What the ablations build vectors from, others than those that are asked."""
+    if not {"samples", "tasks"} & set(arguments.ablate):
+        return []
+    without = [sample.id for sample in taken]
+    probe = samples_of(arguments, defaults, PROBED, PROBE_SEEDS + arguments.seed, without=without)
+    if len(probe) < LEAST_PROBED:
+        raise ValueError(
+            f"--ablate samples and tasks build vectors from at least {LEAST_PROBED} samples besides those that are asked; "
+            f"there are {len(probe)}."
+        )
+    return probe
 
 
 def _more(
     arguments: argparse.Namespace,
-    defaults: Defaults,
     engine: Engine | None,
     answerer: Answerer,
+    probe: list[Sample],
     samples: list[Sample],
     steering: Steering,
     page: Report,
@@ -161,17 +188,14 @@ def _more(
     from probes.automatic import automatic
 
     options: dict[str, Any] = {"seed": arguments.seed, "quiet": arguments.quiet}
-    if engine is not None and {"samples", "tasks"} & set(arguments.ablate):
-        taken = arguments.limit + SHOTS  # of a file's draw
-        probe = samples_of(arguments, defaults, PROBED, PROBE_SEEDS + arguments.seed, skip=taken)
-        if "samples" in arguments.ablate:
-            sizes = ablate.by_samples(engine, answerer, probe, samples, steering, **options)
-            mc2_report.samples(page, sizes)
-            data["samples"] = {str(size): row.to_json() for size, row in sizes.items()}
-        if "tasks" in arguments.ablate:
-            tasks = ablate.by_tasks(engine, answerer, probe, samples, steering, **options)
-            mc2_report.tasks(page, tasks)
-            data["tasks"] = {task: row.to_json() for task, row in tasks.items()}
+    if engine is not None and "samples" in arguments.ablate:
+        sizes = ablate.by_samples(engine, answerer, probe, samples, steering, **options)
+        mc2_report.samples(page, sizes)
+        data["samples"] = {str(size): row.to_json() for size, row in sizes.items()}
+    if engine is not None and "tasks" in arguments.ablate:
+        tasks = ablate.by_tasks(engine, answerer, probe, samples, steering, **options)
+        mc2_report.tasks(page, tasks)
+        data["tasks"] = {task: row.to_json() for task, row in tasks.items()}
     if "strength" in arguments.ablate:
         strengths = ablate.by_strength(answerer, samples, steering, **options)
         bend = ablate.knee(strengths)

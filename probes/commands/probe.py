@@ -30,17 +30,22 @@ ASKED = 64
 
 
 def register(subparsers: Any, defaults: Defaults) -> None:
-    """Add the command with its part."""
+    """Add the command."""
     parser = subparsers.add_parser(
         "probe",
         help="build a modality-preference vector for a model",
         description="Build a steering vector from conflicting samples, calibrate its dose on others, and save it with a "
         "report. Run again after an interruption, it goes on where it was.",
     )
+    parser.add_argument(
+        "part", nargs="?", choices=("reliability",),
+        help="instead of building anything, tell which modality the answers of each task rest on: a question votes for the "
+        "one without which its answer's probability drops more",
+    )  # fmt: skip
     add_model(parser, defaults)
     add_data(parser)
     parser.add_argument(
-        "--samples", type=positive, default=128, metavar="N", help="probe samples (default %(default)s)"
+        "--samples", type=positive, default=128, metavar="N", help="samples to probe (default %(default)s)"
     )
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
     parser.add_argument("--layers", type=int, nargs="+", metavar="L", help="only consider these layers, counted from 0")
@@ -79,23 +84,16 @@ def register(subparsers: Any, defaults: Defaults) -> None:
         "--calibrate-sinks", action="store_true",
         help="measure which places of images attract attention anyway instead, and keep that in MODEL",
     )  # fmt: skip
-    parser.set_defaults(func=guarded(_probe, defaults))
-    _register_reliability(parser.add_subparsers(title="parts", metavar="reliability"), defaults)
+    parser.add_argument("--json", metavar="FILE", help="with reliability: write the votes here")
+    parser.set_defaults(func=guarded(_run, defaults))
 
 
-def _register_reliability(parts: Any, defaults: Defaults) -> None:
-    parser = parts.add_parser(
-        "reliability",
-        help="which modality the answers of each task rest on",
-        description="By how much the answer's probability drops without the images and without the text context; each "
-        "question votes for the modality with the larger drop.",
-    )
-    add_model(parser, defaults)
-    add_data(parser)
-    parser.add_argument("--samples", type=positive, default=200, metavar="N", help="samples (default %(default)s)")
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
-    parser.add_argument("--json", metavar="FILE", help="write the votes here")
-    parser.set_defaults(func=guarded(_reliability, defaults))
+def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
+    if arguments.part == "reliability":
+        return _reliability(arguments, defaults)
+    if arguments.calibrate_sage or arguments.calibrate_sinks:
+        return _calibrate(arguments, defaults)
+    return _probe(arguments, defaults)
 
 
 def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
@@ -108,8 +106,6 @@ def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
     from probes.verdict import doubts, followed
     from steering.vectors import NAME
 
-    if arguments.calibrate_sage or arguments.calibrate_sinks:
-        return _calibrate(arguments, defaults)
     if not NAME.fullmatch(arguments.name):
         raise ValueError(f"--name {arguments.name!r} must match {NAME.pattern}")
     out = Path(arguments.out or Path(arguments.model) / "vectors" / f"{arguments.name}.safetensors")
@@ -135,9 +131,9 @@ def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
             budget=budget, answerer=answerer, quiet=quiet,
         )  # fmt: skip
     doubtful = doubts(vector, instructed)
-    vector = replace(
-        vector, info=vector.info | {"instructed": instructed.to_json(), "doubts": doubtful, "reliable": not doubtful}
-    )
+    found = {"instructed": instructed.to_json(), "doubts": doubtful, "reliable": not doubtful}
+    # An evaluation leaves these samples out.
+    vector = replace(vector, info=vector.info | found | {"made_from": [sample.id for sample in samples]})
     projection = None
     if arguments.states > 0:
         projection = project(engine, used[: arguments.states], vector.layers[0], seed=seed, quiet=quiet)
@@ -229,6 +225,6 @@ def _reliability(arguments: argparse.Namespace, defaults: Defaults) -> int:
         table.add_column(name, justify="left" if name in ("task", "reliable") else "right")
     for task, one in found.items():
         votes = [str(one.votes.get(side, 0)) for side in ("vision", "text", "none")]
-        table.add_row(task, *votes, f"{one.drop_vision:.3f}", f"{one.drop_text:.3f}", one.reliable)
+        table.add_row(task, *votes, f"{one.drop_vision:.3f}", f"{one.drop_text:.3f}", one.reliable or "-")
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0

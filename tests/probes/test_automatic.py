@@ -183,9 +183,12 @@ def test_nothing_decided_is_no_share_of_right_ones() -> None:
 
 @pytest.mark.parametrize(
     ("votes", "majority"),
-    [({"vision": 2, "text": 1}, "vision"), ({"text": 1, "none": 9}, "text"), ({"vision": 2, "text": 2}, "vision")],
-)
-def test_the_majority_counts_decided_votes(votes: dict[str, int], majority: str) -> None:
+    [
+        ({"vision": 2, "text": 1}, "vision"), ({"text": 1, "none": 9}, "text"), ({"vision": 2, "text": 2}, "vision"),
+        ({"none": 9}, None), ({}, None),
+    ],
+)  # fmt: skip
+def test_the_majority_counts_decided_votes(votes: dict[str, int], majority: str | None) -> None:
     assert vote(votes) == majority
 
 

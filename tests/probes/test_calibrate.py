@@ -104,6 +104,8 @@ def test_each_part_of_the_budget_alone_rules_a_point_out(part: str, values: dict
 )
 def test_what_spends_the_budget_to_its_end_is_afforded(values: dict[str, float]) -> None:
     assert BASELINE.affords(_point(2, 0.4, **values))
+    assert 1.0 - 0.97 > 0.03  # which is rounding
+    assert replace(BASELINE, image_accuracy=1.0).affords(_point(2, 0.4, image=0.97))
 
 
 def test_all_that_is_exceeded_is_named() -> None:
@@ -303,10 +305,12 @@ def test_shifts_are_asked_for_both_ways_of_the_same_doses(
 @pytest.mark.parametrize(
     ("kl", "expected"),
     [
-        (KL, [0.667, 1.333]),
-        ({0.2: 0.3, 0.3: 0.1, 0.4: 0.1, 0.6: 0.1, 1.0: 0.1}, [1.0, 1.333]),
-        ({0.2: 0.1, 0.3: 0.1, 0.4: 0.3, 0.6: 0.1, 1.0: 0.1}, [0.667, 1.0]),
-        ({0.2: 0.3, 0.3: 0.1, 0.4: 0.3, 0.6: 0.1, 1.0: 0.1}, [1.0, 1.0]),
+        ([0.1, 0.1, 0.1, 0.1, 0.1], [0.333, 1.667]),
+        ([0.1, 0.1, 0.1, 0.3, 0.1], [0.333, 1.0]),
+        ([0.1, 0.1, 0.1, 0.1, 0.3], [0.333, 1.333]),
+        ([0.1, 0.3, 0.1, 0.1, 0.1], [1.0, 1.667]),
+        ([0.3, 0.1, 0.1, 0.1, 0.1], [0.667, 1.667]),
+        ([0.1, 0.3, 0.1, 0.3, 0.1], [1.0, 1.0]),
     ],
 )
 @pytest.mark.usefixtures("moved")
@@ -314,20 +318,31 @@ def test_the_range_ends_before_the_first_dose_that_costs_too_much(
     tiny: steering.Engine,
     published: SteeringVector,
     samples: list[Sample],
-    kl: dict[float, float],
+    kl: list[float],
     expected: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for dose, value in kl.items():
+    doses = [0.1, 0.2, 0.3, 0.4, 0.5]
+    for dose, value in zip(doses, kl, strict=True):
         monkeypatch.setitem(KL, dose, value)
-    vector = calibrate(
-        tiny, published, samples, layers=[1], doses=DOSES, answerer=_scripted(samples), quiet=True
-    )  # fmt: skip
+    vector = calibrate(tiny, published, samples, layers=[1], doses=doses, answerer=_scripted(samples), quiet=True)
     assert vector.info["calibration"]["factor"] == 0.3
     assert vector.info["calibration"]["range"] == expected
     assert vector.calibrated_range == tuple(expected)
     assert Steer.to(vector, "text", expected[1]).warning is None
     assert Steer.to(vector, "text", expected[1] + 0.1).warning is not None
+
+
+@pytest.mark.usefixtures("moved")
+def test_a_dose_of_the_same_layer_that_is_no_finalist_may_still_be_chosen(
+    tiny: steering.Engine, published: SteeringVector, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KL, 0.3, 0.3)
+    vector = calibrate(
+        tiny, published, samples, layers=[1], doses=DOSES, finalists=1, answerer=_scripted(samples), quiet=True
+    )
+    assert vector.info["calibration"]["factor"] == 0.4
+    assert vector.info["calibration"]["within_budget"] is True
 
 
 @pytest.mark.usefixtures("moved")

@@ -386,7 +386,8 @@ def test_a_probe_of_an_ablation_never_meets_the_evaluated_samples(tmp_path: Path
         given = argparse.Namespace(mc2=json_path, images=images, tasks=tasks, seed=3)
         whole = samples_of(given, Defaults(), 30, 3)
         assert len(whole) == (10 if tasks else 30)
-        evaluated, probed = samples_of(given, Defaults(), 6, 3), samples_of(given, Defaults(), 20, 3, skip=6)
+        evaluated = samples_of(given, Defaults(), 6, 3)
+        probed = samples_of(given, Defaults(), 20, 3, without=[one.id for one in evaluated])
         assert len(evaluated) == 6
         assert {one.id for one in probed}.isdisjoint(one.id for one in evaluated)
         assert {one.id for one in probed} == {one.id for one in whole[6:26]}
@@ -394,6 +395,34 @@ def test_a_probe_of_an_ablation_never_meets_the_evaluated_samples(tmp_path: Path
     first = samples_of(argparse.Namespace(mc2=json_path, images=images, tasks=None, seed=3), Defaults(), 30, 3)
     assert [one.id for one in other] != [one.id for one in first]
     assert {one.id for one in other} == {one.id for one in first}
+
+
+def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, questions: list[Question]) -> None:
+    data = ("--model", model, "--device", "cpu", "--quiet", *write_mc2(tmp_path, 12))
+    vector = tmp_path / "v.safetensors"
+    words = (
+        "--samples",
+        "5",
+        "--calibration-samples",
+        "2",
+        "--layers",
+        "1",
+        "--doses",
+        "0.3",
+        "--states",
+        "0",
+        "--force",
+    )
+    assert run("probe", *data, *words, "--out", str(vector), "--report", str(tmp_path / "probe")) == 0
+    made_from = steering.SteeringVector.load(vector).info["made_from"]
+    assert len(set(made_from)) == 7
+    questions.clear()
+    more = ("--conditions", "plain", "steer", "--limit", "12", "--vector", str(vector), "--out", str(tmp_path / "mc2"))
+    assert run("eval", "mc2", *data, *more) == 0
+    assert strict(tmp_path / "mc2" / "report.json")["about"]["samples"] == 5
+    asked = " ".join(str(part) for one in questions for part in one.chat[0]["content"])
+    used = {int(name.rsplit("-", 1)[1]) for name in made_from}
+    assert {number for number in range(12) if f"Ball {number} is blue." in asked} == set(range(12)) - used
 
 
 @pytest.mark.slow
@@ -513,8 +542,14 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
         (("eval", "mc2", "--conditions", "plain", "--random-directions", "2"), "go with the condition 'steer'"),
         (("eval", "mc2", "--severity", "1.5"), "--severity must be from 0 to 1, not 1.5"),
         (("eval", "mc2", "--severity", "nan"), "--severity must be from 0 to 1, not nan"),
-        (("eval", "mc2", "--tasks", "sport"), "--tasks: unknown sport; there are color, shape"),
-        (("eval", "mc2", "--mc2", "nothing.json", "--images", "."), "No such file or directory: 'nothing.json'"),
+        (
+            ("eval", "mc2", "--conditions", "plain", "--tasks", "sport"),
+            "--tasks: unknown sport; there are color, shape",
+        ),
+        (
+            ("eval", "mc2", "--conditions", "plain", "--mc2", "nothing.json", "--images", "."),
+            "No such file or directory: 'nothing.json'",
+        ),
         (("probe", "--mc2", "x.json"), "--mc2 needs --images"),
         (("probe", "--tasks", "sport"), "--tasks: unknown sport; there are color, shape"),
         (("probe", "--name", "No Good"), "--name 'No Good' must match"),

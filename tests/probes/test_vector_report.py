@@ -36,7 +36,7 @@ def _point(strength: float, vision: float, text: float, *damage: float) -> dict[
     return {
         "layer": 1, "dose": 0.4 * strength, "strength": strength, **dict(zip(names, damage, strict=True)),
         "vision": Shares(vision, 0.1, 0.9 - vision, vision / (vision + 0.1), 10).to_json(),
-        "text": Shares(0.2, text, 0.8 - text, 0.2 / (text + 0.2), 10).to_json(),
+        "text": Shares(0.3, text, 0.7 - text, 0.3 / (text + 0.3), 10).to_json(),
     }  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_the_curve_stands_beside_the_unsteered_model() -> None:
     assert {name: column(rows, name) for name in rows[0]} == {
         "strength": ["0.000", "0.500", "1.000"],
         "Vision Ratio toward vision": ["0.333", f"{6 / 7:.3f}", f"{8 / 9:.3f}"],
-        "toward text": ["0.333", f"{2 / 7:.3f}", f"{2 / 9:.3f}"],
+        "toward text": ["0.333", "0.375", "0.300"],
         "others' share": ["0.100", "0.300", "0.100"],
         "accuracy, image only": ["1.000", "0.990", "0.970"],
         "accuracy, context only": ["0.960", "0.980", "0.940"],
