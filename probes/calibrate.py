@@ -64,7 +64,7 @@ class Point:
 
     @property
     def effect(self) -> float:
-        """Vision Ratio toward vision minus that toward text, times the share of consistent answers; at most 1."""
+        """The share that follows the side less the share that follows the other one, the worse of both ways; at most 1."""
         return min(1.0, self.vision.s_vision - self.vision.s_text, self.text.s_text - self.text.s_vision)
 
     @property
