@@ -146,13 +146,13 @@ def calibrate(
     baseline = sweep.baseline(budget or Budget())
     points = sweep.effects([(layer, dose) for layer in tried for dose in sorted(set(doses))])
     best = sorted(points, key=lambda point: _preference(point, baseline, tried))[:finalists]
-    measured = sweep.damage(best)
+    measured = sweep.damage(best, baseline)
     layer = choose(measured, baseline, tried).layer
     # The whole curve of that layer, which the range and the reader need.
     known = {(point.layer, point.dose) for point in measured}
     rest = [point for point in points if point.layer == layer and (layer, point.dose) not in known]
     curve = sorted(
-        (point for point in [*measured, *sweep.damage(rest)] if point.layer == layer), key=lambda point: point.dose
+        (point for point in [*measured, *sweep.damage(rest, baseline)] if point.layer == layer), key=lambda point: point.dose
     )
     chosen = choose(curve, baseline, tried)
     reached, exceeded = chosen.reaches, baseline.exceeded(chosen)
@@ -239,7 +239,7 @@ class _Sweep:
         pairs = zip(shares[::2], shares[1::2], strict=True)
         return [Point(layer, dose, *pair) for (layer, dose), pair in zip(grid, pairs, strict=True)]
 
-    def damage(self, points: Sequence[Point]) -> list[Point]:
+    def damage(self, points: Sequence[Point], baseline: Baseline) -> list[Point]:
         """Second pass: accuracies with one modality alone, and what becomes of neutral prompts."""
         if not points:
             return []
@@ -255,20 +255,20 @@ class _Sweep:
         repeated = neutral.repetitions(self.answerer, self._neutral, pushes, title="Neutral, answers", quiet=self.quiet)
         return [
             replace(
-                self._accuracies(point, answers[4 * i : 4 * i + 4]),
+                self._accuracies(point, baseline, answers[4 * i : 4 * i + 4]),
                 kl=max(moved[2 * i : 2 * i + 2]),
                 repetition=max(repeated[2 * i : 2 * i + 2]),
             )
             for i, point in enumerate(points)
         ]
 
-    def _accuracies(self, point: Point, answers: Sequence[Answers]) -> Point:
+    def _accuracies(self, point: Point, baseline: Baseline, answers: Sequence[Answers]) -> Point:
         image, context, image_cross, context_cross = answers
         return replace(
             point,
             image_accuracy=min(image.accuracy("vision"), image_cross.accuracy("vision")),
             context_accuracy=context.accuracy("text"),
-            cross_fall=context.accuracy("text") - context_cross.accuracy("text"),
+            cross_fall=baseline.context_accuracy - context_cross.accuracy("text"),
         )
 
     @property

@@ -127,7 +127,7 @@ def _calibration(page: Report, found: dict[str, Any]) -> None:
              base["image_accuracy"], base["context_accuracy"], 0.0, base["repetition"], base["context_accuracy"]),
             *(
                 (strength, *(point[side]["vision_ratio"] for side in SIDES), *(values[i] for values in damages.values()),
-                 _less(point["context_accuracy"], point["cross_fall"]))
+                 _less(base["context_accuracy"], point["cross_fall"]))
                 for i, (strength, point) in enumerate(zip(strengths, curve, strict=True))
             ),
         ],

@@ -279,7 +279,7 @@ def test_the_whole_curve_of_the_chosen_layer_is_measured(
     assert {dose: point["kl"] for dose, point in curve.items()} == KL  # the greater of both ways, which is toward text
     assert [point["image_accuracy"] for point in found["curve"]] == [1, 1, 1, 0.8, 0.8]
     assert [point["context_accuracy"] for point in found["curve"]] == [1, 1, 1, 0.9, 0.9]
-    assert [point["cross_fall"] for point in found["curve"]] == pytest.approx([0, 0, 0, 0.4, 0.4])
+    assert [point["cross_fall"] for point in found["curve"]] == pytest.approx([0, 0, 0, 0.5, 0.5])
     neutral_answer = neutral.repetition(f"{ONCE} so it is so it is so it is")
     assert [point["repetition"] for point in found["curve"]] == pytest.approx([0, 0, 0, 0, neutral_answer], abs=1e-4)
     assert neutral_answer > 0.05

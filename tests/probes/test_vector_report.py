@@ -139,8 +139,8 @@ def test_the_curve_stands_beside_the_unsteered_model() -> None:
         "accuracy, context only": ["0.960", "0.980", "0.940"],
         "KL (nats)": ["0.000", "0.010", "0.120"],
         "repetition": ["0.002", "0.001", "0.034"],
-        # what the context alone has toward text, less what it loses toward vision
-        "context only, steered toward vision": ["0.960", "0.960", "0.640"],
+        # what the context alone has unsteered, less what it loses toward vision
+        "context only, steered toward vision": ["0.960", "0.940", "0.660"],
     }
 
 
