@@ -152,7 +152,8 @@ def calibrate(
     known = {(point.layer, point.dose) for point in measured}
     rest = [point for point in points if point.layer == layer and (layer, point.dose) not in known]
     curve = sorted(
-        (point for point in [*measured, *sweep.damage(rest, baseline)] if point.layer == layer), key=lambda point: point.dose
+        (point for point in [*measured, *sweep.damage(rest, baseline)] if point.layer == layer),
+        key=lambda point: point.dose,
     )
     chosen = choose(curve, baseline, tried)
     reached, exceeded = chosen.reaches, baseline.exceeded(chosen)

@@ -62,7 +62,7 @@ function useVector() {
   const helm = byId("helm");
   const vector = state.vectors.find((item) => item.name === byId("vector").value);
   const range = vector?.info?.calibration?.range;
-  const limit = Math.min(range?.[1] ?? 4, state.model.limits?.strength ?? 4);
+  const limit = Math.min(2 * (range?.[1] ?? 2), state.model.limits?.strength ?? 4); // also what is too much, to see it
   helm.disabled = byId("auto").disabled = !vector;
   Object.assign(helm, { min: String(-limit), max: String(limit) });
   if (!vector) {
@@ -126,6 +126,7 @@ function update() {
   byId("helm-vision").className = strength > 0 && !auto ? "on" : "";
   byId("helm-off").hidden = strength === 0;
   const reason = byId("helm-note").dataset.reason;
+  const known = state.range && Math.abs(strength) <= state.range[1] ? "Calibrated from" : "Beyond what was calibrated:";
   byId("helm-note").textContent =
     reason ||
     (auto
@@ -133,7 +134,7 @@ function update() {
       : strength === 0
         ? "At 0 the answer is the plain model's."
         : state.range
-          ? `Calibrated from ${state.range[0]} to ${state.range[1]}.`
+          ? `${known} ${state.range[0]} to ${state.range[1]}.`
           : "");
   for (const stage of ["see", "think", "generate"]) {
     for (const input of document.querySelectorAll(`input[id^="${stage}-"]`)) input.disabled = !byId(stage).checked;
