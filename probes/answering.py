@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from probes.versions import versions
 from steering import Auto, Diagnose, Engine, Reliability, Request, Sampling, Steer, SteeringVector, measure
 
 Chat = Sequence[Mapping[str, Any]]
@@ -64,7 +65,8 @@ class InProcess:
 
     @property
     def identity(self) -> str:
-        return f"{self.engine.mllm.fingerprint}/{self.engine.mllm.dtype}"
+        mllm = self.engine.mllm
+        return " ".join((mllm.fingerprint, str(mllm.dtype), *versions().values()))
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
         ways: deque[Reliability | None] = deque()

@@ -14,7 +14,6 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from safetensors.torch import save
 from tqdm import tqdm
 
 from probes.mc2 import Sample, Setting, messages, prompt
+from probes.versions import versions
 from steering import Engine, Request, Sampling
 from steering.files import write_atomically
 from steering.vectors import SteeringVector
@@ -285,7 +285,7 @@ def _vector(
         "score": _rounded(direction.score),
         "ranking": ranking,
         "reliable": reliable,
-        "versions": _versions(),
+        "versions": versions(),
     }
     return SteeringVector(
         name=name, direction=direction.v, weight=direction.weight, mean_abs=direction.mean_abs, std=direction.std,
@@ -316,13 +316,3 @@ def _states(
 
 def _rounded(values: torch.Tensor) -> list[float]:
     return [float(f"{value:.6g}") for value in values.tolist()]
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("helmsight", "torch", "transformers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from probes.report import Report
     from steering import Engine, SteeringVector
 
-KINDS = ("plain", "instruct", "chain", "shots", "steer")
+KINDS = ("plain", "instruct", "chain", "shots", "steer")  # those of `probes.evaluate`, which brings torch
 ABLATIONS = ("samples", "tasks", "strength", "latency")
 SHOTS = 4
 PROBED, LEAST_PROBED = 250, 25

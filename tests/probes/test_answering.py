@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import steering
 from probes import answering
@@ -211,3 +212,4 @@ def test_the_identity_is_that_of_the_weights_and_their_type(tiny: Engine) -> Non
     identity = InProcess(tiny).identity
     assert tiny.mllm.fingerprint in identity
     assert "float32" in identity
+    assert torch.__version__ in identity

@@ -19,11 +19,11 @@ import torch
 from PIL import Image
 
 import steering
-from probes import command
+from probes import command, evaluate
 from probes.answering import InProcess, Question, Reply
 from probes.automatic import task_reliability
 from probes.build import build
-from probes.commands import common
+from probes.commands import common, mc2
 from probes.commands.common import Defaults, samples_of
 from probes.mc2 import SIDES, Sample
 from server import cli
@@ -395,6 +395,10 @@ def test_a_probe_of_an_ablation_never_meets_the_evaluated_samples(tmp_path: Path
     first = samples_of(argparse.Namespace(mc2=json_path, images=images, tasks=None, seed=3), Defaults(), 30, 3)
     assert [one.id for one in other] != [one.id for one in first]
     assert {one.id for one in other} == {one.id for one in first}
+
+
+def test_the_command_offers_the_conditions_that_there_are() -> None:
+    assert mc2.KINDS == evaluate.KINDS
 
 
 def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, questions: list[Question]) -> None:

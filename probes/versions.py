@@ -1,0 +1,16 @@
+"""The versions that measured numbers depend on."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def versions() -> dict[str, str]:
+    """Of this package and of those that compute; "unknown" where one is not installed as a package."""
+    found = {}
+    for package in ("helmsight", "torch", "transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
