@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from PIL import Image
+
 from probes.versions import versions
 from steering import Auto, Diagnose, Engine, Reliability, Request, Sampling, Steer, SteeringVector, measure
+from steering.layout import GRAY, needs_images, pictures_of
 
 Chat = Sequence[Mapping[str, Any]]
 
@@ -54,8 +57,11 @@ class Answerer(Protocol):
         """The replies in the order of the questions, which are taken as they are needed."""
 
 
+_NOTHING = {"type": "image", "image": Image.new("RGB", (224, 224), GRAY)}
+
+
 class InProcess:
-    """An engine's answers, batched."""
+    """An engine's answers, batched. A model that cannot do without images is shown a gray one where a question has none."""
 
     AUTO_AT_ONCE = 64
     """Questions whose reliable modality is found in one batch."""
@@ -98,4 +104,8 @@ class InProcess:
             auto = Auto(push.vector, push.strength, push.layers)
             steering = (auto.toward(push.toward) if found is None else auto.steer(found),)
         diagnose = Diagnose(frozenset({"modality"}))
-        return Request(question.chat, Sampling(max_tokens=question.max_tokens), steering, diagnose=diagnose)
+        chat = question.chat
+        if not pictures_of(chat) and needs_images(self.engine.mllm):
+            *before, last = chat
+            chat = [*before, {**last, "content": [_NOTHING, *last["content"]]}]
+        return Request(chat, Sampling(max_tokens=question.max_tokens), steering, diagnose=diagnose)

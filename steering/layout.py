@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from steering.images import Picture, divide
 from steering.mllm import MLLM
 from steering.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, SYSTEM, USER
 
+GRAY = (128, 128, 128)
 CONTEXT_LINE = "Text context:"
 """A line of user text that begins so is a text context (modality-preference paper, prompt of section 3)."""
 
@@ -227,6 +229,30 @@ def without_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         else {**message, "content": [part for part in message["content"] if part["type"] == "text"] or ""}
         for message in messages
     ]
+
+
+def blanked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The chat with gray pictures of the same sizes in the place of its own."""
+
+    def blank(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**part, "image": Image.new("RGB", part["image"].size, GRAY)} if part["type"] == "image" else part
+
+    return [
+        dict(message)
+        if isinstance(message["content"], str)
+        else {**message, "content": [blank(part) for part in message["content"]]}
+        for message in messages
+    ]
+
+
+@lru_cache(maxsize=4)
+def needs_images(mllm: MLLM) -> bool:
+    """Whether the model's processor refuses prompts without images, as PaliGemma's does."""
+    try:
+        build_prompt(mllm, [{"role": "user", "content": "?"}])
+    except RequestError:
+        return True
+    return False
 
 
 def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

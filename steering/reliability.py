@@ -16,7 +16,7 @@ from steering.admission import check_steer
 from steering.engine import Engine
 from steering.errors import RequestError
 from steering.interventions.steer import Steer
-from steering.layout import without_context, without_images
+from steering.layout import blanked, needs_images, pictures_of, without_context, without_images
 from steering.request import Request, Result, Sampling
 from steering.vectors import SteeringVector
 
@@ -77,11 +77,13 @@ class Reliability:
 def measure(engine: Engine, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[Reliability]:
     """The reliability of both modalities in each chat; the plain answers run in one batch, then all reduced prompts.
 
-    Raises RequestError where a chat has no image or no text context, or where its model cannot do without images.
+    A model that cannot do without images is shown gray ones. Raises RequestError where a chat has no image or no text
+    context.
     """
-    reduced = [(without_images(chat), without_context(chat)) for chat in chats]
-    for chat, pair in zip(chats, reduced, strict=True):
-        if any(list(chat) == less for less in pair):
+    unseen = blanked if needs_images(engine.mllm) else without_images
+    reduced = [(unseen(chat), without_context(chat)) for chat in chats]
+    for chat, (_, unread) in zip(chats, reduced, strict=True):
+        if not pictures_of(chat) or list(chat) == unread:
             raise RequestError(
                 "'steering.toward': 'auto' needs an image and a text context in the request.", param="steering.toward"
             )

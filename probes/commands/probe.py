@@ -91,6 +91,8 @@ def register(subparsers: Any, defaults: Defaults) -> None:
 def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
     if arguments.part == "reliability":
         return _reliability(arguments, defaults)
+    if arguments.json:
+        raise ValueError("--json goes with 'probe reliability'; a probe's numbers are in the report.json of --report")
     if arguments.calibrate_sage or arguments.calibrate_sinks:
         return _calibrate(arguments, defaults)
     return _probe(arguments, defaults)

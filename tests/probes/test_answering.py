@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import steering
 from probes import answering
@@ -213,3 +214,14 @@ def test_the_identity_is_that_of_the_weights_and_their_type(tiny: Engine) -> Non
     assert tiny.mllm.fingerprint in identity
     assert "float32" in identity
     assert torch.__version__ in identity
+
+
+def test_a_model_that_needs_images_is_shown_a_gray_one(root: Path) -> None:
+    engine = Engine(steering.load(families.checkpoint("paligemma", root), device="cpu"), slots=2, max_length=512)
+    sample = make_samples(1)[0]
+    chat = messages(sample, "context_only", swapped=False)
+    gray = Image.new("RGB", (224, 224), (128, 128, 128))
+    shown = [{"role": "user", "content": [{"type": "image", "image": gray}, *chat[0]["content"]]}]
+    unseen, seen = InProcess(engine).answers([Question(chat, max_tokens=4), Question(shown, max_tokens=4)])
+    assert unseen.text == seen.text
+    assert unseen.attention_ratio == pytest.approx(seen.attention_ratio, abs=1e-6)

@@ -556,6 +556,7 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
         ),
         (("probe", "--mc2", "x.json"), "--mc2 needs --images"),
         (("probe", "--tasks", "sport"), "--tasks: unknown sport; there are color, shape"),
+        (("probe", "--json", "x.json"), "--json goes with 'probe reliability'"),
         (("probe", "--name", "No Good"), "--name 'No Good' must match"),
         (("probe", "reliability", "--tasks", "sport"), "--tasks: unknown sport"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from steering import MLLM, Auto, Engine, Request, RequestError, Sampling, SteeringVector, decide, measure
 from steering.layout import without_context, without_images
@@ -65,6 +66,19 @@ def test_drops_are_those_of_the_plain_model(family: str, make_engine: MakeEngine
         assert len(tokens) == TOKENS  # so that none of them ends the answer
         expected = [probability(plain, each, tokens) for each in (chat, *less)]
         assert (one.answer, one.without_images, one.without_context) == pytest.approx(expected, rel=1e-2, abs=1e-12)
+
+
+def test_a_model_that_needs_images_is_shown_gray_ones(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+    engine, plain, chat = make_engine("paligemma"), load_plain("paligemma"), chats()[0]
+    (found,) = measure(engine, [chat])
+    (answer,) = engine.generate([Request(chat, Sampling(max_tokens=TOKENS))])
+    picture, text = chat[0]["content"]
+    gray = {"type": "image", "image": Image.new("RGB", picture["image"].size, (128, 128, 128))}
+    tokens = answer.choices[0].token_ids
+    assert len(tokens) == TOKENS
+    expected = probability(plain, [{"role": "user", "content": [gray, text]}], tokens)
+    assert found.without_images == pytest.approx(expected, rel=1e-2, abs=1e-12)
+    assert found.without_images != found.answer
 
 
 def test_forced_tokens_are_said_and_weighed(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
