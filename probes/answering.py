@@ -12,7 +12,7 @@ from PIL import Image
 
 from probes.versions import versions
 from steering import Auto, Diagnose, Engine, Reliability, Request, Sampling, Steer, SteeringVector, measure
-from steering.layout import GRAY, needs_images, pictures_of
+from steering.layout import GRAY, pictures_of
 
 Chat = Sequence[Mapping[str, Any]]
 
@@ -105,7 +105,7 @@ class InProcess:
             steering = (auto.toward(push.toward) if found is None else auto.steer(found),)
         diagnose = Diagnose(frozenset({"modality"}))
         chat = question.chat
-        if not pictures_of(chat) and needs_images(self.engine.mllm):
+        if not pictures_of(chat) and self.engine.mllm.needs_images:
             *before, last = chat
             chat = [*before, {**last, "content": [_NOTHING, *last["content"]]}]
         return Request(chat, Sampling(max_tokens=question.max_tokens), steering, diagnose=diagnose)

@@ -6,7 +6,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -243,16 +242,6 @@ def blanked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         else {**message, "content": [blank(part) for part in message["content"]]}
         for message in messages
     ]
-
-
-@lru_cache(maxsize=4)
-def needs_images(mllm: MLLM) -> bool:
-    """Whether the model's processor refuses prompts without images, as PaliGemma's does."""
-    try:
-        build_prompt(mllm, [{"role": "user", "content": "?"}])
-    except RequestError:
-        return True
-    return False
 
 
 def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -77,6 +77,15 @@ class MLLM:
         special = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special}
         return torch.tensor(sorted({*special, self.image_token_id} - {self.tokenizer.unk_token_id}))
 
+    @cached_property
+    def needs_images(self) -> bool:
+        """Whether its processor refuses text without images, as PaliGemma's does."""
+        try:
+            self.processor(text=["?"])
+        except ValueError:
+            return True
+        return False
+
     def embed(self, inputs: Mapping[str, torch.Tensor], features: Any = None) -> Embedded:
         """Run the wrapper up to its decoder call and return what the decoder would have received.
 

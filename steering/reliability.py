@@ -16,7 +16,7 @@ from steering.admission import check_steer
 from steering.engine import Engine
 from steering.errors import RequestError
 from steering.interventions.steer import Steer
-from steering.layout import blanked, needs_images, pictures_of, without_context, without_images
+from steering.layout import blanked, pictures_of, without_context, without_images
 from steering.request import Request, Result, Sampling
 from steering.vectors import SteeringVector
 
@@ -80,7 +80,7 @@ def measure(engine: Engine, chats: Sequence[Sequence[Mapping[str, Any]]]) -> lis
     A model that cannot do without images is shown gray ones. Raises RequestError where a chat has no image or no text
     context.
     """
-    unseen = blanked if needs_images(engine.mllm) else without_images
+    unseen = blanked if engine.mllm.needs_images else without_images
     reduced = [(unseen(chat), without_context(chat)) for chat in chats]
     for chat, (_, unread) in zip(chats, reduced, strict=True):
         if not pictures_of(chat) or list(chat) == unread:

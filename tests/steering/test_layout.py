@@ -367,6 +367,11 @@ def test_what_the_processor_refuses_is_refused_in_its_words(family: str, load_ml
         build_prompt(load_mllm(family), user(text("a")))
 
 
+@pytest.mark.parametrize("family", EVERY)
+def test_which_models_need_images_is_known(family: str, load_mllm: LoadMLLM) -> None:
+    assert load_mllm(family).needs_images == (family in IMAGE_ONLY)
+
+
 def test_a_template_that_leaves_out_a_text_is_refused(load_mllm: LoadMLLM) -> None:
     with pytest.raises(RequestError, match=r"leaves out the text 'two'"):
         build_prompt(
