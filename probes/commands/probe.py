@@ -127,12 +127,13 @@ def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
         quiet=quiet,
     )  # fmt: skip
     instructed = followed(answerer, used[:ASKED], seed=seed, quiet=quiet)
-    if held_back:
+    doubtful = doubts(vector, instructed)
+    if held_back and (arguments.force or not doubtful):  # of what is no direction no dose needs to be known
         vector = calibrate(
             engine, vector, samples[len(used) :], layers=arguments.layers, doses=arguments.doses or DOSES,
             budget=budget, answerer=answerer, quiet=quiet,
         )  # fmt: skip
-    doubtful = doubts(vector, instructed)
+        doubtful = doubts(vector, instructed)
     found = {"instructed": instructed.to_json(), "doubts": doubtful, "reliable": not doubtful}
     # An evaluation leaves these samples out.
     vector = replace(vector, info=vector.info | found | {"made_from": [sample.id for sample in samples]})

@@ -145,7 +145,7 @@ def test_a_random_model_gets_no_vector_but_a_report(
         + " ".join(report["doubts"])
     )
     assert any(doubt.startswith("The model hardly follows the two instructions") for doubt in report["doubts"])
-    assert any(doubt.startswith("Steering hardly moves the answers") for doubt in report["doubts"])
+    assert "calibration" not in report["info"]  # which would have taken most of the time
     assert not (tmp_path / "v.safetensors").exists()
     assert all(doubt in (tmp_path / "report" / "report.md").read_text() for doubt in report["doubts"])
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
@@ -159,6 +159,7 @@ def test_a_vector_that_is_forced_says_what_is_doubtful_and_is_made_again_without
     made, data = steering.SteeringVector.load(out), strict(report / "report.json")
     assert made.info["doubts"] == data["doubts"] != []
     assert made.info["reliable"] is False
+    assert any(doubt.startswith("Steering hardly moves the answers") for doubt in data["doubts"])
     assert (made.info["samples"], made.info["calibration"]["samples"]) == (4, 2)
     assert made.layers == tuple(data["layers"]) == (1,)
     printed = capsys.readouterr().out
