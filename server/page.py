@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, render_template, request
 
 from server.context import context
 from server.encode import dumps
 from server.errors import ApiError
 from server.samples import list_samples, sample_picture
 
-blueprint = Blueprint("page", __name__)
+blueprint = Blueprint("page", __name__, template_folder="templates")
 
-TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
 KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 
@@ -34,13 +33,13 @@ POLICY = "; ".join(
 @blueprint.get("/")
 def playground() -> Response:
     """Ask, steer, and see where the model looked."""
-    return _file(TEMPLATES / "playground.html", "text/html; charset=utf-8")
+    return _page("playground.html")
 
 
 @blueprint.get("/dashboard")
 def dashboard() -> Response:
     """The journal of diagnostics, live."""
-    return _file(TEMPLATES / "dashboard.html", "text/html; charset=utf-8")
+    return _page("dashboard.html")
 
 
 @blueprint.get("/static/<name>")
@@ -76,6 +75,10 @@ def secure(response: Response) -> Response:
     response.headers["Content-Security-Policy"] = POLICY
     response.headers["Referrer-Policy"] = "no-referrer"
     return response
+
+
+def _page(template: str) -> Response:
+    return _cached(Response(render_template(template), content_type="text/html; charset=utf-8"))
 
 
 def _file(path: Path, kind: str) -> Response:
