@@ -170,10 +170,8 @@ class Running:
 
     def whole(self) -> steering.Result:
         """The finished result."""
-        for _ in self.chunks():
-            pass
-        result = self.completion.result()
-        return replace(result, choices=tuple(map(self.shown, result.choices)))
+        shown = {chunk.index: chunk.choice for chunk in self.chunks() if chunk.choice is not None}
+        return replace(self.completion.result(), choices=tuple(shown[index] for index in sorted(shown)))
 
     def close(self) -> None:
         """Stop watching and give up what is still running; harmless when repeated and after the end."""
