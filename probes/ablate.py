@@ -12,8 +12,9 @@ from tqdm import tqdm
 
 from probes.answering import Answerer
 from probes.asking import Condition, ask
+from probes.bootstrap import RESAMPLES, interval
 from probes.build import build, grow
-from probes.evaluate import RESAMPLES, Steering
+from probes.evaluate import Steering
 from probes.mc2 import SIDES, Sample, Shares, Side, messages
 from steering import Engine, Request, Sampling, Steer, SteeringVector
 
@@ -194,6 +195,4 @@ def latency(
 
 def _latency(values: np.ndarray, plain: np.ndarray) -> Latency:
     ratios = values / plain
-    drawn = np.random.default_rng(0).integers(len(ratios), size=(RESAMPLES, len(ratios)))
-    low, high = np.quantile(np.median(ratios[drawn], axis=1), (0.025, 0.975))
-    return Latency(float(np.median(values)), float(np.median(ratios)), (float(low), float(high)))
+    return Latency(float(np.median(values)), float(np.median(ratios)), interval(ratios, statistic=np.median))

@@ -17,10 +17,10 @@ from tqdm import tqdm
 
 from probes.answering import Answerer, Push
 from probes.asking import Answers, Condition, ask
+from probes.bootstrap import interval
 from probes.degrade import degraded
 from probes.evaluate import Steering
 from probes.mc2 import SIDES, Sample, Setting, Side, messages
-from probes.verdict import mean_interval
 from steering import Engine, measure
 
 NUMBERS = ("identified", "decided", "plain", "prior", "auto")
@@ -90,7 +90,7 @@ class AutomaticReport:
 
 
 def _mean(values: np.ndarray) -> dict[str, Any]:
-    return {"mean": float(values.mean()), "mean_95": list(mean_interval(values))}
+    return {"mean": float(values.mean()), "mean_95": list(interval(values))}
 
 
 def vote(votes: Mapping[str, int]) -> Side | None:

@@ -237,7 +237,7 @@ def grow(
     key = _key(engine, queries)
     tally = Tally() if state is None else Tally.resumed(state, key)
     if tally.count > sizes[0]:  # the smaller sizes are not in what was kept
-        tally = Tally() if len(sizes) > 1 or tally.count > sizes[-1] else tally
+        tally = Tally()
     vectors = []
     with tqdm(
         total=sizes[-1], initial=tally.count, desc="Probing", unit=" pairs", disable=quiet or None, dynamic_ncols=True

@@ -17,11 +17,9 @@ import torch
 
 from probes.answering import Answerer, Push
 from probes.asking import Answers, Condition, ask
+from probes.bootstrap import RESAMPLES, interval
 from probes.mc2 import SIDES, Sample, Setting, Shares, Side
-from probes.verdict import mean_interval
 from steering import SteeringVector
-
-RESAMPLES = 1000
 
 KINDS = ("plain", "instruct", "chain", "shots", "steer")
 """What may be compared: nothing, the paper's instruction, that with a chain of thought, solved examples, steering."""
@@ -131,17 +129,23 @@ class Evaluation:
                 continue
             best = max(others, key=lambda one: one.shares.toward(side))
             difference = steered.followed[side] - best.followed[side]
-            found.append(Advantage(side, best.name, float(difference.mean()), mean_interval(difference)))
+            found.append(Advantage(side, best.name, float(difference.mean()), interval(difference)))
         return found
+
+    def random_spread(self) -> dict[str, dict[str, float | None]]:
+        """Least, mean and greatest of each share under the random directions."""
+        names = ("s_vision", "s_text", "s_others", "vision_ratio")
+        return {name: spread([getattr(shares, name) for shares in self.random]) for name in names}
 
     def to_json(self) -> dict[str, Any]:
         """One object a condition; `random` and `advantages` only where they were measured."""
         report: dict[str, Any] = {name: measured.to_json() for name, measured in self.conditions.items()}
         if self.random:
+            spreads = self.random_spread()
             report["random"] = {
                 "directions": len(self.random),
-                "vision_ratio": spread([shares.vision_ratio for shares in self.random]),
-                "s_others": spread([shares.s_others for shares in self.random]),
+                "vision_ratio": spreads["vision_ratio"],
+                "s_others": spreads["s_others"],
                 "each": [shares.to_json() for shares in self.random],
             }
         if advantages := self.advantages():

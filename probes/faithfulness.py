@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 from PIL import Image
 from tqdm import tqdm
 
+from probes.bootstrap import RESAMPLES
 from steering import Contrast, Engine, Generate, Icd, Pai, Request, Sage, Sampling, See, Think, Vcd
 
 Setting = Literal["random", "popular", "adversarial"]
-RESAMPLES = 1000
 WHAT = "What is the difference between the two pictures?"
 SAME, DIFFERENT = "Are the two pictures the same?", "Are the two pictures different?"
 PATTERNS = {

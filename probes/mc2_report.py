@@ -8,7 +8,7 @@ from typing import Any
 from probes import plots
 from probes.ablate import CLOSE, Knee, Latency, Row
 from probes.automatic import NUMBERS, AutomaticReport, vote
-from probes.evaluate import Evaluation, Measured, spread
+from probes.evaluate import Evaluation, Measured
 from probes.mc2 import SIDES, Shares
 from probes.report import Report
 
@@ -42,12 +42,11 @@ def conditions(page: Report, found: Evaluation) -> None:
     )
     rows = [_condition(name, measured) for name, measured in shown.items()]
     if found.random:
-        for name in ("min", "mean", "max"):
-            values = [
-                spread([getattr(shares, field) for shares in found.random])[name]
-                for field in ("s_vision", "s_text", "s_others", "vision_ratio")
-            ]
-            rows.append((f"{len(found.random)} random directions, {name}", *values, *[None] * 5))
+        spreads = found.random_spread().values()
+        rows += [
+            (f"{len(found.random)} random directions, {name}", *(one[name] for one in spreads), *[None] * 5)
+            for name in ("min", "mean", "max")
+        ]
     page.table(
         ["condition", "S_v", "S_t", "S_o", "Vision Ratio", "95 %", "unanswered", "attention ratio", "image only",
          "context only"],

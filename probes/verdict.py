@@ -14,14 +14,13 @@ import numpy as np
 
 from probes.answering import Answerer
 from probes.asking import Condition, ask
+from probes.bootstrap import interval
 from probes.build import RELIABLE
 from probes.mc2 import Sample
 from steering import SteeringVector
 
 MOVED = 0.1
 """Least difference between the shares of vision answers under the two instructions, or the two ways of steering."""
-
-RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,8 @@ def followed(answerer: Answerer, samples: Sequence[Sample], *, seed: int = 0, qu
     )
     difference = np.array(vision.right("vision")) - np.array(text.right("vision"))
     return Followed(
-        vision.accuracy(), text.accuracy(), float(difference.mean()), mean_interval(difference, seed), len(samples)
+        vision.accuracy(), text.accuracy(), float(difference.mean()), interval(difference, seed), len(samples)
     )
-
-
-def mean_interval(values: np.ndarray, seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the mean of one value a sample."""
-    drawn = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
-    low, high = np.quantile(values[drawn].mean(1), (0.025, 0.975))
-    return float(low), float(high)
 
 
 def doubts(vector: SteeringVector, instructed: Followed) -> list[str]:

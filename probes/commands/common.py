@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from probes.faithfulness import Difference, Existence
     from probes.mc2 import Sample
     from steering import Engine, SteeringVector
@@ -86,6 +88,13 @@ def write_json(path: str | Path, report: dict[str, Any]) -> None:
     from steering.files import write_atomically
 
     write_atomically(path, (json.dumps(report, indent=2) + "\n").encode())
+
+
+def show(table: Table) -> None:
+    """Print a table, wide enough to be read also where the output is no terminal."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def samples_of(

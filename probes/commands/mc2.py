@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from probes.commands.common import (
     guarded,
     positive,
     samples_of,
+    show,
     vector_of,
     write_json,
 )
@@ -213,10 +213,8 @@ def _more(
 
 def print_table(evaluation: Evaluation, title: str) -> None:
     """The conditions as a table on standard output."""
-    from rich.console import Console
     from rich.table import Table
 
-    from probes.evaluate import spread
     from probes.mc2_report import TITLES
 
     table = Table(title=title, title_justify="left")
@@ -228,14 +226,11 @@ def print_table(evaluation: Evaluation, title: str) -> None:
         table.add_row(TITLES[name], *map(_number, (*values, one.image_only, one.context_only, one.attention_ratio)))
     if evaluation.random:
         table.add_section()
-        columns = [
-            [getattr(shares, field) for shares in evaluation.random]
-            for field in ("s_vision", "s_text", "s_others", "vision_ratio")
-        ]
+        spreads = evaluation.random_spread().values()
         for row in ("min", "mean", "max"):
-            values_of = [_number(spread(column)[row]) for column in columns]
+            values_of = [_number(one[row]) for one in spreads]
             table.add_row(f"{len(evaluation.random)} random, {row}", *values_of, "-", "-", "-")
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    show(table)
 
 
 def _number(value: float | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from probes.commands.common import (
     guarded,
     positive,
     samples_of,
+    show,
     write_json,
 )
 
@@ -214,7 +214,6 @@ def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
 
 
 def _reliability(arguments: argparse.Namespace, defaults: Defaults) -> int:
-    from rich.console import Console
     from rich.table import Table
 
     from probes.automatic import task_reliability
@@ -229,5 +228,5 @@ def _reliability(arguments: argparse.Namespace, defaults: Defaults) -> int:
     for task, one in found.items():
         votes = [str(one.votes.get(side, 0)) for side in ("vision", "text", "none")]
         table.add_row(task, *votes, f"{one.drop_vision:.3f}", f"{one.drop_text:.3f}", one.reliable or "-")
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    show(table)
     return 0

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from probes.answering import Question
+from probes.bootstrap import interval
 from probes.mc2 import INSTRUCTIONS
-from probes.verdict import Followed, doubts, followed, mean_interval
+from probes.verdict import Followed, doubts, followed
 from steering import SteeringVector
 from tests.probes.conftest import Scripted, make_samples, text_of
 
@@ -56,7 +57,7 @@ def test_a_model_that_follows_some_of_its_instructions() -> None:
     answerer = Scripted(_obeys({0, 1, 2}))
     found = followed(answerer, make_samples(10), seed=3, quiet=True)
     assert (found.toward_vision, found.toward_text, found.difference, found.n) == (0.3, 0.0, pytest.approx(0.3), 10)
-    assert found.interval == pytest.approx(mean_interval(np.array([1.0] * 3 + [0.0] * 7), 3))
+    assert found.interval == pytest.approx(interval(np.array([1.0] * 3 + [0.0] * 7), 3))
     assert 0 <= found.interval[0] < 0.3 < found.interval[1] < 1
     settings = [[INSTRUCTIONS[side] in text_of(one) for side in ("vision", "text")] for one in answerer.asked]
     assert len(answerer.asked) == 40
@@ -91,19 +92,19 @@ def test_following_told_as_data() -> None:
 
 def test_the_interval_is_that_of_means_of_samples_drawn_anew() -> None:
     values = np.random.default_rng(5).integers(3, size=40) / 2
-    low, high = mean_interval(values, seed=7)
+    low, high = interval(values, seed=7)
     rng = np.random.default_rng(99)  # other draws, and more of them
     means = sorted(float(np.mean(rng.choice(values, len(values)))) for _ in range(20_000))
     assert low == pytest.approx(means[500], abs=0.03)
     assert high == pytest.approx(means[-500], abs=0.03)
     assert high - low == pytest.approx(2 * 1.96 * values.std() / 40**0.5, rel=0.1)
-    assert mean_interval(values, seed=7) == (low, high)
-    assert mean_interval(values, seed=8) != (low, high)
+    assert interval(values, seed=7) == (low, high)
+    assert interval(values, seed=8) != (low, high)
 
 
 def test_equal_values_have_no_width() -> None:
-    assert mean_interval(np.full(9, 0.25)) == (0.25, 0.25)
-    assert mean_interval(np.array([0.5])) == (0.5, 0.5)
+    assert interval(np.full(9, 0.25)) == (0.25, 0.25)
+    assert interval(np.array([0.5])) == (0.5, 0.5)
 
 
 # -------------------------------------------------------------------------------------------------------------- doubts
