@@ -35,8 +35,9 @@ def create_completion() -> Response:
         serving.check_name(chat.model)
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, serving.name, serving.mllm.fingerprint)
-    earlier = chat.diagnostics.compare_to if chat.diagnostics else None
-    compared = None if earlier is None else app.states.find(earlier)
+    compared = None
+    if chat.diagnostics and chat.diagnostics.compare_to is not None:
+        compared = app.states.find(chat.diagnostics.compare_to, chat.diagnostics.drift_rows)
     completion, entry, hidden = submit(app, serving, chat, answer)
     watch = app.watcher.add(client_socket(request.environ), app.settings.request_timeout, completion.cancel)
     running = Running(app, completion, watch, g.started, set(range(n)), answer.id, entry, hidden, compared)

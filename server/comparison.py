@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import Any
 
 import torch
 
 from server.errors import BadRequest
-from steering import Choice, drift
+from steering import Choice, drifted
 
 KEPT = 64
 """Answers that are remembered, the latest ones that read out their drift."""
 
 
 class AnswerStates:
-    """The final states (layers, d) of recent answers' first choices, by answer id."""
+    """The states (2, layers, d) of recent answers' first choices, by answer id."""
 
     def __init__(self) -> None:
         self._states: OrderedDict[str, torch.Tensor] = OrderedDict()
@@ -23,14 +24,15 @@ class AnswerStates:
 
     def keep(self, answer_id: str, choice: Choice) -> None:
         """Remember a finished choice, where it is the first one and its states were asked for."""
-        if choice.index == 0 and choice.final_states is not None:
-            with self._lock:
-                self._states[answer_id] = choice.final_states.half()
+        if choice.index == 0 and choice.answer_states is not None:
+            with self._lock:  # float16 would overflow on the large activations of real models
+                self._states[answer_id] = choice.answer_states.bfloat16()
                 while len(self._states) > KEPT:
                     self._states.popitem(last=False)
 
-    def find(self, answer_id: str) -> Comparison:
-        """What an answer is to be compared with; raises BadRequest where it is not known, or no more."""
+    def find(self, answer_id: str, rows: str) -> Comparison:
+        """What an answer is to be compared with, over its mean or last row; raises BadRequest where it is not known, or no
+        more."""
         with self._lock:
             states = self._states.get(answer_id)
         if states is None:
@@ -39,18 +41,19 @@ class AnswerStates:
                 "diagnostics.compare_to",
                 "answer_not_found",
             )
-        return Comparison(answer_id, states)
+        return Comparison(answer_id, states, rows)
 
 
 class Comparison:
     """One earlier answer, as another's `drift` readout shows it."""
 
-    def __init__(self, answer_id: str, states: torch.Tensor):
+    def __init__(self, answer_id: str, states: torch.Tensor, rows: str):
         self.answer_id = answer_id
         self.states = states
+        self.rows = rows
 
-    def readout(self, choice: Choice) -> dict[str, object] | None:
+    def readout(self, choice: Choice) -> dict[str, Any] | None:
         """The `drift` readout of a choice, None where it kept no states."""
-        if choice.final_states is None:
+        if choice.answer_states is None:
             return None
-        return {"to": self.answer_id, "cosine": drift(choice.final_states, self.states)}
+        return drifted(self.answer_id, choice.answer_states, self.states, self.rows)

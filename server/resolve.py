@@ -151,7 +151,18 @@ def _diagnose(wire: Diagnostics) -> Diagnose:
         include |= {"drift"}
     layers = tuple(wire.layers) if isinstance(wire.layers, list) else None
     last = wire.layers["last"] if isinstance(wire.layers, dict) else None
-    return Diagnose(include, layers, last, wire.heatmaps, wire.causal, wire.discount_sinks, wire.target_image)
+    return Diagnose(
+        include,
+        layers,
+        last,
+        wire.heatmaps,
+        wire.causal,
+        wire.discount_sinks,
+        wire.target_image,
+        wire.spans,
+        wire.residual_rows,
+        wire.drift_rows,
+    )
 
 
 def _message(message: Message, param: str, images: ImageLoader) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, from_json
 
+import steering
 from server.errors import BadRequest
 
 MAX_MESSAGES = 1024
@@ -118,10 +119,11 @@ SteeringField = Annotated[Steering | None, BeforeValidator(_switch)]
 
 
 class See(Strict):
-    alpha: Number = 0.1
-    reading: Literal["scale", "transfer"] = "scale"
-    shallow: Integer | None = None
-    ceiling: Number = 1.0
+    alpha: Number = steering.See.alpha
+    reading: str = steering.See.reading
+    shallow: Integer | None = steering.See.shallow
+    ceiling: Number = steering.See.ceiling
+    spans: str = steering.See.spans
 
 
 class Think(Strict):
@@ -188,6 +190,9 @@ class Diagnostics(Strict):
     causal: Flag = False
     discount_sinks: Flag = False
     target_image: Integer | None = None
+    spans: str = steering.Diagnose.spans
+    residual_rows: str = steering.Diagnose.residual_rows
+    drift_rows: str = steering.Diagnose.drift_rows
     compare_to: Annotated[str, StringConstraints(max_length=64)] | None = None
 
     @field_validator("layers")

@@ -5,7 +5,7 @@ Usable alone, without a server: `load` a model, make an `Engine`, `generate` ans
 
 from steering.admission import check_steer
 from steering.completion import Completion
-from steering.diagnostics.drift import drift
+from steering.diagnostics.drift import drift, drifted
 from steering.diagnostics.options import CHEAP, READOUTS, Diagnose
 from steering.engine import Engine
 from steering.errors import Busy, ContextOverflow, Fault, RequestError, SteeringError, UnsupportedModel, VectorError
@@ -60,6 +60,7 @@ __all__ = [
     "check_steer",
     "decide",
     "drift",
+    "drifted",
     "load",
     "measure",
     "planned",

@@ -22,8 +22,9 @@ from steering.interventions.see import SeeRows
 from steering.residual import DecodeResidual, PrefillResidual
 
 NAME = "helmsight"
-QUESTIONS, LAST, ANCHORS = 0, 1, 2
-"""Groups of captured prefill rows: the question's, the prompt's last one, the last image's."""
+QUESTIONS, MODALITY, LAST, ANCHORS = range(4)
+"""Groups of captured prefill rows: the question's that see every image, those of them that see the text context too, the
+prompt's last one, the last image's."""
 CAPTURE_ROWS = 128
 """Prefill rows whose attention weights exist at once while they are reduced."""
 
@@ -71,7 +72,7 @@ class Heads(NamedTuple):
 
     def scores(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Scaled float32 scores; grouped queries (rows, kv_heads, group * n, head_dim) meet their keys without copies."""
-        scores = (query @ key.transpose(-1, -2)).float().mul_(self.scaling)  # in place: each pass over them costs
+        scores = _products(query, key).mul_(self.scaling)  # in place: each pass over them costs
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
 
@@ -116,9 +117,9 @@ class PrefillCapture:
     """Attention of chosen query rows, reduced on the device to sums over spans of columns, mean over heads.
 
     spans: (rows, columns, S), 1 where a column belongs to a span. rows: (rows, R), query indices in the chunk. weights:
-    (rows, R, 3), their share in the groups `QUESTIONS`, `LAST` and `ANCHORS`. sums: (layers, rows, 3, S), to which each
-    layer adds. maps: where wanted (rows, columns), to which the layers from `maps_from` on add the weights of `LAST`.
-    patches: where wanted (layers, rows, columns), to which each layer adds those of `QUESTIONS`.
+    (rows, R, 4), 1 on those of each group. sums: (layers, rows, 4, S), to which each layer adds. maps: where wanted (rows,
+    columns), to which the layers from `maps_from` on add the weights of `LAST`. patches: where wanted (layers, rows,
+    columns), to which each layer adds those of the rows that are 1 in by_patch (rows, R).
     """
 
     spans: torch.Tensor
@@ -128,6 +129,7 @@ class PrefillCapture:
     maps: torch.Tensor | None = None
     maps_from: int = 0
     patches: torch.Tensor | None = None
+    by_patch: torch.Tensor | None = None
 
 
 class DecodeCapture:
@@ -167,13 +169,13 @@ class Prefill:
         if self.capture is not None:
             self._capture(self.capture, heads, query, key, mask)
 
-        if self.see is not None and self.see.generated:
-            every = torch.arange(n, device=query.device).expand(len(query), n)
-            return _weighted(self._weights(heads, query, key, mask, every), value)
-
         def product(value: torch.Tensor) -> torch.Tensor:
             return _product(heads, query, key, value, mask)
 
+        if self.see is not None and self.see.generated:
+            every = torch.arange(n, device=query.device).expand(len(query), n)
+            own = _weighted(self._weights(heads, query, key, mask, every), value)
+            return torch.where(self.see.asked, own, product(value))
         if self.see is not None and heads.layer < self.see.depth:
             out = self.see.attend(heads.layer, value, product)
         else:
@@ -223,12 +225,13 @@ class Prefill:
         for first in range(0, capture.rows.shape[1], CAPTURE_ROWS):
             rows = capture.rows[:, first : first + CAPTURE_ROWS]  # (rows, R)
             weights = self._weights(heads, query, key, mask, rows).mean(1)  # (rows, R, columns)
-            groups = capture.weights[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, 3, R)
+            groups = capture.weights[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, 4, R)
             capture.sums[heads.layer] += groups @ (weights @ spans)
             if capture.maps is not None and heads.layer >= capture.maps_from:
                 capture.maps[:, :columns] += (groups[:, LAST, None] @ weights)[:, 0]
-            if capture.patches is not None:
-                capture.patches[heads.layer, :, :columns] += (groups[:, QUESTIONS, None] @ weights)[:, 0]
+            if capture.patches is not None and capture.by_patch is not None:
+                counted = capture.by_patch[:, None, first : first + CAPTURE_ROWS]  # (rows, 1, R)
+                capture.patches[heads.layer, :, :columns] += (counted @ weights)[:, 0]
 
 
 @dataclass
@@ -259,19 +262,29 @@ class Decode:
         keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
         grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
         visible = self._mask(heads.window, query.dtype)
-        if self.capture is None and self.see is None and self.amplify is None and heads.softcap is None:
-            return F.scaled_dot_product_attention(grouped, keys, values, visible, scale=heads.scaling).view(query.shape)
-        if self.amplify is None and heads.softcap is None:
-            scores = torch.add(visible, (grouped @ keys.transpose(-1, -2)).float(), alpha=heads.scaling)
-        else:
-            scores = heads.scores(grouped, keys)
-            scores = visible + (scores if self.amplify is None else self.amplify.scores(heads.layer, scores))
-        weights = scores.softmax(-1)
+        # The answer's own path is the same whatever is observed and whatever its neighbours ask for; what else is computed
+        # replaces it only in the rows that See or PAI changes.
+        if heads.softcap is None:
+            out = F.scaled_dot_product_attention(grouped, keys, values, visible, scale=heads.scaling)
+            if self.capture is None and self.see is None and self.amplify is None:
+                return out.view(query.shape)
+        scores = heads.scores(grouped, keys)
+        weights = (visible + scores).softmax(-1)
+        if heads.softcap is not None:
+            out = weights.to(values.dtype) @ values
+        changed = None
+        if self.amplify is not None:
+            changed = self.amplify.asked
+            amplified = (visible + self.amplify.scores(heads.layer, scores)).softmax(-1)
+            weights = torch.where(changed, amplified, weights)
         if self.see is not None:  # which tells heads from queries
+            changed = self.see.asked if changed is None else changed | self.see.asked
             weights = self.see.enhance(heads.layer, weights.view(rows, -1, 1, self.columns)).view_as(weights)
+        if changed is not None:
+            out = torch.where(changed, weights.to(values.dtype) @ values, out)
         if self.capture is not None:
             torch.mean(weights.view(rows, -1, self.columns), 1, out=self.capture.means[heads.layer])
-        return (weights.to(values.dtype) @ values).view(query.shape)
+        return out.view(query.shape)
 
     def _written(self, kv_heads: int) -> torch.Tensor:
         """(rows * kv_heads,) where each row's new key goes in a layer's pool seen as (slots * kv_heads * length)."""
@@ -287,6 +300,22 @@ class Decode:
             zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
             self._masks[window] = zeros.masked_fill_(~visible, -torch.inf)
         return self._masks[window]
+
+
+def _products(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Products (rows, kv_heads, n, columns) in float32, never rounded to the model's dtype: half precision loses the small
+    weights of models with large scores (IVM paper, appendix C.1), and float16 overflows.
+
+    query: (rows, kv_heads, n, head_dim). key: (rows, kv_heads, columns, head_dim).
+    """
+    if query.dtype == torch.float32:
+        return query @ key.transpose(-1, -2)
+    if not query.is_cuda:
+        return query.float() @ key.float().transpose(-1, -2)
+    flat = torch.bmm(
+        query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), out_dtype=torch.float32
+    )  # no copy of the keys
+    return flat.view(*query.shape[:3], key.shape[2])
 
 
 def _visible(rows: torch.Tensor, columns: int, window: int | None) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
-from steering.diagnostics.drift import drift
+from steering.diagnostics.drift import drifted
 from steering.diagnostics.envelope import Surroundings, envelope
 from steering.errors import Fault
 from steering.request import Choice, Chunk, Result, TokenLogprob
@@ -109,10 +109,10 @@ class Completion:
             applied=sequence.applied(),
             diagnostics=self._diagnostics(sequence, baseline),
             baseline=baseline,
-            states=sequence.states,
-            divergence=sequence.divergence,
-            next_logprobs=sequence.next_logprobs,
-            final_states=sequence.final_states,
+            states=sequence.captured.states,
+            divergence=sequence.captured.divergence,
+            next_logprobs=sequence.captured.next_logprobs,
+            answer_states=None if sequence.readings is None else sequence.readings.states,
         )
 
     def _diagnostics(self, sequence: Sequence, baseline: Choice | None) -> dict[str, Any] | None:
@@ -120,7 +120,9 @@ class Completion:
             return None
         layout, options = sequence.prompt.layout, sequence.diagnose
         out = envelope(sequence.readings, layout, options, sequence.tokens, self._around)
-        if sequence.final_states is not None:
-            other = None if baseline is None else baseline.final_states
-            out["drift"] = None if other is None else {"to": "baseline", "cosine": drift(sequence.final_states, other)}
+        if sequence.readings.states is not None:
+            other = None if baseline is None else baseline.answer_states
+            out["drift"] = (
+                None if other is None else drifted("baseline", sequence.readings.states, other, options.drift_rows)
+            )
         return out

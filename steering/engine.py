@@ -193,26 +193,32 @@ class Engine:
             if logits is None:
                 return
             ready: list[tuple[Sequence, torch.Tensor]] = []
+            leaders: list[tuple[Sequence, torch.Tensor]] = []
             for row, sequence in enumerate(batch):
                 if sequence.rule is not None:
-                    sequence.held_logits = logits[row]
-                    self._add_twin(sequence)
+                    leaders.append((sequence, logits[row]))
                 elif sequence.leader is None:
                     ready.append((sequence, logits[row]))
                 elif sequence.leader.paused:
                     ready.append((sequence.leader, self._runner.resume(sequence.leader, logits[row])))
             first = [sequence for sequence, _ in ready]
             sampled = self._runner.next_tokens(first, torch.stack([row for _, row in ready])) if ready else None
-            for sequence in batch:
-                self._scheduler.prefilled(sequence)
-                self._counts["prompt_tokens"] += 0 if sequence.leader else sequence.prompt.length
-            if sampled is not None:
-                self._hand_out(first, sampled)
         except Exception as error:
-            if len(batch) == 1 or any(sequence in self._scheduler.running for sequence in batch):
+            _end_if_fatal(error)
+            if len(batch) == 1:
                 self._fail(batch, error)
             else:
+                log.warning("A prefill of %d prompts failed; they run one by one.", len(batch), exc_info=error)
                 self._scheduler.retry_alone(batch)
+            return
+        for sequence in batch:
+            self._scheduler.prefilled(sequence)
+            self._counts["prompt_tokens"] += 0 if sequence.leader else sequence.prompt.length
+        for leader, held in leaders:
+            leader.held_logits = held
+            self._pair(leader)
+        if sampled is not None:
+            self._hand_out(first, sampled)
 
     def _decode(self) -> None:
         running = list(self._scheduler.running)
@@ -220,11 +226,21 @@ class Engine:
             return
         due = [sequence for sequence in running if sequence.mask_due]
         try:
-            self._hand_out(running, self._runner.decode(running))
-            for leader in due:
-                self._renew_twin(leader)
-        except Exception as error:
-            self._fail(running, error)
+            sampled = self._runner.decode(running)
+        except Exception as first:
+            _end_if_fatal(first)
+            log.warning("A step failed for %d sequences; it is run again.", len(running), exc_info=first)
+            try:
+                sampled = self._runner.decode(running)
+            except Exception as error:
+                _end_if_fatal(error)
+                self._fail(running, error)
+                return
+        self._hand_out(running, sampled)
+        for leader in due:
+            if not leader.done and leader.twin is not None:
+                self._leave_twin(leader)
+                self._pair(leader)
 
     def _embed(self, sequences: list[Sequence]) -> None:
         """Embed waiting prompts, their images together; one whose images cannot be encoded does not stop the others."""
@@ -240,7 +256,8 @@ class Engine:
         return sequence.embedded is not None and sequence.embedded.divisible
 
     def _hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
-        """Give every sequence its token; the only place where the host waits for the device."""
+        """Give every sequence its token."""
+        # The only place where the host waits for the device.
         tokens = sampled.tokens.tolist()
         finite = sampled.finite.tolist()
         alternatives = None
@@ -343,14 +360,20 @@ class Engine:
             self._scheduler.enqueue_twin(leader.twin)
             self._alive[leader.twin] = None
 
-    def _renew_twin(self, leader: Sequence) -> None:
-        """Replace the twin of a sequence that was given another mask."""
-        if leader.done or leader.twin is None:
-            return
+    def _pair(self, leader: Sequence) -> None:
+        """Queue a leader's twin; where that fails, the leader ends."""
+        try:
+            self._add_twin(leader)
+        except Exception as error:
+            _end_if_fatal(error)
+            self._fail([leader], error)
+
+    def _leave_twin(self, leader: Sequence) -> None:
+        """End a leader's twin, which was given another mask."""
+        assert leader.twin is not None
         with self._changed:
             leader.twin.cancelled = True
             self._leave(leader.twin)
-        self._add_twin(leader)
 
     def _compile(self) -> None:
         """Answer small requests of every kind that has code of its own: one row and several, with captures or without."""
@@ -474,6 +497,12 @@ class Engine:
                     sequence.error = Fault(f"The engine died: {error}")
                     sequence.notify(sequence, "", [])
                 self._changed.notify_all()
+
+
+def _end_if_fatal(error: Exception) -> None:
+    """Raise a fault of the device again: nothing works behind it, so that no other request may be tried."""
+    if isinstance(error, torch.AcceleratorError):
+        raise error
 
 
 class _Rate:

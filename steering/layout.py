@@ -56,6 +56,29 @@ class Layout:
         """Positions (image tokens,) of the images' tokens, image by image."""
         return torch.cat([torch.zeros(0, dtype=torch.int64), *(image.columns for image in self.images)])
 
+    @property
+    def question_rows(self) -> torch.Tensor:
+        """Positions (k,) of the question's tokens that can attend to every image; none where it stands before one."""
+        return self._behind(self.image_columns)
+
+    @property
+    def modality_rows(self) -> torch.Tensor:
+        """Positions (k,) of the question's tokens that can attend to every image and to all of the text context."""
+        return self._behind(torch.cat([self.image_columns, self.columns(CONTEXT)]))
+
+    def _behind(self, columns: torch.Tensor) -> torch.Tensor:
+        question = self.columns(QUESTION)
+        return question[question > columns.max()] if len(columns) else question
+
+    @property
+    def halves(self) -> torch.Tensor:
+        """(n, 2) bool: the tokens that are no image's before the first image, or before the users' first text where there is
+        none, and all others that are no image's."""
+        image = self.spans >= FIRST_IMAGE
+        starts = (image if bool(image.any()) else self.spans >= CONTEXT).nonzero()[:, 0]
+        before = torch.arange(len(self.spans)) < (starts[0] if len(starts) else len(self.spans))
+        return torch.stack([before, ~before], -1) & ~image[:, None]
+
 
 @dataclass(frozen=True)
 class Prompt:

@@ -51,7 +51,7 @@ class MLLM:
         self.focus_layers: int = settings.get("focus_layers", max(1, self.num_layers // 4))
         self.stop_ids = _stop_ids(model.generation_config, self.tokenizer)
         self.generation_defaults = _generation_defaults(model.generation_config)
-        residual.install(self.layers)
+        self.ffn_widths = residual.install(self.layers)
         self.calibration = Calibration.load(path, self.fingerprint, self.num_layers)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
         self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)

@@ -110,8 +110,8 @@ class Choice:
 
     `states` is (layers, d) float32 on the CPU: the residual stream after each layer at the prompt's last token.
     `next_logprobs`, with them, is (vocabulary,): the log-probabilities (nats) of the first token, before sampling.
-    `divergence` is (layers, prompt tokens), in nats. `final_states`, where drift is read out, is as `states` at the row that
-    generated the last token.
+    `divergence` is (layers, prompt tokens), in nats. `answer_states`, where drift is read out, is (2, layers, d): as
+    `states`, the mean over the rows that generated the answer's tokens, and at the last of them.
     """
 
     index: int
@@ -125,7 +125,7 @@ class Choice:
     states: torch.Tensor | None = None
     divergence: torch.Tensor | None = None
     next_logprobs: torch.Tensor | None = None
-    final_states: torch.Tensor | None = None
+    answer_states: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

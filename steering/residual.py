@@ -27,7 +27,8 @@ class Updates:
     """The two updates that a layer adds to the residual stream, (rows, n, d), and the pre-activations of its FFN's gates
     (rows, n, width), None where it has no such; kept while the layer runs.
 
-    Where a family normalises behind a sub-block, the update is what leaves that norm.
+    Where a family normalises behind a sub-block, the update is what leaves that norm. `width` is the number of gates, 0
+    where there are none; `activation` the function behind them.
     """
 
     def __init__(self, layer: nn.Module):
@@ -36,7 +37,10 @@ class Updates:
         mlp = getattr(layer, "mlp", None)
         fused = getattr(mlp, "gate_up_proj", None)  # whose first half are the gates
         self._gates = 2 if isinstance(fused, nn.Linear) else 1
-        self._keep("_gate", fused if isinstance(fused, nn.Linear) else getattr(mlp, "gate_proj", None))
+        gates = fused if isinstance(fused, nn.Linear) else getattr(mlp, "gate_proj", None)
+        self.width = gates.out_features // self._gates if isinstance(gates, nn.Linear) else 0
+        self.activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None) or nn.functional.silu
+        self._keep("_gate", gates)
         after_mha = getattr(layer, "post_self_attn_layernorm", None)
         if after_mha is None and hasattr(layer, "pre_feedforward_layernorm"):
             after_mha = layer.post_attention_layernorm
@@ -46,7 +50,12 @@ class Updates:
 
     @property
     def gate(self) -> torch.Tensor | None:
-        return None if self._gate is None else self._gate[..., : self._gate.shape[-1] // self._gates]
+        return None if self._gate is None else self._gate[..., : self.width]
+
+    def drop(self) -> None:
+        """Let go of what was kept: of a long prompt that is much."""
+        self.mha = self.ffn = torch.empty(0)
+        self._gate = None
 
     def _keep(self, name: str, module: nn.Module | Any) -> None:
         if module is None:
@@ -62,13 +71,15 @@ class Updates:
         module.forward = keeping
 
 
-def install(layers: nn.ModuleList) -> None:
-    """Extend every decoder layer; a forward pass without a step is left as it is.
+def install(layers: nn.ModuleList) -> tuple[int, ...]:
+    """Extend every decoder layer; a forward pass without a step is left as it is. Returns how many FFN gates each has.
 
     `forward` is wrapped, because a forward hook that sees keyword arguments takes torch's slow call path.
     """
-    for index, layer in enumerate(layers):
-        layer.forward = _extended(layer.forward, index, Updates(layer))
+    updates = [Updates(layer) for layer in layers]
+    for index, (layer, kept) in enumerate(zip(layers, updates, strict=True)):
+        layer.forward = _extended(layer.forward, index, kept)
+    return tuple(kept.width for kept in updates)
 
 
 def _extended(forward: Callable[..., torch.Tensor], index: int, updates: Updates) -> Callable[..., torch.Tensor]:
@@ -76,7 +87,12 @@ def _extended(forward: Callable[..., torch.Tensor], index: int, updates: Updates
     def extended(*args: Any, **kwargs: Any) -> torch.Tensor:
         output = forward(*args, **kwargs)
         step = kwargs.get("step")
-        return output if step is None else step.residual.after_layer(index, output, updates)
+        if step is None:
+            return output
+        before = args[0] if args else kwargs["hidden_states"]
+        output = step.residual.after_layer(index, before, output, updates)
+        updates.drop()
+        return output
 
     return extended
 
@@ -90,12 +106,13 @@ class DecodeResidual:
         self.think = think
         self.readout = readout
 
-    def after_layer(self, layer: int, hidden: torch.Tensor, updates: Updates) -> torch.Tensor:
+    def after_layer(self, layer: int, before: torch.Tensor, hidden: torch.Tensor, updates: Updates) -> torch.Tensor:
+        plain = hidden
         if self.think is not None:
             hidden = self.think.damp(layer, hidden, updates.mha, updates.ffn)
         out = hidden + self._by_layer[layer]
         if self.readout is not None:
-            self.readout.keep(hidden, updates, out)
+            self.readout.keep(layer, before, plain, updates, out)
         return out
 
 
@@ -117,16 +134,16 @@ class PrefillResidual:
     think: ThinkRows | None = None
     readout: ResidualRows | None = None
 
-    def after_layer(self, layer: int, hidden: torch.Tensor, updates: Updates) -> torch.Tensor:
+    def after_layer(self, layer: int, before: torch.Tensor, hidden: torch.Tensor, updates: Updates) -> torch.Tensor:
+        plain = hidden
         if self.think is not None:
             hidden = self.think.damp(layer, hidden, updates.mha, updates.ffn)
-        before = hidden
         if layer in self.delta:
             length = hidden.float().norm(dim=-1)
             self.norms[layer] = torch.stack([torch.ones_like(length), length], 1) @ self.classes
             hidden = hidden + (self.classes.to(hidden.dtype) @ self.delta[layer])
         if self.readout is not None:
-            self.readout.keep(before, updates, hidden)
+            self.readout.keep(layer, before, plain, updates, hidden)
         if self.last is not None and self.states is not None:
             self.states[layer] = hidden[torch.arange(len(hidden), device=hidden.device), self.last]
         return hidden

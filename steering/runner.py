@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx.experimental._config
 
-from steering.attention import CAPTURE_ROWS, Decode, DecodeCapture, KVPool, Prefill
-from steering.diagnostics.captures import ReadoutSlots, span_shares
-from steering.diagnostics.residual import NAMES as RESIDUALS
-from steering.diagnostics.residual import ResidualRows
+from steering.attention import (
+    CAPTURE_ROWS,
+    LAST,
+    Decode,
+    DecodeCapture,
+    KVPool,
+    Prefill,
+)
+from steering.diagnostics.captures import ReadoutSlots, image_sums, span_shares
+from steering.diagnostics.residual import ResidualSlots
 from steering.diagnostics.tam import Earlier, activation_maps, without_interference
 from steering.embedded import Embedded
 from steering.images import ImageCache
 from steering.interventions.amplify import AmplifyRows, AmplifySlots
 from steering.interventions.contrast import ContrastSlots
-from steering.interventions.generate import mask_of, masked_features
+from steering.interventions.generate import Mask, mask_of, masked_features
 from steering.interventions.sage import SageReadings
 from steering.interventions.see import SeeSlots
 from steering.interventions.steer import class_count, generated_delta, prompt_classes, prompt_delta
@@ -27,11 +33,22 @@ from steering.interventions.think import ThinkSlots
 from steering.mllm import MLLM
 from steering.residual import DecodeResidual, PrefillResidual
 from steering.sampler import Needs, Sampled, SamplerRows, sample
-from steering.sequence import Measured, Readings, Sequence
+from steering.sequence import Measured, Readings, RowCounts, Sequence
 from steering.spans import CONTEXT, FIRST_IMAGE
 
 COLUMN_BUCKET = 64
 """Decode reads a multiple of this many columns, so that shapes repeat."""
+
+
+class _Decoded(NamedTuple):
+    """What a decode computed and nobody knows yet. logits: (rows, vocabulary). hidden: (rows, 1, d), normalised. active:
+    (rows, 1, 1), 0 for rows whose step is for nothing. masks: those that were due."""
+
+    step: Decode
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    active: torch.Tensor
+    masks: dict[Sequence, Mask]
 
 
 class Runner:
@@ -48,17 +65,19 @@ class Runner:
             length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
         self.pool = KVPool(slots, length)
         self.sampler = SamplerRows(slots, mllm.vocab_size, mllm.device)
-        device, layers, spans = mllm.device, mllm.num_layers, FIRST_IMAGE + max_images
+        device, layers = mllm.device, mllm.num_layers
         self.token = torch.zeros(slots, dtype=torch.int64, device=device)
         self.position = torch.zeros(slots, dtype=torch.int64, device=device)
         self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=device)
         self.delta = torch.zeros(layers, slots, mllm.hidden_size, dtype=mllm.dtype, device=device)
-        self.readouts = ReadoutSlots(slots, length, layers, spans, len(RESIDUALS), device)
+        self.readouts = ReadoutSlots(slots, length, layers, max_images, device)
+        self.residual = ResidualSlots(slots, mllm.ffn_widths, mllm.hidden_size, device)
         self.see = SeeSlots(slots, length, layers, device)
         self.think = ThinkSlots(slots, layers, device)
         self.amplify = AmplifySlots(slots, length, layers, device)
         self.contrasts = ContrastSlots(slots, device)
         self.rope_axes: int | None = None
+        self._always = torch.ones(1, 1, 1, device=device)
 
     @torch.inference_mode()
     def embed(self, sequences: Rows[Sequence]) -> None:
@@ -121,16 +140,18 @@ class Runner:
             return None
         logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         for row, sequence in enumerate(sequences):
-            if sequence.image_states:  # kept in the order of columns
+            captured = sequence.captured
+            if captured.image_states:  # kept in the order of columns
                 order = sequence.prompt.layout.image_columns.argsort().argsort()
-                sequence.image_states = [torch.cat(sequence.image_states)[order.to(hidden.device)]]
+                captured.image_states = [torch.cat(captured.image_states)[order.to(hidden.device)]]
             if sequence.generate is not None and step.capture is not None and step.capture.maps is not None:
-                self._build_mask(sequence, logits[row], step.capture.maps[row])
+                sequence.masks += (self._mask(sequence, logits[row], step.capture.maps[row]),)
+                self._keep_image_states(sequence)
             if sequence.wants_states:
-                sequence.next_logprobs = logits[row].log_softmax(-1).to("cpu", copy=True)
+                captured.next_logprobs = logits[row].log_softmax(-1).to("cpu", copy=True)
             sequence.embedded = None
             if sequence.expects_forks:
-                sequence.prompt_logits = logits[row]
+                captured.prompt_logits = logits[row]
         return None if sequences[0].replay else logits
 
     def _replay(self, sequence: Sequence, budget: int) -> torch.Tensor | None:
@@ -156,15 +177,17 @@ class Runner:
         sequence.computed += len(tokens)
         return self.mllm.head(hidden[:, -1]) if fed + len(tokens) == len(sequence.replay) else None
 
-    def _build_mask(self, sequence: Sequence, logits: torch.Tensor, attention: torch.Tensor) -> None:
-        """Choose what the twin is not to see from the next token on. logits: (vocabulary,). attention: (columns,)."""
+    def _mask(self, sequence: Sequence, logits: torch.Tensor, attention: torch.Tensor) -> Mask:
+        """What the twin is not to see from the next token on. logits: (vocabulary,). attention: (columns,)."""
         assert sequence.generate is not None
         head = self.mllm.model.get_output_embeddings().weight[logits.argmax()]
-        (states,) = sequence.image_states
-        mask = mask_of(sequence.prompt, states, attention, head, sequence.generate.top, len(sequence.tokens))
-        sequence.masks += (mask,)
-        if sequence.generate.refresh == 0 and not sequence.wants_activations:
-            sequence.image_states = []
+        (states,) = sequence.captured.image_states
+        return mask_of(sequence.prompt, states, attention, head, sequence.generate.top, len(sequence.tokens))
+
+    def _keep_image_states(self, sequence: Sequence) -> None:
+        """Let go of the states of a sequence's image tokens where no later mask or readout needs them."""
+        if sequence.generate is not None and sequence.generate.refresh == 0 and not sequence.wants_activations:
+            sequence.captured.image_states = []
 
     @torch.inference_mode()
     def fork(self, sequences: Rows[Sequence]) -> torch.Tensor:
@@ -173,29 +196,29 @@ class Runner:
         for sequence in sequences:
             source = sequence.fork_of
             assert source is not None
-            assert source.prompt_logits is not None
-            assert source.prompt_measured is not None
+            kept, measured = source.captured, source.captured.prompt_measured
+            assert kept.prompt_logits is not None
+            assert measured is not None
+            slot = sequence.slot
             sequence.rope_delta = source.rope_delta
             self._place(sequence)
-            self.pool.copy(source.slot, sequence.slot, source.prompt.length)
-            self.see.first[sequence.slot] = self.see.first[source.slot]
-            measured = source.prompt_measured
-            self.think.measured[sequence.slot] = measured.think
-            self.readouts.patches[sequence.slot, :, : measured.patches.shape[1]] = measured.patches
-            self.readouts.residual[sequence.slot] = measured.residual
+            self.pool.copy(source.slot, slot, source.prompt.length)
+            self.see.first[slot] = self.see.first[source.slot]
+            self.think.measured[slot] = measured.think
+            self.readouts.patches[slot, :, : measured.patches.shape[1]] = measured.patches
+            self.residual.sums[slot] = measured.residual
+            self.residual.states[:, slot] = measured.states
             sequence.computed = source.prompt.length
-            sequence.states, sequence.norms = source.states, source.norms
-            sequence.divergence, sequence.next_logprobs = source.divergence, source.next_logprobs
-            sequence.question_sums, sequence.last_sums = source.question_sums, source.last_sums
-            sequence.anchor_sums = source.anchor_sums
-            sequence.masks, sequence.image_states = source.masks[:1], source.image_states
-            sequence.text_states, sequence.final_states = list(measured.text_states), measured.final_states
-            logits.append(source.prompt_logits)
+            sequence.captured = replace(
+                kept, text_states=list(measured.text_states), prompt_logits=None, prompt_measured=None
+            )
+            sequence.masks = source.masks[:1]
+            logits.append(kept.prompt_logits)
         return torch.stack(logits)
 
     @torch.inference_mode()
     def next_tokens(self, sequences: Rows[Sequence], logits: torch.Tensor) -> Sampled:
-        """Sample outside of a decode: the first token, or the one after a wait. logits: (rows, vocabulary)."""
+        """Sample outside of a decode: the first token, or the one that ends a wait. logits: (rows, vocabulary)."""
         for sequence in sequences:
             for one in (sequence, sequence.twin):
                 if one is not None:
@@ -208,37 +231,53 @@ class Runner:
         for row, sequence in enumerate(sequences):
             if sequence.twin is not None:
                 self.token[sequence.twin.slot] = sampled.tokens[row]
+            if sequence.held_logits is not None:
+                self.contrasts.count(rows[row : row + 1], sequence.held_logits[None], logits[row : row + 1])
+                sequence.held_logits = None
         return sampled
 
     @torch.inference_mode()
     def resume(self, sequence: Sequence, twin: torch.Tensor) -> torch.Tensor:
-        """End a sequence's wait: its next logits (vocabulary,), contrasted with its twin's."""
-        held, slot = sequence.held_logits, sequence.slot
-        assert held is not None
-        sequence.held_logits = None
+        """The next logits (vocabulary,) of a waiting sequence, contrasted with its twin's; `next_tokens` ends the wait."""
+        assert sequence.held_logits is not None
+        slot = sequence.slot
         generated = torch.tensor(sequence.tokens, dtype=torch.int64)
         self.sampler.place(slot, sequence.sampling, sequence.seed, sequence.prompt.ids, generated)
-        return self.contrasts.apply(torch.tensor([slot], device=twin.device), held[None], twin[None])[0]
+        return self.contrasts.apply(torch.tensor([slot], device=twin.device), sequence.held_logits[None], twin[None])[0]
 
     @torch.inference_mode()
     def decode(self, running: Rows[Sequence]) -> Sampled:
-        """One token for every running sequence; row i is slot i. Those whose mask was due wait for a new twin after it."""
-        logits = self.decode_logits(running)
-        pairs = [(one.slot, one.twin.slot) for one in running if one.twin is not None and not one.paused]
+        """One token for every running sequence; row i is slot i. Those whose mask was due wait for a new twin after it.
+
+        What later steps build on changes at the end alone, so that a step that raised may be run again.
+        """
+        decoded = self._decode(running)
+        plain = logits = decoded.logits
+        paired = [one for one in running if one.twin is not None and not one.paused and one not in decoded.masks]
+        pairs = [(one.slot, one.twin.slot) for one in paired if one.twin is not None]
         if pairs:
             leaders, twins = torch.tensor(pairs, device=logits.device).unbind(1)
-            logits = logits.index_copy(0, leaders, self.contrasts.apply(leaders, logits[leaders], logits[twins]))
+            logits = plain.index_copy(0, leaders, self.contrasts.apply(leaders, plain[leaders], plain[twins]))
         rows = slice(0, len(running))
-        sampled = sample(logits, self.sampler, rows, self.position[rows], Needs.of([s.sampling for s in running]))
+        needs = Needs.of([sequence.sampling for sequence in running])
+        sampled = sample(logits, self.sampler, rows, self.position[rows] + 1, needs)
         _force(sampled, logits, running)
+        self._record(running, decoded)
         self.token[rows] = sampled.tokens
         if pairs:
+            self.contrasts.count(leaders, plain[leaders], logits[leaders])
             self.token[twins] = sampled.tokens[leaders]
         return sampled
 
     @torch.inference_mode()
     def decode_logits(self, running: Rows[Sequence]) -> torch.Tensor:
         """Feed every running sequence's last token: (rows, vocabulary), and the captures of the sequences that want them."""
+        decoded = self._decode(running)
+        self._record(running, decoded)
+        return decoded.logits
+
+    def _decode(self, running: Rows[Sequence]) -> _Decoded:
+        """Feed every running sequence's last token; writes nothing but that token's columns of the pool."""
         count = len(running)
         longest = max(sequence.length for sequence in running) + 1
         columns = min(-(-longest // COLUMN_BUCKET) * COLUMN_BUCKET, self.pool.length)
@@ -246,12 +285,16 @@ class Runner:
         wanted = [sequence.diagnose for sequence in running if sequence.diagnose is not None]
         due = [sequence for sequence in running if sequence.mask_due]
         capture = DecodeCapture(self.mllm.num_layers, count, columns, positions.device) if wanted or due else None
-        readout = ResidualRows() if any(diagnose.wants_residual for diagnose in wanted) else None
         # A paused row only keeps its place: its twin is still in prefill, and what it does now is written over.
-        active: torch.Tensor | float = 1.0
+        active = self._always
         if any(sequence.paused for sequence in running):
-            active = torch.tensor([not sequence.paused for sequence in running], device=positions.device)[:, None, None]
+            active = torch.tensor(
+                [[[not sequence.paused]] for sequence in running], dtype=torch.float32, device=positions.device
+            )
         rows = slice(0, count)
+        readout = None
+        if any(diagnose.wants_residual for diagnose in wanted):
+            readout = self.residual.decode(count, active[:, 0])
         think = self.think.rows(rows, [sequence.think for sequence in running])
         see = self.see.rows(rows, [sequence.see for sequence in running], columns, generated=True)
         amplify = self.amplify.rows(rows, [sequence.pai for sequence in running])
@@ -263,36 +306,38 @@ class Runner:
         decoder = self.mllm.decoder if special else self._decode_step
         rope = (positions + self.rope_delta[:count])[:, None]
         hidden = self._decoder_output(decoder, self.token[:count, None], rope, step)
-        if capture is not None:
+        logits = self.mllm.head(hidden[:, -1])
+        masks = {}
+        for sequence in due:
+            assert capture is not None
+            last_layers = capture.means[-self.mllm.focus_layers :, sequence.slot]
+            masks[sequence] = self._mask(sequence, logits[sequence.slot], last_layers.mean(0))
+        return _Decoded(step, hidden, logits, active.expand(count, 1, 1), masks)
+
+    def _record(self, running: Rows[Sequence], decoded: _Decoded) -> None:
+        """Keep what a decode computed."""
+        step, active = decoded.step, decoded.active
+        wanted = [sequence.diagnose for sequence in running if sequence.diagnose is not None]
+        if step.capture is not None:
             self.readouts.record(
-                capture.means,
-                positions,
+                step.capture.means,
+                step.positions,
                 active,
                 decay=any(diagnose.include & {"decay", "decay_layers"} for diagnose in wanted),
                 patches=any(diagnose.wants_patches for diagnose in wanted),
             )
-        if readout is not None:
-            self.readouts.residual[:count] += readout.measured() * active
-            if drifting := [one for one in running if one.wants_final_states and not one.paused]:
-                states = readout.states()
-                for sequence in drifting:
-                    sequence.final_states = states[sequence.slot]
-        self.think.record(think, rows, active)
-        if see is not None:
-            self.see.record(see, positions)
-        self.position[:count] += 1
+        if step.residual.readout is not None:
+            self.residual.record(step.residual.readout, active)
+        self.think.record(step.residual.think, slice(0, len(running)), active)
+        if step.see is not None:
+            self.see.record(step.see, step.positions)
+        self.position[: len(running)] += active[:, 0, 0].long()
         for sequence in running:
-            if sequence.paused:
-                self.position[sequence.slot] -= 1
-            elif sequence.wants_text_states:
-                sequence.text_states.append(hidden[sequence.slot].clone())
-        logits = self.mllm.head(hidden[:, -1])
-        for sequence in due:
-            assert capture is not None
-            last_layers = capture.means[-self.mllm.focus_layers :, sequence.slot]
-            self._build_mask(sequence, logits[sequence.slot], last_layers.mean(0))
-            sequence.held_logits = logits[sequence.slot]
-        return logits
+            if sequence.wants_text_states and not sequence.paused:
+                sequence.captured.text_states.append(decoded.hidden[sequence.slot].clone())
+        for sequence, mask in decoded.masks.items():
+            sequence.masks += (mask,)
+            sequence.held_logits = decoded.logits[sequence.slot]
 
     def _decoder_output(
         self, decoder: Callable[..., Any], tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode
@@ -320,7 +365,15 @@ class Runner:
         for tensor in (self.token, self.position, self.rope_delta):
             tensor[target] = tensor[source]
         self.delta[:, target] = self.delta[:, source]
-        for slots in (self.readouts, self.sampler, self.see, self.think, self.amplify, self.contrasts):
+        for slots in (
+            self.readouts,
+            self.residual,
+            self.sampler,
+            self.see,
+            self.think,
+            self.amplify,
+            self.contrasts,
+        ):
             slots.move(source, target)
 
     @torch.inference_mode()
@@ -329,30 +382,44 @@ class Runner:
         if sequence.rule is not None:
             sequence.changed = int(self.contrasts.changed[sequence.slot])
         if sequence.sage is not None:
-            first, generated = sequence.prompt.length, max(len(sequence.tokens) - 1, 0)
+            first, fed = sequence.prompt.length, max(len(sequence.tokens) - 1, 0)
             sequence.sage_readings = SageReadings(
-                self.see.steps[sequence.slot, first : first + generated].to("cpu", copy=True),
+                self.see.steps[sequence.slot, first : first + fed].to("cpu", copy=True),
                 self.think.measured[sequence.slot].to("cpu", copy=True),
-                first + generated,
+                first + fed,
                 sequence.masks,
                 sequence.changed,
             )
-        if sequence.diagnose is None or sequence.question_sums is None or sequence.last_sums is None:
+        captured = sequence.captured
+        if sequence.diagnose is None or captured.sums is None:
             return
-        if sequence.final_states is not None:
-            sequence.final_states = sequence.final_states.to("cpu", copy=True)
-        rows = max(len(sequence.tokens) - 1, 0)
-        first, slot, layout = sequence.prompt.length, sequence.slot, sequence.prompt.layout
-        shares = span_shares(sequence.last_sums)[None]
-        anchor = sequence.anchor_sums
+        output = max(len(sequence.tokens) - 1, 0)
+        prompt, slot, layout = sequence.prompt.length, sequence.slot, sequence.prompt.layout
+        question, modality, last, anchor = captured.sums.unbind(1)
+        rows = RowCounts.of(len(layout.question_rows), output)
+        modality_rows = RowCounts.of(len(layout.modality_rows), output)
+        patches = self.readouts.patches[slot]
+        if rows.last and captured.last_patches is not None:
+            patches = captured.last_patches
+        generated = self.readouts.sums[slot]
+        shares = span_shares(last, self.readouts.content[slot])[None]
+        states = None
+        if sequence.wants_drift:
+            total, latest = self.residual.states[:, slot].to("cpu", copy=True)
+            states = torch.stack([total / (output + 1), latest])
         sequence.readings = Readings(
-            (sequence.question_sums + self.readouts.sums[slot]).cpu(),
+            (last if rows.last else question + generated).cpu(),
             rows,
-            torch.cat([shares, self.readouts.decay[slot, first : first + rows]]).cpu(),
-            torch.zeros_like(sequence.last_sums).cpu() if anchor is None else anchor.cpu(),
-            self.readouts.patches[slot][:, layout.image_columns.to(self.mllm.device)].cpu(),
-            self._activations(sequence) if sequence.diagnose.wants_activations and sequence.image_states else None,
-            self.readouts.residual[slot].to("cpu", copy=True),  # the slot is used again
+            (last if modality_rows.last else modality + generated).cpu(),
+            modality_rows,
+            output,
+            torch.cat([shares, self.readouts.decay[slot, prompt : prompt + output]]).cpu(),
+            anchor.cpu(),
+            patches[:, layout.image_columns.to(self.mllm.device)].cpu(),
+            self._activations(sequence) if sequence.diagnose.wants_activations and captured.image_states else None,
+            self.residual.sums[slot].to("cpu", copy=True),  # the slot is used again
+            self.residual.neuron_ratio(slot).cpu(),
+            states,
         )
 
     def _activations(self, sequence: Sequence) -> torch.Tensor:
@@ -360,14 +427,14 @@ class Runner:
         embedding = self.mllm.model.get_output_embeddings().weight
         stopped = sequence.finish_reason == "stop" and sequence.tokens[-1] in self.mllm.stop_ids
         ids = torch.tensor(sequence.tokens[: -1 if stopped else None], dtype=torch.int64, device=embedding.device)
-        (states,), head = sequence.image_states, embedding[ids]
+        (states,), head = sequence.captured.image_states, embedding[ids]
         maps = activation_maps(states, head)
         if not sequence.wants_text_states:
             return maps.cpu()
         prompt = sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)].to(embedding.device)
         earlier = Earlier(
             torch.cat([prompt, ids]),
-            torch.cat(sequence.text_states)[: len(prompt) + len(ids)],
+            torch.cat(sequence.captured.text_states)[: len(prompt) + len(ids)],
             torch.cat([activation_maps(states, embedding[prompt]), maps]),
         )
         return without_interference(maps, ids, head, len(prompt), earlier).cpu()
@@ -391,7 +458,8 @@ class Runner:
         self.think.place(slot, sequence.think, sequence.thresholds)
         self.amplify.place(slot, sequence.pai, (sequence.prompt.layout.spans >= FIRST_IMAGE).nonzero()[:, 0])
         self.contrasts.place(slot, sequence.rule)
-        self.readouts.place(slot, sequence.prompt.layout.spans if sequence.wants_shares else None)
+        self.readouts.place(slot, sequence)
+        self.residual.place(slot, sequence.diagnose)
 
     def _prefill_residual(
         self, sequences: Rows[Sequence], start: int, lengths: list[int], last: torch.Tensor | None
@@ -422,7 +490,7 @@ class Runner:
             {layer: table.to(self.mllm.device, self.mllm.dtype) for layer, table in tables.items()},
             last=last,
             states=states,
-            readout=ResidualRows(last) if last is not None and _any_residual(sequences) else None,
+            readout=self.residual.prefill(sequences, lengths, last),
             think=self.think.rows(
                 [sequence.slot for sequence in sequences],
                 [sequence.think for sequence in sequences],
@@ -444,44 +512,40 @@ class Runner:
         """Add what a chunk measured to its sequences."""
         assert isinstance(step.residual, PrefillResidual)
         self.think.record(step.residual.think, step.slots)
-        measured = finals = torch.empty(0)
-        if step.residual.readout is not None:
-            measured = step.residual.readout.measured()
-            if any(sequence.wants_final_states for sequence in sequences):
-                finals = step.residual.readout.states()
+        readout = step.residual.readout
+        measured, finals = (None, None) if readout is None else (readout.measured(), readout.states())
         for row, sequence in enumerate(sequences):
+            captured = sequence.captured
             sequence.computed += lengths[row]
+            complete = sequence.computed == sequence.prompt.length
             for layer, norms in step.residual.norms.items():
-                sequence.norms[layer] = sequence.norms.get(layer, 0) + norms[row].cpu()
+                captured.norms[layer] = captured.norms.get(layer, 0) + norms[row].cpu()
             if sequence.wants_divergence and step.residual.think is not None:
                 kept = step.residual.think.divergences()[:, row, : lengths[row]].cpu()
-                earlier = [] if sequence.divergence is None else [sequence.divergence]
-                sequence.divergence = torch.cat([*earlier, kept], 1)
+                earlier = [] if captured.divergence is None else [captured.divergence]
+                captured.divergence = torch.cat([*earlier, kept], 1)
             if step.residual.states is not None and sequence.wants_states:
-                sequence.states = step.residual.states[:, row].float().cpu()
+                captured.states = step.residual.states[:, row].float().cpu()
             spans = sequence.prompt.layout.spans[start : start + lengths[row]]
             if sequence.wants_image_states:
-                sequence.image_states.append(hidden[row, : lengths[row]][(spans >= FIRST_IMAGE).to(hidden.device)])
+                captured.image_states.append(hidden[row, : lengths[row]][(spans >= FIRST_IMAGE).to(hidden.device)])
             if sequence.wants_text_states:
-                sequence.text_states.append(hidden[row, : lengths[row]][_user_text(spans).to(hidden.device)])
-            if step.residual.readout is not None:
-                self.readouts.residual[sequence.slot] += measured[row]
-                if sequence.wants_final_states:
-                    sequence.final_states = finals[row]
+                captured.text_states.append(hidden[row, : lengths[row]][_user_text(spans).to(hidden.device)])
+            if measured is not None and finals is not None:
+                self.residual.keep(sequence.slot, measured[row], finals[row] if complete else None)
             if step.capture is not None and sequence.wants_shares:
                 self.readouts.keep(sequence, step.capture, row)
-                assert sequence.last_sums is not None
-                self.see.first[sequence.slot] = sequence.last_sums[:, FIRST_IMAGE:].sum(-1)
-            complete = sequence.computed == sequence.prompt.length
+                assert captured.sums is not None
+                self.see.first[sequence.slot] = image_sums(captured.sums[:, LAST]).sum(-1)
             if complete and sequence.wants_text_states:
-                sequence.text_states.append(hidden[row, lengths[row] - 1 : lengths[row]])
+                captured.text_states.append(hidden[row, lengths[row] - 1 : lengths[row]])
             if complete and sequence.expects_forks:
-                sequence.prompt_measured = Measured(
+                captured.prompt_measured = Measured(
                     self.think.measured[sequence.slot].clone(),
                     self.readouts.patches[sequence.slot, :, : sequence.computed].clone(),
-                    self.readouts.residual[sequence.slot].clone(),
-                    tuple(sequence.text_states),
-                    sequence.final_states,
+                    self.residual.sums[sequence.slot].clone(),
+                    self.residual.states[:, sequence.slot].clone(),
+                    tuple(captured.text_states),
                 )
 
 
@@ -498,10 +562,6 @@ def _force(sampled: Sampled, logits: torch.Tensor, sequences: Rows[Sequence]) ->
 def _user_text(spans: torch.Tensor) -> torch.Tensor:
     """(n,) bool: the user's own text."""
     return (spans >= CONTEXT) & (spans < FIRST_IMAGE)
-
-
-def _any_residual(sequences: Rows[Sequence]) -> bool:
-    return any(sequence.diagnose is not None and sequence.diagnose.wants_residual for sequence in sequences)
 
 
 def _compiled(decoder: torch.nn.Module) -> Callable[..., Any]:

@@ -122,12 +122,12 @@ def sample(
             scaled = _truncate(scaled, settings, rows)
         drawn = _draw(scaled, uniform(settings.seed[rows], positions))
         tokens = torch.where(temperature[:, 0] > 0, drawn, tokens)
-    settings.count(rows, tokens)
     result = Sampled(tokens, finite)
     if needs.top_logprobs is not None:
         logprobs = logits.log_softmax(-1)
         result.logprob = logprobs.gather(1, tokens[:, None])[:, 0]
         result.top_logprob, result.top_id = logprobs.topk(needs.top_logprobs, dim=-1)
+    settings.count(rows, tokens)  # at the end: where something raised, the same token is sampled again
     return result
 
 

@@ -84,13 +84,7 @@ class Scheduler:
     def retry_alone(self, batch: list[Sequence]) -> None:
         """Put sequences whose common prefill failed back, to run one by one, so that only the guilty one ends."""
         for sequence in reversed(batch):
-            sequence.slot, sequence.computed, sequence.alone = -1, 0, True
-            sequence.fork_of = sequence.question_sums = sequence.last_sums = None
-            sequence.divergence = None
-            sequence.anchor_sums = None
-            sequence.norms, sequence.image_states, sequence.text_states = {}, [], []
-            if sequence.leader is None:
-                sequence.masks = ()
+            sequence.restart()
             self.waiting.appendleft(sequence)
 
     def prefilled(self, sequence: Sequence) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -24,32 +25,72 @@ from steering.text import TextStream
 class Readings:
     """What one sequence's readouts are made of, on the CPU; spans are numbered as in `layout`, patches image by image.
 
-    sums: (layers, spans), attention, mean over heads, summed over the question's rows and those of the `output_rows`
-    generated tokens that were fed. decay: (steps, layers, 3), shares of vision, system and user text at each generated
+    sums: (layers, spans), attention, mean over heads, summed over `rows`. modality: the same over `modality_rows`. output:
+    how many generated tokens were fed. decay: (steps, layers, 3), shares of vision, system and user text at each generated
     token. anchor: (layers, spans), attention summed over the last image's rows. patches: (layers, patches), as `sums` by
     image token. tam: (tokens, patches), of the tokens that are part of the answer. residual: (layers, readouts), summed over
-    the rows that generated a token.
+    the rows that were asked for. neurons: (layers,), the share of active ones. states: (2, layers, d), as `Choice` has them.
     """
 
     sums: torch.Tensor
-    output_rows: int
+    rows: RowCounts
+    modality: torch.Tensor
+    modality_rows: RowCounts
+    output: int
     decay: torch.Tensor
     anchor: torch.Tensor
     patches: torch.Tensor
     tam: torch.Tensor | None
     residual: torch.Tensor
+    neurons: torch.Tensor
+    states: torch.Tensor | None
+
+
+class RowCounts(NamedTuple):
+    """How many query rows of each kind an average of attention was taken over: the question's, those of generated tokens,
+    and the prompt's last one, which stands in where there are no others."""
+
+    question: int
+    output: int
+    last: int
+
+    @classmethod
+    def of(cls, question: int, output: int) -> RowCounts:
+        return cls(question, output, int(question + output == 0))
 
 
 @dataclass(frozen=True)
 class Measured:
     """What a prompt left behind, for sequences that copy it: of its slot `ThinkSlots.measured`, `ReadoutSlots.patches` (the
-    prompt's columns) and `residual`, its text states and final ones."""
+    prompt's columns), `ResidualSlots.sums` and `states`; its text states."""
 
     think: torch.Tensor
     patches: torch.Tensor
     residual: torch.Tensor
+    states: torch.Tensor
     text_states: tuple[torch.Tensor, ...]
-    final_states: torch.Tensor | None
+
+
+@dataclass
+class Captured:
+    """What a sequence's forward passes left behind outside of its slot; one that runs anew begins without any of it.
+
+    sums: (layers, groups, spans), attention of the prompt's rows by the groups of `PrefillCapture`. last_patches: (layers,
+    columns), that of its last row. norms: per steered layer (2, classes). image_states and text_states: (k, d) each,
+    normalised, after the last layer, of image tokens, and of the user's text and the rows that generate. states: (layers,
+    d). divergence: (layers, prompt tokens). next_logprobs, prompt_logits: (vocabulary,).
+    """
+
+    sums: torch.Tensor | None = None
+    last_patches: torch.Tensor | None = None
+    norms: dict[int, torch.Tensor] = field(default_factory=dict)
+    image_states: list[torch.Tensor] = field(default_factory=list)
+    text_states: list[torch.Tensor] = field(default_factory=list)
+    states: torch.Tensor | None = None
+    divergence: torch.Tensor | None = None
+    next_logprobs: torch.Tensor | None = None
+    prompt_logits: torch.Tensor | None = None
+    prompt_measured: Measured | None = None
 
 
 @dataclass(eq=False)
@@ -89,20 +130,9 @@ class Sequence:
 
     twin: Sequence | None = None
     held_logits: torch.Tensor | None = None  # of the next token, while the twin's are not known
-    image_states: list[torch.Tensor] = field(default_factory=list)  # normalised, after the last layer, of image tokens
     masks: tuple[Mask, ...] = ()  # of a sequence that Generate contrasts; a twin has its own one
     changed: int = 0  # tokens that the contrast changed
-    prompt_logits: torch.Tensor | None = None
-    prompt_measured: Measured | None = None
-    text_states: list[torch.Tensor] = field(default_factory=list)  # likewise: user's text, then rows that generate
-    states: torch.Tensor | None = None
-    final_states: torch.Tensor | None = None  # (layers, d), at the row that generated the latest token
-    divergence: torch.Tensor | None = None
-    next_logprobs: torch.Tensor | None = None
-    norms: dict[int, torch.Tensor] = field(default_factory=dict)
-    question_sums: torch.Tensor | None = None
-    last_sums: torch.Tensor | None = None
-    anchor_sums: torch.Tensor | None = None
+    captured: Captured = field(default_factory=Captured)
     readings: Readings | None = None
     sage_readings: SageReadings | None = None
 
@@ -154,7 +184,7 @@ class Sequence:
         return self.diagnose is not None and self.diagnose.wants_activations
 
     @property
-    def wants_final_states(self) -> bool:
+    def wants_drift(self) -> bool:
         return self.diagnose is not None and "drift" in self.diagnose.include
 
     @property
@@ -173,17 +203,27 @@ class Sequence:
     @property
     def can_fork(self) -> bool:
         """Whether the source's prompt is still in its slot."""
-        return self.fork_of is not None and self.fork_of.slot >= 0 and self.fork_of.prompt_logits is not None
+        return self.fork_of is not None and self.fork_of.slot >= 0 and self.fork_of.captured.prompt_logits is not None
 
     @property
     def length(self) -> int:
         """Columns of the slot in use: the prompt and every generated token, but for the last where it was not fed yet."""
         return self.computed + max(len(self.tokens) - (not self.paused), 0)
 
+    def restart(self) -> None:
+        """Forget everything since the submission but the place in a pair, so that the prompt can run once more, alone."""
+        self.slot, self.computed, self.alone = -1, 0, True
+        self.fork_of = self.held_logits = None
+        self.captured = Captured()
+        if self.leader is None:
+            self.masks = ()
+
     def release(self) -> None:
         """Let go of everything large that an ended sequence no longer needs; the layout stays for its readings."""
-        self.embedded = self.prompt_logits = self.prompt_measured = self.held_logits = self.twin_prompt = None
-        self.image_states, self.text_states = [], []
+        self.embedded = self.held_logits = self.twin_prompt = None
+        kept = self.captured
+        self.captured = Captured(states=kept.states, divergence=kept.divergence, next_logprobs=kept.next_logprobs)
+        self.captured.norms = kept.norms
         self.prompt = replace(self.prompt, inputs={}, pictures=())
 
     def applied(self) -> dict[str, object] | None:
@@ -191,7 +231,7 @@ class Sequence:
         report: dict[str, object] = {}
         if self.steering:
             fed = max(len(self.tokens) - 1, 0)
-            report["steering"] = [applied(steer, self.norms, fed) for steer in self.steering]
+            report["steering"] = [applied(steer, self.captured.norms, fed) for steer in self.steering]
         if self.sage is not None and self.sage_readings is not None:
             report["sage"] = self.sage.report(self.sage_readings)
         if self.contrast is not None:

@@ -6,48 +6,64 @@ from collections.abc import Sequence as Rows
 
 import torch
 
-from steering.attention import ANCHORS, LAST, QUESTIONS, PrefillCapture
+from steering.attention import ANCHORS, LAST, MODALITY, QUESTIONS, PrefillCapture
 from steering.sequence import Sequence
-from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION, SYSTEM
+from steering.spans import CONTEXT, FIRST_IMAGE, SYSTEM
+
+BEFORE, AFTER = -2, -1
+"""Where the sums over spans hold those over the whole prompt's system and user part: behind those of the images."""
 
 
-def span_shares(sums: torch.Tensor) -> torch.Tensor:
+def image_sums(sums: torch.Tensor) -> torch.Tensor:
+    """(..., images): the part of sums (..., spans) that is the images'."""
+    return sums[..., FIRST_IMAGE:BEFORE]
+
+
+def span_shares(sums: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
     """(..., 3): shares of vision, system and user text, normalised over the three; NaN where a layer's window holds none.
 
-    sums: (..., spans). Attention by span and step (SAGE paper, section 4.2).
+    sums: (..., spans). content: bool, whether system and user text are what messages say, and not all of the prompt before
+    the first image and behind it. Attention by span and step (SPD-Faith Bench paper, section 4.2).
     """
-    vision = sums[..., FIRST_IMAGE:].sum(-1)
-    user = sums[..., CONTEXT:FIRST_IMAGE].sum(-1)
-    parts = torch.stack([vision, sums[..., SYSTEM], user], dim=-1)
+    system = torch.where(content, sums[..., SYSTEM], sums[..., BEFORE])
+    user = torch.where(content, sums[..., CONTEXT:FIRST_IMAGE].sum(-1), sums[..., AFTER])
+    parts = torch.stack([image_sums(sums).sum(-1), system, user], dim=-1)
     return parts / parts.sum(-1, keepdim=True)
 
 
 class ReadoutSlots:
     """Sums of every slot, over the rows of its generated tokens; what is not asked for is not computed.
 
-    spans: (slots, length, spans), 1 where a column belongs to a span. sums: (slots, layers, spans). decay: (slots, length,
-    layers, 3), shares at each column. patches: (slots, layers, length), attention by column, the question's rows included.
-    residual: (slots, layers, readouts).
+    spans: (slots, length, spans), 1 where a column belongs to a span, `BEFORE` and `AFTER` included. sums: (slots, layers,
+    spans). decay: (slots, length, layers, 3), shares at each column. content: (slots, 1), which shares. patches: (slots,
+    layers, length), attention by column, the question's rows included.
     """
 
-    def __init__(self, slots: int, length: int, layers: int, spans: int, residuals: int, device: torch.device):
+    def __init__(self, slots: int, length: int, layers: int, images: int, device: torch.device):
+        spans = FIRST_IMAGE + images - BEFORE
         self.spans = torch.zeros(slots, length, spans, device=device)
         self.sums = torch.zeros(slots, layers, spans, device=device)
         self.decay = torch.zeros(slots, length, layers, 3, device=device)
+        self.content = torch.zeros(slots, 1, dtype=torch.bool, device=device)
         self.patches = torch.zeros(slots, layers, length, device=device)
-        self.residual = torch.zeros(slots, layers, residuals, device=device)
 
-    def place(self, slot: int, spans: torch.Tensor | None) -> None:
-        """A new sequence in a slot; spans: (n,), its prompt's span numbers where attention is to be summed."""
-        for tensor in (self.spans, self.sums, self.patches, self.residual):
+    def place(self, slot: int, sequence: Sequence) -> None:
+        """A new sequence in a slot."""
+        for tensor in (self.spans, self.sums, self.patches):
             tensor[slot] = 0.0
-        if spans is not None:
-            columns = (spans >= 0).nonzero()[:, 0]
-            self.spans[slot, columns.to(self.spans.device), spans[columns].to(self.spans.device)] = 1.0
+        if not sequence.wants_shares:
+            return
+        layout, spans = sequence.prompt.layout, sequence.prompt.layout.spans
+        table = torch.zeros(len(spans), self.spans.shape[2])
+        columns = (spans >= 0).nonzero()[:, 0]
+        table[columns, spans[columns]] = 1.0
+        table[:, [BEFORE, AFTER]] = layout.halves.float()
+        self.spans[slot, : len(spans)] = table.to(self.spans.device)
+        self.content[slot] = sequence.diagnose is not None and sequence.diagnose.spans == "content"
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot's sums to another slot."""
-        for tensor in (self.spans, self.sums, self.decay, self.patches, self.residual):
+        for tensor in (self.spans, self.sums, self.decay, self.content, self.patches):
             tensor[target] = tensor[source]
 
     def record(
@@ -60,7 +76,8 @@ class ReadoutSlots:
         sums = by_row @ self.spans[:rows, :columns]
         self.sums[:rows] += sums * active
         if decay:
-            self.decay[torch.arange(rows, device=positions.device), positions] = span_shares(sums)
+            shares = span_shares(sums, self.content[:rows])
+            self.decay[torch.arange(rows, device=positions.device), positions] = shares
         if patches:
             self.patches[:rows, :, :columns] += by_row * active
 
@@ -72,17 +89,19 @@ class ReadoutSlots:
         if not any(sequence.wants_shares for sequence in sequences):
             return None
         groups = [_captured_rows(s, start, lengths[row], complete) for row, s in enumerate(sequences)]
-        most = max(sum(len(rows) for rows in wanted) for wanted in groups)
+        wanted = [torch.cat(parts).unique() for parts in groups]
+        most = max(len(rows) for rows in wanted)
         if most == 0:
             return None
         rows = torch.zeros(len(sequences), most, dtype=torch.int64)
         weights = torch.zeros(len(sequences), most, len(groups[0]))
-        for row, wanted in enumerate(groups):
-            filled = 0
-            for group, part in enumerate(wanted):
-                rows[row, filled : filled + len(part)] = part
-                weights[row, filled : filled + len(part), group] = 1.0
-                filled += len(part)
+        by_patch = torch.zeros(len(sequences), most)
+        for row, (parts, own) in enumerate(zip(groups, wanted, strict=True)):
+            rows[row, : len(own)] = own
+            for group, part in enumerate(parts):
+                weights[row, : len(own), group] = torch.isin(own, part).float()
+            asked = bool(len(sequences[row].prompt.layout.question_rows))
+            by_patch[row] = weights[row, :, QUESTIONS if asked else LAST]
         device, layers, columns = self.spans.device, self.sums.shape[1], start + max(lengths)
         spans = self.spans[torch.tensor([sequence.slot for sequence in sequences], device=device)]
         sums = torch.zeros(layers, len(sequences), weights.shape[2], spans.shape[2], device=device)
@@ -91,25 +110,32 @@ class ReadoutSlots:
             maps = torch.zeros(len(sequences), columns, device=device)
         if any(sequence.diagnose is not None and sequence.diagnose.wants_patches for sequence in sequences):
             patches = torch.zeros(layers, len(sequences), columns, device=device)
-        return PrefillCapture(spans, rows.to(device), weights.to(device), sums, maps, layers - focus_layers, patches)
+        first = layers - focus_layers
+        return PrefillCapture(
+            spans, rows.to(device), weights.to(device), sums, maps, first, patches, by_patch.to(device)
+        )
 
     def keep(self, sequence: Sequence, capture: PrefillCapture, row: int) -> None:
         """Add what a chunk captured of one row to its sequence and its slot."""
-        question, last, anchor = (capture.sums[:, row, group] for group in (QUESTIONS, LAST, ANCHORS))
-        if sequence.question_sums is not None and sequence.last_sums is not None and sequence.anchor_sums is not None:
-            question, last = sequence.question_sums + question, sequence.last_sums + last
-            anchor = sequence.anchor_sums + anchor
-        sequence.question_sums, sequence.last_sums, sequence.anchor_sums = question, last, anchor
-        if capture.patches is not None:
-            self.patches[sequence.slot, :, : capture.patches.shape[2]] += capture.patches[:, row]
+        captured = sequence.captured
+        sums = capture.sums[:, row]
+        captured.sums = sums if captured.sums is None else captured.sums + sums
+        if capture.patches is None:
+            return
+        patches = capture.patches[:, row]
+        if len(sequence.prompt.layout.question_rows):
+            self.patches[sequence.slot, :, : patches.shape[1]] += patches
+        else:  # of the prompt's last row, which only counts where the answer has no row of its own
+            captured.last_patches = patches
 
 
 def _captured_rows(sequence: Sequence, start: int, length: int, complete: bool) -> list[torch.Tensor]:
-    """Query rows, counted in the chunk, of the groups `QUESTIONS`, `LAST` and `ANCHORS`."""
+    """Query rows, counted in the chunk, of the groups `QUESTIONS`, `MODALITY`, `LAST` and `ANCHORS`."""
     layout, include = sequence.prompt.layout, sequence.diagnose.include if sequence.diagnose else frozenset()
-    wanted = [torch.zeros(0, dtype=torch.int64)] * 3
+    wanted = [torch.zeros(0, dtype=torch.int64)] * 4
     if sequence.diagnose is not None:
-        wanted[QUESTIONS] = layout.columns(QUESTION) - start
+        wanted[QUESTIONS] = layout.question_rows - start
+        wanted[MODALITY] = layout.modality_rows - start
     if complete:
         wanted[LAST] = torch.tensor([length - 1])
     if "anchor" in include and layout.images:

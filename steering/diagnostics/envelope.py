@@ -19,10 +19,11 @@ from steering.diagnostics.residual import residual
 from steering.diagnostics.sinks import discounted
 from steering.layout import ImageSpan, Layout
 from steering.sequence import Readings
-from steering.spans import CONTEXT, FIRST_IMAGE, QUESTION
+from steering.spans import CONTEXT, FIRST_IMAGE
 from steering.tiles import Tiling
 
-VERSION = 1
+VERSION = 2
+"""Raised when a key changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class _Answer:
 
     @property
     def rows(self) -> int:
-        return self.layout.count(QUESTION) + self.readings.output_rows
+        """Over how many query rows attention was averaged."""
+        return sum(self.readings.rows)
 
     @property
     def tilings(self) -> Sequence[Tiling | None]:
@@ -108,7 +110,7 @@ class _Answer:
     @property
     def attention(self) -> list[_Map]:
         """rho (layers, patches) of each image as it is to be judged: sinks discounted where that is asked for."""
-        maps = self.maps(self.readings.patches / max(self.rows, 1))
+        maps = self.maps(self.readings.patches / self.rows)
         return [map_.without(self.around.sinks) for map_ in maps] if self.options.discount_sinks else maps
 
 
@@ -120,7 +122,7 @@ def envelope(
     out: dict[str, Any] = {
         "version": VERSION,
         "images": [_image(*one) for one in enumerate(zip(layout.images, answer.tilings, strict=True), start=1)],
-        "rows": {"question": layout.count(QUESTION), "output": readings.output_rows},
+        "rows": readings.rows._asdict(),
     }
     asked = options.include | ({"decay"} if "decay_layers" in options.include else set())  # which only adds to it
     out |= {name: read(answer) for name, read in _READOUTS.items() if name in asked}
@@ -135,7 +137,7 @@ def _image(number: int, shown: tuple[ImageSpan, Tiling | None]) -> dict[str, Any
 
 
 def _focus(answer: _Answer) -> dict[str, Any] | None:
-    if not answer.images or not answer.rows:
+    if not answer.images:
         return None
     sums = answer.readings.sums[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)]
     sigma = image_attention_factor(sums, answer.rows, answer.tokens)
@@ -143,9 +145,10 @@ def _focus(answer: _Answer) -> dict[str, Any] | None:
 
 
 def _modality(answer: _Answer) -> dict[str, Any]:
-    sums = answer.readings.sums
+    sums = answer.readings.modality
     images = sums[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)].sum(1)
-    return modality(images, sums[:, CONTEXT], int(answer.tokens.sum()), answer.layout.count(CONTEXT))
+    ratio = modality(images, sums[:, CONTEXT], int(answer.tokens.sum()), answer.layout.count(CONTEXT))
+    return ratio | {"rows": answer.readings.modality_rows._asdict()}
 
 
 def _decay(answer: _Answer) -> dict[str, Any]:
@@ -155,6 +158,7 @@ def _decay(answer: _Answer) -> dict[str, Any]:
     out: dict[str, Any] = {
         name: _numbers(values) for name, values in zip(("vision", "system", "user"), mean.T, strict=True)
     }
+    out["spans"] = answer.options.spans
     out["slope"] = slope(mean[:, 0]) if answer.images else None
     if "decay_layers" in answer.options.include:
         by_layer = zip(("vision", "system", "user"), shares.permute(2, 0, 1), strict=True)
@@ -173,13 +177,13 @@ def slope(values: torch.Tensor) -> float | None:
 
 
 def _residual(answer: _Answer) -> dict[str, Any]:
-    return residual(answer.readings.residual, answer.readings.output_rows + 1)
+    kind, output = answer.options.residual_rows, answer.readings.output
+    rows = {"answer": output + 1, "prompt": len(answer.layout.spans), "generated": output}[kind]
+    return residual(answer.readings.residual, rows, answer.readings.neurons, kind)
 
 
-def _patches(answer: _Answer) -> list[dict[str, Any]] | None:
+def _patches(answer: _Answer) -> list[dict[str, Any]]:
     """rho, by image, chosen layer and patch (row by row): mean attention over heads and rows (IVM paper, section 3)."""
-    if not answer.rows:
-        return None
     layers = list(answer.options.chosen_layers(len(answer.readings.patches)))
     maps = answer.maps(answer.readings.patches[layers] / answer.rows)
     out: list[dict[str, Any]] = [

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from steering.diagnostics import drift
 from steering.errors import RequestError
+from steering.spans import PARTITIONS
 
 CHEAP = ("focus", "modality", "decay")
 READOUTS = (*CHEAP, "decay_layers", "residual", "patches", "tam", "flags", "anchor", "drift")
 """Readouts this engine computes, in the order of the envelope."""
+
+RESIDUAL_ROWS = ("answer", "prompt", "generated")
+"""Rows of the `residual` readout: those that generate the answer's tokens, which are the prompt's last one and those of all
+generated tokens that are fed; all of the prompt's, as in the authors' `analysis/analyze_layer_changes.py`; or those of
+generated tokens alone."""
 
 MAX_VALUES = 1_000_000
 """Numbers that the maps of one answer may hold."""
@@ -21,7 +28,8 @@ class Diagnose:
     `layers` are those of the patch maps: numbers from 0, None for all; `last_layers` the last so many instead. `heatmaps`
     lays their mean over the pictures. `causal` removes from token activation maps what earlier tokens activate.
     `discount_sinks` adds patch maps less what places attract anyway, and lets the flags and heat maps go by them.
-    `target_image` (counted from 1) adds the correctness of the focused image.
+    `target_image` (counted from 1) adds the correctness of the focused image. `spans` is what counts as system and as user
+    text in `decay`, one of `PARTITIONS`; `residual_rows` one of `RESIDUAL_ROWS`, `drift_rows` one of `drift.ROWS`.
     """
 
     include: frozenset[str] = frozenset(CHEAP)
@@ -31,6 +39,9 @@ class Diagnose:
     causal: bool = False
     discount_sinks: bool = False
     target_image: int | None = None
+    spans: str = PARTITIONS[0]
+    residual_rows: str = RESIDUAL_ROWS[0]
+    drift_rows: str = drift.ROWS[0]
 
     def __post_init__(self) -> None:
         if unknown := sorted(self.include - set(READOUTS)):
@@ -38,6 +49,16 @@ class Diagnose:
                 f"'diagnostics.include' does not know {', '.join(unknown)}; allowed: {', '.join(READOUTS)}.",
                 param="diagnostics.include",
             )
+        for name, word, known in (
+            ("spans", self.spans, PARTITIONS),
+            ("residual_rows", self.residual_rows, RESIDUAL_ROWS),
+            ("drift_rows", self.drift_rows, drift.ROWS),
+        ):
+            if word not in known:
+                raise RequestError(
+                    f"'diagnostics.{name}' must be one of {', '.join(known)}; got {word!r}.",
+                    param=f"diagnostics.{name}",
+                )
         if self.target_image is not None and self.target_image < 1:
             raise RequestError(
                 f"'diagnostics.target_image' counts from 1; got {self.target_image}.", param="diagnostics.target_image"

@@ -16,13 +16,14 @@ class AmplifyRows:
     """The amplification of one forward pass.
 
     alpha: (layers, rows), 0 where a row is not amplified. images: (rows, columns), 1 on the columns of images. last: (rows,)
-    which query is amplified, in a prefill; -1 where none is.
+    which query is amplified, in a prefill; -1 where none is. asked: (rows, 1, 1, 1) bool, the rows that are amplified.
     """
 
     def __init__(self, alpha: torch.Tensor, images: torch.Tensor, last: torch.Tensor | None = None):
         self.alpha = alpha
         self.images = images
         self.last = last
+        self.asked = alpha.any(0)[:, None, None, None]
 
     def scores(self, layer: int, scores: torch.Tensor, queries: torch.Tensor | None = None) -> torch.Tensor:
         """Amplified scores (rows, heads, n, columns), before the mask. queries: (rows, n), which queries these are, in a

@@ -210,6 +210,8 @@ class ContrastSlots:
 
     def apply(self, slots: torch.Tensor, full: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
         """Contrasted logits (rows, vocabulary) of some slots; full, twin: theirs and their twins'."""
-        out = contrasted(full, twin, self.weight[slots], self.relu[slots], self.plausible[slots])
-        self.changed[slots] += (out.argmax(-1) != full.argmax(-1)).int()
-        return out
+        return contrasted(full, twin, self.weight[slots], self.relu[slots], self.plausible[slots])
+
+    def count(self, slots: torch.Tensor, full: torch.Tensor, contrasted: torch.Tensor) -> None:
+        """Count where the likeliest token changed; full, contrasted: logits (rows, vocabulary) of some slots."""
+        self.changed[slots] += (contrasted.argmax(-1) != full.argmax(-1)).int()

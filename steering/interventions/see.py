@@ -1,10 +1,14 @@
 """SAGE's first stage, See: attention to images is enhanced (SAGE paper, section 5.1, equations 3 and 4).
 
 The formula is lost in the paper's text; both readings are here. With alpha of a row in a layer, m_v and m_t its attention
-to the images and to the system's and the user's text:
+to the images and to the rest of the prompt (a_s and a_u of the paper: what stands before the first image, and all else):
 
-- "scale": visual weights times (1 + alpha), then the row is normalised again;
-- "transfer": a share alpha of m_t moves to the images, in proportion to the weights inside them.
+- "transfer", the default: a share alpha of m_t moves to the images, in proportion to the weights inside them. The sentence
+  behind the formula names a_s and a_u, for which nothing else has a use;
+- "scale": visual weights times (1 + alpha), then the row is normalised again.
+
+The rest of the prompt is all of it, template included, as in the authors' scripts, or with `spans` "content" the messages'
+texts alone.
 
 Shallow layers have the fixed alpha, in every row. Deeper ones have alpha * clip(decay, 0, ceiling) in the rows of
 generated tokens, decay = 1 - m_v(t) / m_v(1), where t = 1 is the prompt's last row.
@@ -20,9 +24,9 @@ from typing import Any
 import torch
 
 from steering.errors import RequestError
-from steering.spans import FIRST_IMAGE, SYSTEM
+from steering.spans import FIRST_IMAGE, PARTITIONS, SYSTEM
 
-READINGS = ("scale", "transfer")
+READINGS = ("transfer", "scale")
 
 
 @dataclass(frozen=True)
@@ -30,9 +34,10 @@ class See:
     """`shallow` layers, counted from the first, have the fixed alpha (None: the model's first quarter)."""
 
     alpha: float = 0.1
-    reading: str = "scale"
+    reading: str = READINGS[0]
     shallow: int | None = None
     ceiling: float = 1.0
+    spans: str = PARTITIONS[0]
 
     def __post_init__(self) -> None:
         for name, value, high in (("alpha", self.alpha, 1.0), ("ceiling", self.ceiling, 1.0)):
@@ -40,11 +45,11 @@ class See:
                 raise RequestError(
                     f"'sage.see.{name}' must be from 0 to {high:g}; got {value}.", param=f"sage.see.{name}"
                 )
-        if self.reading not in READINGS:
-            raise RequestError(
-                f"'sage.see.reading' must be one of {', '.join(READINGS)}; got {self.reading!r}.",
-                param="sage.see.reading",
-            )
+        for name, word, known in (("reading", self.reading, READINGS), ("spans", self.spans, PARTITIONS)):
+            if word not in known:
+                raise RequestError(
+                    f"'sage.see.{name}' must be one of {', '.join(known)}; got {word!r}.", param=f"sage.see.{name}"
+                )
 
     def depth(self, layers: int) -> int:
         """How many of a model's layers are shallow; raises RequestError when it has fewer than asked for."""
@@ -59,10 +64,11 @@ class See:
 class SeeRows:
     """The enhancement of one forward pass.
 
-    masks: (rows, columns, 2), 1 on the columns of images, and of the system's and the user's text. fixed, adaptive:
-    (layers, rows), alpha of shallow and of deeper layers, 0 elsewhere. first: (layers, rows), m_v(1). ceiling: (rows,).
-    transfer: (rows,) bool, the reading, None where every row scales. depths: in how many layers some row is shallow, and how
-    many are shallow in every row. generated: whether the rows are generated tokens, whose decay is measured, or prompts.
+    masks: (rows, columns, 2), 1 on the columns of images, and of the rest of the prompt. fixed, adaptive: (layers, rows),
+    alpha of shallow and of deeper layers, 0 elsewhere. first: (layers, rows), m_v(1). ceiling: (rows,). transfer: (rows,)
+    bool, the reading, None where every row scales. depths: in how many layers some row is shallow, and how many are shallow
+    in every row. generated: whether the rows are generated tokens, whose decay is measured, or prompts.
+    asked: (rows, 1, 1, 1) bool, the rows whose attention changes.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class SeeRows:
         # All that does not depend on a layer's attention is made once: a decode step is short.
         self.depth, self._common_depth = depths
         self.generated = generated
+        self.asked = (fixed + adaptive).any(0)[:, None, None, None]
         self.masks = masks if transfer is not None else masks[..., :1]  # what has no say need not be summed
         self._visual, self._text = (mask.contiguous() for mask in masks[:, None, None].unbind(-1))
         self._fixed = fixed[:, :, None].unbind()
@@ -120,12 +127,13 @@ class SeeRows:
         masks = self.masks[:, None].to(value.dtype)
         indicators = torch.zeros_like(value)
         indicators[..., : masks.shape[-1]] = masks
-        masses = attend(indicators)
+        masses = attend(indicators).float()
         up, down, total = self._factors(self._fixed[layer], masses[..., :1], masses[..., 1:2])
         more = up * attend(value * masks[..., :1])
         if down is not None:
             more = more - down * attend(value * masks[..., 1:])
-        return ((attend(value) + more) / total).to(value.dtype)
+        plain = attend(value)
+        return torch.where(self.asked, ((plain + more) / total).to(value.dtype), plain)
 
     def _factors(
         self, alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor
@@ -173,7 +181,8 @@ class SeeSlots:
             return
         depth = see.depth(self.layers)
         image = spans >= FIRST_IMAGE
-        self.masks[slot, : len(spans)] = torch.stack([image, (spans >= SYSTEM) & ~image], -1).to(self.masks)
+        rest = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
+        self.masks[slot, : len(spans)] = torch.stack([image, rest], -1).to(self.masks)
         self.fixed[slot, :depth] = see.alpha
         self.adaptive[slot, depth:] = see.alpha
         self.ceiling[slot] = see.ceiling
@@ -216,6 +225,7 @@ def report(see: See, steps: torch.Tensor) -> dict[str, Any]:
     mean, greatest, before, after = steps.T.tolist() if len(steps) else ([], [], [], [])
     return {
         "reading": see.reading,
+        "spans": see.spans,
         "alpha": mean,
         "alpha_max": greatest,
         "share_before": sum(before) / len(before) if before else None,
