@@ -5,13 +5,30 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from steering import MLLM, READOUTS, Choice, Diagnose, Request, RequestError, Sampling, Steer, SteeringVector, attention
+from steering import (
+    MLLM,
+    READOUTS,
+    Choice,
+    Diagnose,
+    Engine,
+    Request,
+    RequestError,
+    Sage,
+    Sampling,
+    See,
+    Steer,
+    SteeringVector,
+    Think,
+    attention,
+    load,
+)  # fmt: skip
 from steering.diagnostics.focus import lnd, m_lnd, mc_lnd
 from steering.layout import Layout, build_prompt
 from steering.spans import CONTEXT, QUESTION, SYSTEM, USER
@@ -55,23 +72,61 @@ def chats() -> list[Messages]:
     ]
 
 
-def expected(answer: Answer, layout: Layout) -> dict[str, Any]:
+def layouts() -> list[Messages]:
+    """The question behind the images, between them and before them; a context behind and before the image; images in
+    several turns; a question that begins before the image and ends behind it."""
+    ask, told = text("How many people are in image 2?"), text("The shop is closed today.", span="context")
+    contents: list[list[dict[str, Any]]] = [
+        [image(0), image(1), ask],
+        [image(0), ask, image(1)],
+        [ask, image(0), image(1)],
+        [image(0), ask, told],
+        [ask, told, image(0)],
+        [told, image(0), ask],
+        [image(2), text("Is it open?\nText context: It is closed.\nWell?")],
+        [ask, image(1), text("Answer in one word.")],
+    ]
+    turns = [
+        {"role": "user", "content": [image(3), text("What is this?")]},
+        {"role": "assistant", "content": [text("A chair.")]},
+        {"role": "user", "content": [image(0), text("And this?"), image(1)]},
+    ]
+    return [*([{"role": "user", "content": content}] for content in contents), turns]
+
+
+def rows_behind(answer: Answer, layout: Layout, columns: list[int]) -> tuple[list[int], dict[str, int]]:
+    """The query rows of an average over `columns`, and how many there are of each kind."""
+    n = answer.prompt_length
+    question = [row for row in layout.columns(QUESTION).tolist() if all(row > column for column in columns)]
+    generated = list(range(n, answer.attention.shape[1]))
+    rows = question + generated or [n - 1]
+    return rows, {"question": len(question), "output": len(generated), "last": int(rows == [n - 1])}
+
+
+def expected(answer: Answer, layout: Layout, spans: str = "whole") -> dict[str, Any]:
     """sigma, attention ratio and decay, from their definitions, on whole matrices."""
     n = answer.prompt_length
-    generated = torch.arange(n, answer.attention.shape[1])
-    rows = torch.cat([layout.columns(QUESTION), generated])
-    attention = answer.attention[:, rows]  # (layers, rows, columns)
-    sigma = torch.stack([attention[:, :, picture.columns].mean((1, 2)) for picture in layout.images], dim=1)
     vision = torch.cat([picture.columns for picture in layout.images])
     context = layout.columns(CONTEXT)
-    out: dict[str, Any] = {"sigma": sigma, "ratio": None, "by_layer": None}
+    rows, counts = rows_behind(answer, layout, vision.tolist())
+    attention = answer.attention[:, rows]  # (layers, rows, columns)
+    sigma = torch.stack([attention[:, :, picture.columns].mean((1, 2)) for picture in layout.images], dim=1)
+    out: dict[str, Any] = {"sigma": sigma, "rows": counts, "ratio": None, "by_layer": None}
+    rows, out["ratio_rows"] = rows_behind(answer, layout, [*vision.tolist(), *context.tolist()])
     if len(context):
+        attention = answer.attention[:, rows]
         one, other = attention[:, :, vision].mean((1, 2)), attention[:, :, context].mean((1, 2))
         out["by_layer"] = one / (one + other)
         out["ratio"] = one.mean() / (one.mean() + other.mean())
-    user = torch.cat([layout.columns(span) for span in (CONTEXT, QUESTION, USER)])
+    if spans == "whole":
+        pictured = set(vision.tolist())
+        system = torch.arange(min(pictured))
+        user = torch.tensor([place for place in range(min(pictured), n) if place not in pictured])
+    else:
+        system = layout.columns(SYSTEM)
+        user = torch.cat([layout.columns(span) for span in (CONTEXT, QUESTION, USER)])
     steps = answer.attention[:, n - 1 :]
-    parts = torch.stack([steps[:, :, part].sum(-1) for part in (vision, layout.columns(SYSTEM), user)], dim=-1)
+    parts = torch.stack([steps[:, :, part].sum(-1) for part in (vision, system, user)], dim=-1)
     out["decay_layers"] = parts / parts.sum(-1, keepdim=True)  # (layers, steps, 3)
     out["decay"] = out["decay_layers"].nanmean(0)
     return out
@@ -84,23 +139,26 @@ def numbers(values: Any) -> torch.Tensor:
 
 def assert_diagnostics(choice: Choice, answer: Answer, layout: Layout) -> None:
     assert list(choice.token_ids) == answer.tokens
-    got, wanted = choice.diagnostics, expected(answer, layout)
+    got = choice.diagnostics
     assert got is not None
+    wanted = expected(answer, layout, got["decay"]["spans"])
 
     def close(one: torch.Tensor, other: torch.Tensor) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE, equal_nan=True)
 
     close(torch.tensor(got["focus"]["sigma"]), wanted["sigma"])
+    assert got["modality"]["rows"] == wanted["ratio_rows"]
     if wanted["ratio"] is None:
-        assert got["modality"] == {"attention_ratio": None, "by_layer": None}
+        assert got["modality"] | {"attention_ratio": None, "by_layer": None} == got["modality"]
     else:
         close(numbers(got["modality"]["by_layer"]), wanted["by_layer"])
         assert got["modality"]["attention_ratio"] == pytest.approx(float(wanted["ratio"]), abs=TOLERANCE)
     close(torch.stack([numbers(got["decay"][name]) for name in ("vision", "system", "user")], dim=1), wanted["decay"])
     vision = wanted["decay"][:, 0]
-    line = np.polyfit(np.arange(len(vision)), vision.numpy(), 1)
-    assert got["decay"]["slope"] == pytest.approx(float(line[0]), abs=TOLERANCE)
-    assert got["rows"] == {"question": layout.count(QUESTION), "output": len(choice.token_ids) - 1}
+    if len(vision) > 1:
+        line = np.polyfit(np.arange(len(vision)), vision.numpy(), 1)
+        assert got["decay"]["slope"] == pytest.approx(float(line[0]), abs=TOLERANCE)
+    assert got["rows"] == wanted["rows"]
     for number, (told, span) in enumerate(zip(got["images"], layout.images, strict=True), start=1):
         assert (told["image"], told["tokens"]) == (number, len(span.columns))
         assert span.grid is None or told["grid"] == list(span.grid)  # tiles: see test_tiles
@@ -150,6 +208,55 @@ def test_equal_to_whole_matrices_in_a_batch_steered_or_not(
             assert list(choice.token_ids) == answer.tokens
         else:
             assert_diagnostics(choice, answer, build_prompt(engine.mllm, request.messages).layout)
+
+
+@pytest.mark.parametrize("steps", [1, STEPS])
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "idefics3"])
+def test_rows_are_those_that_see_what_is_compared(
+    family: str, steps: int, make_engine: MakeEngine, load_plain: LoadPlain
+) -> None:
+    """Where the question cannot see an image, the generated rows alone count, or the prompt's last one."""
+    engine, plain = make_engine(family, slots=4, prefill_budget=150), load_plain(family)
+    sampling = dataclasses.replace(SAMPLING, max_tokens=steps)
+    requests = [
+        Request(chat, sampling, diagnose=Diagnose(frozenset({"focus", "modality", "decay", "patches"}), spans=spans))
+        for chat, spans in zip(layouts(), ("whole", "content", "whole") * 3, strict=True)
+    ]
+    kinds = set()
+    for request, result in zip(requests, engine.generate(requests), strict=True):
+        answer = plain.answer(cast(Messages, request.messages), steps)
+        layout = build_prompt(engine.mllm, request.messages).layout
+        assert_diagnostics(result.choices[0], answer, layout)
+        got = result.choices[0].diagnostics
+        assert got is not None
+        rows, counts = rows_behind(answer, layout, layout.image_columns.tolist())
+        kinds.add(tuple(count > 0 for count in counts.values()))
+        for patches, shown in zip(got["patches"], layout.images, strict=True):
+            told = torch.tensor(patches["rho"])
+            if shown.grid is not None:
+                whole = answer.attention[:, rows][:, :, shown.columns].mean(1)
+                torch.testing.assert_close(told, whole, rtol=0, atol=TOLERANCE)
+    assert kinds == (
+        {(True, False, False), (False, False, True)} if steps == 1 else {(True, True, False), (False, True, False)}
+    )
+
+
+def test_in_the_whole_prompt_no_attention_is_left_out(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+    """Qwen2-VL's template inserts a system prompt, which no message says."""
+    chat = layouts()[0]
+    diagnostics = {
+        spans: make_engine("qwen2_vl").generate([Request(chat, SAMPLING, diagnose=Diagnose(spans=spans))])[0]
+        for spans in ("whole", "content")
+    }
+    whole, content = (diagnostics[spans].choices[0].diagnostics for spans in ("whole", "content"))
+    assert whole is not None
+    assert content is not None
+    assert content["decay"]["system"] == [0.0] * STEPS
+    assert min(whole["decay"]["system"]) > 0.1
+    answer = load_plain("qwen2_vl").answer(chat, 1)
+    last = answer.attention[:, -1]  # whose columns are all of the prompt
+    vision = build_prompt(make_engine("qwen2_vl").mllm, chat).layout.image_columns
+    assert whole["decay"]["vision"][0] == pytest.approx(float(last[:, vision].sum(-1).mean()), abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "llava_next"])
@@ -228,11 +335,12 @@ def test_focus_is_that_of_sigma(make_engine: MakeEngine) -> None:
 def test_what_does_not_exist_is_null(make_engine: MakeEngine) -> None:
     engine = make_engine("internvl")  # its template adds no system prompt
     chat = [{"role": "user", "content": [text("Text context: the shop is closed.\nIs it open?")]}]
-    readout = engine.generate([Request(chat, SAMPLING, diagnose=Diagnose())])[0].choices[0].diagnostics
+    diagnose = Diagnose(spans="content")
+    readout = engine.generate([Request(chat, SAMPLING, diagnose=diagnose)])[0].choices[0].diagnostics
     assert readout is not None
     assert readout["images"] == []
     assert readout["focus"] is None
-    assert readout["modality"] == {"attention_ratio": None, "by_layer": None}
+    assert readout["modality"]["attention_ratio"] is readout["modality"]["by_layer"] is None
     assert readout["decay"]["vision"] == [0.0] * STEPS
     assert readout["decay"]["slope"] is None
     assert readout["decay"]["user"] == [1.0] * STEPS
@@ -241,10 +349,14 @@ def test_what_does_not_exist_is_null(make_engine: MakeEngine) -> None:
 def test_nothing_but_the_template_has_null_decay(make_engine: MakeEngine) -> None:
     engine = make_engine("internvl")
     chat = [{"role": "user", "content": [text("")]}]
-    readout = engine.generate([Request(chat, SAMPLING, diagnose=Diagnose())])[0].choices[0].diagnostics
-    assert readout is not None
-    assert readout["rows"] == {"question": 0, "output": STEPS - 1}
-    assert readout["decay"] == {name: [None] * STEPS for name in ("vision", "system", "user")} | {"slope": None}
+    told = {}
+    for spans in ("whole", "content"):
+        diagnose = Diagnose(spans=spans)
+        readout = engine.generate([Request(chat, SAMPLING, diagnose=diagnose)])[0].choices[0].diagnostics
+        assert readout is not None
+        assert readout["rows"] == {"question": 0, "output": STEPS - 1, "last": 0}
+        told[spans] = [readout["decay"][name] for name in ("vision", "system", "user")]
+    assert told == {"whole": [[0.0] * STEPS, [1.0] * STEPS, [0.0] * STEPS], "content": [[None] * STEPS] * 3}
 
 
 @pytest.mark.parametrize("include", [{"focus"}, {"modality"}, {"decay"}, {"focus", "decay"}, set()])
@@ -253,7 +365,7 @@ def test_only_what_was_asked_for_is_reported(include: set[str], make_engine: Mak
     readout = make_engine("llava").generate([request])[0].choices[0].diagnostics
     assert readout is not None
     assert readout.keys() == {"version", "images", "rows", *include}
-    assert readout["version"] == 1
+    assert readout["version"] == 2
 
 
 def test_the_keys_of_the_envelope_are_those_of_the_wire(make_engine: MakeEngine) -> None:
@@ -265,8 +377,9 @@ def test_the_keys_of_the_envelope_are_those_of_the_wire(make_engine: MakeEngine)
     assert list(readout["focus"]) == [
         *("sigma", "layer_focused", "lnd", "m_lnd", "mc_lnd", "image", "share", "target_image", "correct"),
     ]
-    assert list(readout["modality"]) == ["attention_ratio", "by_layer"]
-    assert list(readout["decay"]) == ["vision", "system", "user", "slope"]
+    assert list(readout["rows"]) == ["question", "output", "last"]
+    assert list(readout["modality"]) == ["attention_ratio", "by_layer", "rows"]
+    assert list(readout["decay"]) == ["vision", "system", "user", "spans", "slope"]
 
 
 def test_the_keys_of_every_readout_are_pinned(make_engine: MakeEngine) -> None:
@@ -281,33 +394,57 @@ def test_the_keys_of_every_readout_are_pinned(make_engine: MakeEngine) -> None:
         *("heatmaps", "drift"),
     ]
     assert list(readout["images"][0]) == ["image", "tokens", "grid", "overview"]
-    assert list(readout["decay"]) == ["vision", "system", "user", "slope", "by_layer"]
+    assert list(readout["decay"]) == ["vision", "system", "user", "spans", "slope", "by_layer"]
     assert list(readout["residual"]) == [
-        *("mha_cosine", "ffn_cosine", "mha_change", "ffn_change", "kl", "neuron_ratio"),
+        *("rows", "mha_cosine", "ffn_cosine", "mha_change", "ffn_change", "mha_norm", "ffn_norm", "kl", "gate_ratio"),
+        "neuron_ratio",
     ]
     assert list(readout["patches"][0]) == ["image", "layers", "rho", "overview"]
     assert list(readout["tam"][0]) == ["position", "token", "image", "map", "overview"]
     assert list(readout["flags"]) == ["perceptual_blindness", "dissociation", "concentration", "thresholds"]
     assert list(readout["anchor"]) == ["sigma", "image"]
     assert list(readout["heatmaps"][0]) == ["image", "kind", "layers", "png"]
-    assert list(readout["drift"]) == ["to", "cosine"]
+    assert list(readout["drift"]) == ["to", "rows", "cosine"]
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "llava"])
-def test_diagnostics_change_neither_the_answer_nor_the_neighbours(family: str, make_engine: MakeEngine) -> None:
-    """The weights are computed by another kernel, so sums may be rounded differently, and no more than that."""
-    sampling = dataclasses.replace(SAMPLING, logprobs=5)
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "llava", "paligemma2"])
+def test_observing_changes_no_bit_of_any_answer(family: str, dtype: torch.dtype, root: Path) -> None:
+    """Every readout on one row of a batch; log-probabilities of all rows, PaliGemma 2 with soft-capped scores."""
+    engine = Engine(load(families.checkpoint(family, root), dtype=dtype), slots=4, self_check=False)
+    sampling = dataclasses.replace(SAMPLING, max_tokens=12, logprobs=20)
 
     def answers(diagnose: Diagnose | None) -> list[Choice]:
         requests = [Request(chats()[1], sampling, diagnose=diagnose), Request(chats()[0], sampling)]
-        return [result.choices[0] for result in make_engine(family).generate(requests)]
+        return [result.choices[0] for result in engine.generate(requests)]
 
-    for bare, watched in zip(answers(None), answers(Diagnose()), strict=True):
+    everything = Diagnose(frozenset(READOUTS), causal=True, residual_rows="prompt")
+    for bare, watched in zip(answers(None), answers(everything), strict=True):
         assert bare.token_ids == watched.token_ids
-        assert bare.logprobs is not None
-        assert watched.logprobs is not None
-        for one, other in zip(bare.logprobs, watched.logprobs, strict=True):
-            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert bare.logprobs == watched.logprobs
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "sage", [Sage(See(0.9)), Sage(See(0.9, "scale", shallow=2)), Sage(think=Think(0.1, threshold=0.0))]
+)
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
+def test_a_neighbour_with_an_intervention_changes_no_bit(
+    family: str, sage: Sage, dtype: torch.dtype, root: Path
+) -> None:
+    engine = Engine(load(families.checkpoint(family, root), dtype=dtype), slots=4, self_check=False)
+    sampling = dataclasses.replace(SAMPLING, max_tokens=8, logprobs=20)
+    plain = Request(chats()[0], sampling, diagnose=Diagnose())
+
+    def answer(other: Sage | None) -> Choice:
+        return engine.generate([plain, Request(chats()[0], sampling, sage=other)])[0].choices[0]
+
+    assert answer(None).logprobs == answer(sage).logprobs
+    enhanced = engine.generate([plain, Request(chats()[0], sampling, sage=sage)])
+    assert enhanced[0].choices[0].logprobs != enhanced[1].choices[0].logprobs
 
 
 def test_unknown_readouts_and_impossible_targets_are_refused() -> None:
