@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
+from transformers.utils import logging
 
-from steering.attention import NAME
+from steering.attention import LAST, NAME
+from steering.diagnostics.captures import image_sums
+from steering.diagnostics.options import Diagnose
 from steering.errors import RequestError, UnsupportedModel
 from steering.images import ImageCache
+from steering.interventions.sage import Sage
+from steering.interventions.see import See
 from steering.layout import Prompt, build_prompt
 from steering.mllm import MLLM
 from steering.request import Sampling
@@ -20,16 +29,23 @@ from steering.sequence import Sequence
 from steering.text import TextStream
 
 STEPS = 4
-TOLERANCE = {torch.float32: 1e-3}
-"""Largest difference of logits relative to the largest logit; half precision rounds more."""
+TOLERANCE = 1e-3
+"""Largest difference of float32 logits relative to the largest logit, and of attention to an image."""
 HALF_TOLERANCE = 5e-2
+"""The same where a layer or attention in half precision is compared."""
+MARGIN = 1.5
+"""How much larger the error of half-precision logits may be than that of the plain model, whose rounding is as arbitrary."""
+TRACE = See(alpha=1e-7)
+"""Makes the engine compute attention weights explicitly, and changes nothing."""
 
 
 @torch.inference_mode()
 def self_check(mllm: MLLM, compiled: bool = False) -> None:
-    """Compare prefill and several decoding steps of two ragged prompts with the plain model on eager attention.
+    """Compare prefill and several decoding steps of two ragged prompts with the plain model on eager attention, once as
+    plain requests run and once as observed and enhanced ones do.
 
-    With `compiled` the decoding steps are those that torch compiled.
+    In half precision, both are compared with the same model computed in float32, and the engine may not be farther from it
+    than the plain model is. With `compiled` the decoding steps of plain requests are those that torch compiled.
     Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
     """
     try:
@@ -40,8 +56,10 @@ def self_check(mllm: MLLM, compiled: bool = False) -> None:
             )
             for text in ("What is this?", "Describe the picture in a few words, then say what is missing.")
         ]
-        references = [_reference(mllm, prompt) for prompt in prompts]
-        ours = _engine_logits(mllm, prompts, [tokens for tokens, _ in references], compiled)
+        references = [_Reference.of(mllm, prompt) for prompt in prompts]
+        tokens = [reference.tokens for reference in references]
+        ours, _ = _engine_logits(mllm, prompts, tokens, compiled)
+        explicit, looked = _engine_logits(mllm, prompts, tokens, compiled=False, observed=True)
     except UnsupportedModel:
         raise
     except Exception as error:
@@ -51,16 +69,35 @@ def self_check(mllm: MLLM, compiled: bool = False) -> None:
             else "it failed"
         )
         raise UnsupportedModel(f"{mllm.name} cannot be served: {reason} in the self-check: {error!r}") from error
-    for prompt, (_, expected), got in zip(prompts, references, ours, strict=True):
-        scale = float(expected.abs().max().clamp(min=1e-6))
-        difference = (expected - got).abs().amax(-1) / scale  # (steps,)
-        if not bool((difference <= TOLERANCE.get(mllm.dtype, HALF_TOLERANCE)).all()):
-            step = int((~(difference <= TOLERANCE.get(mllm.dtype, HALF_TOLERANCE))).nonzero()[0])
-            where = f"decoding step {step}" if step else _first_difference(mllm, prompt)
+    for prompt, reference, *both, attention in zip(prompts, references, ours, explicit, looked, strict=True):
+        for got in both:
+            _compare_logits(mllm, prompt, reference, got)
+        difference = float((attention - reference.attention).abs().max())
+        if not difference <= (TOLERANCE if mllm.dtype == torch.float32 else HALF_TOLERANCE):
             raise UnsupportedModel(
-                f"{mllm.name} cannot be served exactly: its logits differ from the plain model's by "
-                f"{float(difference[step]):.1e} of their range, first at {where}."
+                f"{mllm.name} cannot be served exactly: its attention to an image is read {difference:.1e} off."
             )
+
+
+def _compare_logits(mllm: MLLM, prompt: Prompt, reference: _Reference, got: torch.Tensor) -> None:
+    """Raise UnsupportedModel where logits (steps, vocabulary) are not those of the reference."""
+    scale = float(reference.exact.abs().max().clamp(min=1e-6))
+    errors = (got - reference.exact).abs() / scale
+    if mllm.dtype == torch.float32:
+        difference = errors.amax(-1)  # (steps,)
+        wrong = ~(difference <= TOLERANCE)
+    else:
+        difference = errors.square().mean(-1).sqrt()
+        plain = ((reference.plain - reference.exact) / scale).square().mean().sqrt()
+        # A step's own rounding may be lucky; that of all steps together is what a model's is.
+        wrong = ~(difference <= HALF_TOLERANCE) | ~(errors.square().mean().sqrt() <= MARGIN * plain)
+    if bool(wrong.any()):
+        step = int(wrong.nonzero()[0])
+        where = f"decoding step {step}" if step else _first_difference(mllm, prompt)
+        raise UnsupportedModel(
+            f"{mllm.name} cannot be served exactly: its logits differ from the plain model's by "
+            f"{float(difference[step]):.1e} of their range, first at {where}."
+        )
 
 
 def picture() -> Image.Image:
@@ -80,27 +117,102 @@ def plain(mllm: MLLM, implementation: str = "eager") -> Iterator[nn.Module]:
             mllm.model.model.rope_deltas = None
 
 
-def _reference(mllm: MLLM, prompt: Prompt) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens (steps) and logits (steps, vocabulary) of plain `generate()`."""
-    inputs = {name: value.to(mllm.device) for name, value in prompt.inputs.items()}
-    with plain(mllm) as model:
-        out = model.generate(  # type: ignore[operator]
-            **inputs,
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Let every module of a half-precision model compute in float32: its weights are converted while it runs, one module at
+    a time, so that the memory of a second model is not needed."""
+    handles: list[RemovableHandle] = []
+
+    def widen(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        for tensor in own[module]:
+            kept[tensor] = tensor.data
+            tensor.data = tensor.data.float()
+        return tree_map(_widened, args), tree_map(_widened, kwargs)
+
+    def restore(module: nn.Module, args: Any, output: Any) -> None:
+        for tensor in own[module]:
+            tensor.data = kept.pop(tensor)
+
+    own: dict[nn.Module, list[torch.Tensor]] = {}
+    kept: dict[torch.Tensor, torch.Tensor] = {}
+    for module in model.modules():
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if half := [tensor for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]:
+            own[module] = half
+            handles.append(module.register_forward_pre_hook(widen, with_kwargs=True))
+            handles.append(module.register_forward_hook(restore, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _widened(value: Any) -> Any:
+    half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if half else value
+
+
+class _Reference(NamedTuple):
+    """What plain transformers says to a prompt. tokens: (steps) greedy ones. plain, exact: (steps, vocabulary) logits in the
+    model's dtype and in float32. attention: (layers,), of the prompt's last row to the image, mean over heads, float32."""
+
+    tokens: list[int]
+    plain: torch.Tensor
+    exact: torch.Tensor
+    attention: torch.Tensor
+
+    @classmethod
+    def of(cls, mllm: MLLM, prompt: Prompt) -> _Reference:
+        with plain(mllm) as model:
+            out = exact = _generated(mllm, model, prompt)
+            if mllm.dtype != torch.float32:
+                with in_float32(model):
+                    exact = _generated(mllm, model, prompt, out.sequences[0])
+        last = torch.stack([layer[0, :, -1].mean(0) for layer in exact.attentions[0]]).float()
+        # A window may hand over the latest columns alone.
+        looked = prompt.layout.image_columns.to(last.device) - (prompt.length - last.shape[1])
+        return cls(
+            out.sequences[0, prompt.length :].tolist(),
+            torch.cat(out.logits).float(),
+            torch.cat(exact.logits).float(),
+            last[:, looked[looked >= 0]].sum(-1),
+        )
+
+
+def _generated(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | None = None) -> Any:
+    """Plain `generate()` of a few tokens, along those that are forced."""
+
+    def force(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert forced is not None
+        return torch.full_like(scores, -torch.inf).index_fill_(1, forced[ids.shape[1]], 0.0)
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # a vision tower's own attention says that it hands none over
+    try:
+        return model.generate(
+            **{name: value.to(mllm.device) for name, value in prompt.inputs.items()},
             max_new_tokens=STEPS,
             min_new_tokens=STEPS,
             do_sample=False,
             output_logits=True,
+            output_attentions=True,
             return_dict_in_generate=True,
+            logits_processor=[] if forced is None else [force],
         )
-    return out.sequences[0, prompt.length :].tolist(), torch.cat(out.logits).float()
+    finally:
+        logging.set_verbosity(verbosity)
 
 
-def _engine_logits(mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], compiled: bool) -> list[torch.Tensor]:
-    """Logits (steps, vocabulary) of the engine for each prompt, the reference's tokens forced on it, in one batch."""
+def _engine_logits(
+    mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], compiled: bool, observed: bool = False
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Logits (steps, vocabulary) of the engine for each prompt, the reference's tokens forced on it, in one batch; where
+    they are observed, the attention (layers,) of each prompt's last row to its image."""
     length = max(prompt.length for prompt in prompts) + STEPS
     slots = len(prompts) + 1  # as in use, where most steps leave some slots out
     runner = Runner(mllm, slots, length, max_images=1, image_cache=ImageCache(0), compiled=compiled)
-    sequences = [_sequence(mllm, prompt, slot) for slot, prompt in enumerate(prompts)]
+    sequences = [_sequence(mllm, prompt, slot, observed) for slot, prompt in enumerate(prompts)]
     logits = []
     for sequence in sequences:
         first = runner.prefill([sequence], budget=sequence.prompt.length // 2 + 1)
@@ -115,12 +227,23 @@ def _engine_logits(mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], c
             runner.token[sequence.slot] = forced[step]
         for row, got in enumerate(runner.decode_logits(sequences)):
             logits[row].append(got)
-    return [torch.stack(rows) for rows in logits]
+    sums = [sequence.captured.sums for sequence in sequences]
+    looked = [image_sums(kept[:, LAST]).sum(-1) if kept is not None else torch.zeros(0) for kept in sums]
+    return [torch.stack(rows) for rows in logits], looked
 
 
-def _sequence(mllm: MLLM, prompt: Prompt, slot: int) -> Sequence:
-    text = TextStream(mllm.tokenizer, ())
-    return Sequence(prompt, Sampling(), STEPS, 0, text, notify=lambda *_: None, slot=slot)
+def _sequence(mllm: MLLM, prompt: Prompt, slot: int, observed: bool = False) -> Sequence:
+    return Sequence(
+        prompt,
+        Sampling(),
+        STEPS,
+        0,
+        TextStream(mllm.tokenizer, ()),
+        notify=lambda *_: None,
+        sage=Sage(see=replace(TRACE, shallow=mllm.num_layers)) if observed else None,
+        diagnose=Diagnose() if observed else None,
+        slot=slot,
+    )
 
 
 def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
@@ -130,7 +253,7 @@ def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
     runner = Runner(mllm, 1, prompt.length + 1, max_images=1, image_cache=ImageCache(0))
     with _recorded(mllm) as got:
         runner.prefill([_sequence(mllm, prompt, 0)], budget=prompt.length)
-    tolerance = TOLERANCE.get(mllm.dtype, HALF_TOLERANCE)
+    tolerance = TOLERANCE if mllm.dtype == torch.float32 else HALF_TOLERANCE
     for layer, (one, other) in enumerate(zip(expected, got, strict=True)):
         difference = (one.float() - other.float()).norm(dim=-1) / one.float().norm(dim=-1).clamp(min=1e-6)  # (1, n)
         if not bool((difference <= tolerance).all()):

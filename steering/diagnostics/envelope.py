@@ -179,7 +179,8 @@ def slope(values: torch.Tensor) -> float | None:
 def _residual(answer: _Answer) -> dict[str, Any]:
     kind, output = answer.options.residual_rows, answer.readings.output
     rows = {"answer": output + 1, "prompt": len(answer.layout.spans), "generated": output}[kind]
-    return residual(answer.readings.residual, rows, answer.readings.neurons, kind)
+    neurons = answer.readings.neurons
+    return residual(answer.readings.residual, rows, neurons if output else neurons * math.nan, kind)
 
 
 def _patches(answer: _Answer) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from tests.server.test_chat import QUESTION, ask, data_uri
 
 
 def choice(states: torch.Tensor | None, index: int = 0) -> Choice:
-    return Choice(index, "", (), "stop", final_states=states)
+    return Choice(index, "", (), "stop", answer_states=states)
 
 
 def test_answers_are_compared_by_id(client: FlaskClient) -> None:
@@ -45,11 +45,14 @@ def test_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "KEPT", 2)
     states = AnswerStates()
     for name in "abc":
-        states.keep(name, choice(torch.eye(2)))
+        states.keep(name, choice(torch.stack([torch.eye(2), torch.eye(2)])))
     states.keep("d", choice(None))
     states.keep("e", choice(torch.eye(2), index=1))
     for name in "bc":
-        assert states.find(name).readout(choice(2 * torch.eye(2))) == {"to": name, "cosine": [1.0, 1.0]}
+        other = torch.tensor([[[0.0, 2.0], [2.0, 0.0]], [[2.0, 0.0], [0.0, 2.0]]])
+        for rows, cosine in (("mean", [0.0, 0.0]), ("last", [1.0, 1.0])):
+            readout = states.find(name, rows).readout(choice(other))
+            assert readout == {"to": name, "rows": rows, "cosine": cosine}
     for name in "ade":
         with pytest.raises(BadRequest):
-            states.find(name)
+            states.find(name, "mean")

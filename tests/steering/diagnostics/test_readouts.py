@@ -33,8 +33,16 @@ FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "gemm
 class Whole:
     """One plain pass over a prompt and its answer, with everything kept."""
 
-    def __init__(self, plain: Plain, chat: Messages, tokens: list[int], layout: Layout, added: torch.Tensor | None):
-        self.plain, self.tokens, self.layout = plain, tokens, layout
+    def __init__(
+        self,
+        plain: Plain,
+        chat: Messages,
+        tokens: list[int],
+        layout: Layout,
+        added: torch.Tensor | None,
+        think: Think | None = None,
+    ):
+        self.plain, self.tokens, self.layout, self.think = plain, tokens, layout, think
         self.tilings: list[Tiling | None] = [None] * len(layout.images)
         inputs = plain.inputs(chat)
         self.ids = inputs["input_ids"][0]
@@ -46,7 +54,9 @@ class Whole:
         self.embedding = plain.model.get_output_embeddings().weight.detach()
         n = len(self.ids)
         self.generating = list(range(n - 1, n + len(tokens) - 1))
-        self.rows = [*layout.columns(QUESTION).tolist(), *range(n, n + len(tokens) - 1)]
+        behind = max(layout.image_columns.tolist(), default=-1)
+        self.rows = [row for row in layout.columns(QUESTION).tolist() if row > behind]
+        self.rows += range(n, n + len(tokens) - 1)
 
     @contextmanager
     def _hooked(self, added: torch.Tensor | None) -> Iterator[None]:
@@ -63,7 +73,10 @@ class Whole:
 
         def after(layer: int) -> Any:
             def hook(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-                self.updates[layer]["out"] = output[0]
+                kept = self.updates[layer]
+                kept["out"] = output[0]
+                if self.think is not None:  # every update is damped
+                    output = output - (1 - self.think.gamma) * kept["ffn"]
                 return output if added is None else output + added[layer]
 
             return hook
@@ -108,23 +121,33 @@ class Whole:
         ((scale,), *_) = np.linalg.lstsq(interference[:, None], own, rcond=None)
         return np.maximum(own - scale * interference, 0)
 
-    def residual(self) -> dict[str, list[float | None]]:
-        out: dict[str, list[float | None]] = {name: [] for name in NAMES}
+    def residual(self, kind: str = "answer") -> dict[str, list[float | None]]:
+        names = (*NAMES, "neuron_ratio")
+        n, end = len(self.ids), len(self.ids) + len(self.tokens) - 1
+        rows = {"answer": range(n - 1, end), "prompt": range(n), "generated": range(n, end)}[kind]
+        out: dict[str, list[float | None]] = {name: [] for name in names}
         for kept in self.updates:
-            values: dict[str, list[float]] = {name: [] for name in NAMES}
-            for row in self.generating:
+            values: dict[str, list[float]] = {name: [] for name in names}
+            if "gate" in kept:
+                mlp = self.plain.layers[0].mlp
+                width = self.plain.model.config.get_text_config().intermediate_size
+                act = getattr(mlp, "act_fn", None) or mlp.activation_fn
+                summed = sum(act(kept["gate"][row, :width]) for row in range(n, end))
+                values["neuron_ratio"].append(sum(x > 0 for x in summed.tolist()) / width)
+            for row in rows:
                 h_in, ffn, h_out = (kept[name][row].double() for name in ("before", "ffn", "out"))
                 mid = h_out - ffn
                 values["mha_cosine"].append(float(h_in @ mid / h_in.norm() / mid.norm()))
                 values["ffn_cosine"].append(float(mid @ h_out / mid.norm() / h_out.norm()))
                 values["mha_change"].append(float((mid - h_in).norm() / h_in.norm()))
                 values["ffn_change"].append(float(ffn.norm() / mid.norm()))
+                values["mha_norm"].append(float((mid - h_in).norm()))
+                values["ffn_norm"].append(float((h_out - mid).norm()))
                 p, q = (mid - h_in).softmax(0), ffn.softmax(0)
                 values["kl"].append(float((p * (p / q).log()).sum()))
                 if "gate" in kept:
                     gate = kept["gate"][row]
-                    width = self.plain.model.config.get_text_config().intermediate_size
-                    values["neuron_ratio"].append(sum(x > 0 for x in gate[:width].tolist()) / width)
+                    values["gate_ratio"].append(sum(x > 0 for x in gate[:width].tolist()) / width)
             for name, found in values.items():
                 out[name].append(sum(found) / len(found) if found else None)
         return out
@@ -155,7 +178,8 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
         own = whole.causal(step, everywhere) if diagnose.causal else whole.map(whole.tokens[step], everywhere)
         by_column = dict(zip(everywhere, own, strict=True))
         assert np.allclose(found, [by_column[column] for column in together], rtol=1e-4, atol=1e-4)
-    for name, values in whole.residual().items():
+    assert got["residual"]["rows"]["kind"] == diagnose.residual_rows
+    for name, values in whole.residual(diagnose.residual_rows).items():
         for one, other in zip(got["residual"][name], values, strict=True):
             assert (one is None) == (other is None)
             assert one is None or one == pytest.approx(other, rel=1e-4, abs=1e-5)
@@ -185,10 +209,12 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
         assert concentration[name] == (pytest.approx(top / values.sum(), rel=1e-3) if values.any() else None)
 
 
-def layout_span(layout: Layout, kind: str) -> torch.Tensor:
-    if kind == "vision":
-        return layout.image_columns
-    return layout.columns(0) if kind == "system" else (layout.spans > 0).logical_and(layout.spans < 4).nonzero()[:, 0]
+def layout_span(layout: Layout, kind: str) -> list[int]:
+    """The whole prompt in three parts."""
+    pictures = layout.image_columns.tolist()
+    before = [place for place in range(len(layout.spans)) if place < min(pictures)]
+    behind = [place for place in range(min(pictures), len(layout.spans)) if place not in pictures]
+    return {"vision": pictures, "system": before, "user": behind}[kind]
 
 
 def whole_maps(tam: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
@@ -208,8 +234,8 @@ def test_equal_to_a_plain_pass_in_a_batch_steered_or_not(
     steer = Steer(vector(engine.mllm), -0.8)
     options = [
         Diagnose(EVERYTHING, causal=True),
-        Diagnose(EVERYTHING, layers=(2, 0)),
-        Diagnose(EVERYTHING, last_layers=1, causal=True),
+        Diagnose(EVERYTHING, layers=(2, 0), residual_rows="prompt"),
+        Diagnose(EVERYTHING, last_layers=1, causal=True, residual_rows="generated"),
     ]
     requests = [
         Request(chat, sampling, (steer,) * (i == 1), diagnose=diagnose)
@@ -268,16 +294,47 @@ def close(one: Any, other: Any) -> bool:
     return bool(one == (pytest.approx(other, rel=1e-3, abs=1e-5) if isinstance(other, float) else other))
 
 
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "glm4v"])
+def test_updates_are_read_before_think_damps_them(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+    engine, think = make_engine(family), Think(0.3, threshold=0.0)
+    rows: dict[str, Any] = {}
+    for kind in ("answer", "prompt"):
+        diagnose = Diagnose(frozenset({"residual"}), residual_rows=kind)
+        request = Request(
+            chats()[0], Sampling(max_tokens=STEPS, ignore_eos=True), sage=Sage(think=think), diagnose=diagnose
+        )
+        (choice,) = engine.generate([request])[0].choices
+        assert choice.diagnostics is not None
+        layout = build_prompt(engine.mllm, request.messages).layout
+        whole = Whole(load_plain(family), request.messages, list(choice.token_ids), layout, None, think)
+        rows[kind] = choice.diagnostics["residual"]["rows"]
+        for name, values in whole.residual(kind).items():
+            assert choice.diagnostics["residual"][name] == pytest.approx(values, rel=1e-4, abs=1e-5), name
+    assert rows["answer"] == {"kind": "answer", "count": STEPS}
+    assert rows["prompt"]["count"] == len(layout.spans)
+
+
+def test_without_generated_rows_there_is_no_number_of_theirs(make_engine: MakeEngine) -> None:
+    for kind, known in (("generated", False), ("answer", True), ("prompt", True)):
+        diagnose = Diagnose(frozenset({"residual"}), residual_rows=kind)
+        request = Request(chats()[0], Sampling(max_tokens=1), diagnose=diagnose)
+        got = make_engine("qwen2_vl").generate([request])[0].choices[0].diagnostics
+        assert got is not None
+        assert all((value is not None) == known for value in got["residual"]["kl"])
+        assert got["residual"]["neuron_ratio"] == [None] * families.LAYERS
+
+
+@pytest.mark.parametrize("rows", ["mean", "last"])
 @pytest.mark.parametrize("steps", [1, STEPS])
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "glm4v"])
-def test_drift_is_between_the_last_rows_of_answer_and_baseline(
-    family: str, steps: int, make_engine: MakeEngine, load_plain: LoadPlain
+def test_drift_is_between_the_rows_that_generate_answer_and_baseline(
+    family: str, steps: int, rows: str, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:
     engine, plain = make_engine(family), load_plain(family)
     steer = Steer(vector(engine.mllm), 0.8)
     request = Request(
-        chats()[0], Sampling(max_tokens=steps, ignore_eos=True), (steer,), diagnose=Diagnose(frozenset({"drift"})),
-        baseline=True,
+        chats()[0], Sampling(max_tokens=steps, ignore_eos=True), (steer,), baseline=True,
+        diagnose=Diagnose(frozenset({"drift"}), drift_rows=rows),
     )  # fmt: skip
     (choice,) = engine.generate([request])[0].choices
     assert choice.baseline is not None
@@ -285,13 +342,16 @@ def test_drift_is_between_the_last_rows_of_answer_and_baseline(
     states = []
     for one, added in ((choice, steer.delta), (choice.baseline, torch.zeros_like(steer.delta))):
         whole = Whole(plain, request.messages, list(one.token_ids), layout, added)
-        rows = [kept["out"][whole.generating[-1]] + push for kept, push in zip(whole.updates, added, strict=True)]
-        states.append(torch.stack(rows))
-        assert one.final_states is not None
-        torch.testing.assert_close(one.final_states, states[-1], rtol=1e-3, atol=1e-3)
+        every = [kept["out"][whole.generating] + push for kept, push in zip(whole.updates, added, strict=True)]
+        both = torch.stack([torch.stack([state.mean(0) for state in every]), torch.stack([s[-1] for s in every])])
+        states.append(both[0 if rows == "mean" else 1])
+        assert one.answer_states is not None
+        torch.testing.assert_close(one.answer_states, both, rtol=1e-3, atol=1e-3)
     expected = [float(a @ b / a.norm() / b.norm()) for a, b in zip(*states, strict=True)]
     assert choice.diagnostics is not None
-    assert choice.diagnostics["drift"] == {"to": "baseline", "cosine": pytest.approx(expected, abs=1e-5)}
+    assert choice.diagnostics["drift"] == {
+        "to": "baseline", "rows": rows, "cosine": pytest.approx(expected, abs=1e-5),
+    }  # fmt: skip
     assert min(expected) < 0.999
     assert choice.baseline.diagnostics is not None
     assert choice.baseline.diagnostics["drift"] is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 import steering
-from steering import MLLM, Diagnose, Engine, Request, RequestError, Sampling
+from steering import MLLM, Diagnose, Engine, Request, RequestError, Sampling, load
 from steering.interventions.sage import Sage
 from steering.interventions.see import See
 from steering.interventions.think import Think
@@ -33,10 +35,11 @@ FAMILIES = (
     "paligemma2",
 )  # three of them normalise behind sub-blocks
 SEES = {
-    "scale": See(alpha=0.7),
-    "transfer": See(alpha=0.6, reading="transfer"),
-    "deep": See(alpha=0.9, shallow=0),
-    "all layers": See(alpha=0.5, shallow=families.LAYERS, reading="transfer"),
+    "scale": See(alpha=0.7, reading="scale"),
+    "transfer": See(alpha=0.6),
+    "content": See(alpha=0.6, spans="content"),
+    "deep": See(alpha=0.9, reading="scale", shallow=0),
+    "all layers": See(alpha=0.5, shallow=families.LAYERS),
 }
 
 
@@ -46,7 +49,8 @@ class Reference:
     def __init__(self, plain: Plain, spans: torch.Tensor, see: See | None, think: Think | None):
         self.plain, self.see, self.think = plain, see, think
         self.visual = spans >= FIRST_IMAGE
-        self.text = (spans >= SYSTEM) & ~self.visual
+        content = see is not None and see.spans == "content"
+        self.text = (spans >= SYSTEM) & ~self.visual if content else ~self.visual
         self.first: dict[int, float] = {}
         self.alphas: list[dict[int, float]] = []  # by generated token and layer
         self.damped: list[list[bool]] = [[] for _ in plain.layers]
@@ -236,8 +240,26 @@ def test_neutral_settings_are_plain_decoding(family: str, make_engine: Any) -> N
         make_engine(family).generate([Request(chat, sampling, sage=asked)])[0].choices[0] for asked in (None, sage)
     )
     assert plain.token_ids == neutral.token_ids
-    for one, other in zip(plain.logprobs, neutral.logprobs, strict=True):
-        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+    assert plain.logprobs == neutral.logprobs
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.2), (torch.float16, 0.02)], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("name", SEES)
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
+def test_see_in_half_precision_is_see_but_for_rounding(
+    family: str, name: str, dtype: torch.dtype, tolerance: float, load_mllm: LoadMLLM, load_plain: LoadPlain, root: Path
+) -> None:
+    """The first token's distribution, before a rounding can choose another token."""
+    chat, plain, see = families.example_messages(family, 2), load_plain(family), SEES[name]
+    reference = Reference(plain, build_prompt(load_mllm(family), chat).layout.spans, see, None)
+    (_, logits) = reference.answer(plain.inputs(chat))
+    engine = Engine(load(families.checkpoint(family, root), dtype=dtype), self_check=False)
+    request = Request(chat, Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=20), sage=Sage(see))
+    choice = engine.generate([request])[0].choices[0]
+    row = logits[0].log_softmax(-1)
+    for one in choice.logprobs[0].top:
+        assert one.logprob == pytest.approx(float(row[one.token_id]), abs=tolerance)
+    assert all(math.isfinite(one.logprob) for one in choice.logprobs)
 
 
 def test_a_mixed_batch_gives_each_row_what_it_gets_alone(make_engine: Any) -> None:
