@@ -214,6 +214,9 @@ class Engine:
         for sequence in batch:
             self._scheduler.prefilled(sequence)
             self._counts["prompt_tokens"] += 0 if sequence.leader else sequence.prompt.length
+        for sequence, contrasted in ready:
+            if sequence.paused:
+                self._runner.end_wait(sequence, contrasted)
         for leader, held in leaders:
             leader.held_logits = held
             self._pair(leader)

@@ -231,19 +231,24 @@ class Runner:
         for row, sequence in enumerate(sequences):
             if sequence.twin is not None:
                 self.token[sequence.twin.slot] = sampled.tokens[row]
-            if sequence.held_logits is not None:
-                self.contrasts.count(rows[row : row + 1], sequence.held_logits[None], logits[row : row + 1])
-                sequence.held_logits = None
         return sampled
 
     @torch.inference_mode()
     def resume(self, sequence: Sequence, twin: torch.Tensor) -> torch.Tensor:
-        """The next logits (vocabulary,) of a waiting sequence, contrasted with its twin's; `next_tokens` ends the wait."""
+        """The next logits (vocabulary,) of a waiting sequence, contrasted with its twin's."""
         assert sequence.held_logits is not None
         slot = sequence.slot
         generated = torch.tensor(sequence.tokens, dtype=torch.int64)
         self.sampler.place(slot, sequence.sampling, sequence.seed, sequence.prompt.ids, generated)
         return self.contrasts.apply(torch.tensor([slot], device=twin.device), sequence.held_logits[None], twin[None])[0]
+
+    @torch.inference_mode()
+    def end_wait(self, sequence: Sequence, logits: torch.Tensor) -> None:
+        """The token that `resume` gave logits (vocabulary,) for is sampled: its sequence goes on."""
+        assert sequence.held_logits is not None
+        slot = torch.tensor([sequence.slot], device=logits.device)
+        self.contrasts.count(slot, sequence.held_logits[None], logits[None])
+        sequence.held_logits = None
 
     @torch.inference_mode()
     def decode(self, running: Rows[Sequence]) -> Sampled:

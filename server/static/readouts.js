@@ -121,8 +121,8 @@ function decayCard(decay, other) {
   const series = [
     { name: "image", values: decay.vision ?? [], colour: 1, strong: true },
     { name: "text", values: decay.user ?? [], colour: "soft" },
-    { name: "system", values: decay.system ?? [], colour: 4 },
-  ].filter((item) => item.name !== "system" || item.values.some((value) => value > 0));
+    { name: decay.spans === "content" ? "system prompt" : "before the image", values: decay.system ?? [], colour: 4 },
+  ].filter((item) => item.colour !== 4 || item.values.some((value) => value > 0));
   if (other?.vision) series.push({ name: "image, baseline", values: other.vision, colour: 1, dash: true });
   const slope =
     decay.slope === null || decay.slope === undefined
@@ -133,7 +133,7 @@ function decayCard(decay, other) {
     "Decay over the answer",
     slope,
     lineChart(series, {
-      label: `Share of attention on image, text and system prompt per generated token${slope ? `; ${slope}` : ""}`,
+      label: `Share of attention on image, text and what stands before the image per generated token${slope ? `; ${slope}` : ""}`,
       x: "token",
       low: 0,
       high: 1,
@@ -150,7 +150,10 @@ const RESIDUAL = [
   ["ffn_cosine", "cosine after FFN"],
   ["mha_change", "change by attention"],
   ["ffn_change", "change by FFN"],
-  ["neuron_ratio", "active neurons"],
+  ["mha_norm", "size of attention's update"],
+  ["ffn_norm", "size of FFN's update"],
+  ["gate_ratio", "open FFN gates"],
+  ["neuron_ratio", "active FFN neurons"],
 ];
 
 function residualCard(residual, other) {

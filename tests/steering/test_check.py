@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoModelForImageTextToText, LlamaConfig
 
 import steering
 from steering import MLLM, UnsupportedModel, attention, check, layout, mllm, residual
@@ -149,8 +149,8 @@ def test_one_layer_that_is_one_percent_too_strong(
 ) -> None:
     real = residual.PrefillResidual.after_layer
 
-    def after_layer(self: Any, layer: int, hidden: torch.Tensor, updates: Any) -> torch.Tensor:
-        return real(self, layer, hidden, updates) * (1.01 if layer == broken else 1.0)
+    def after_layer(self: Any, layer: int, *layers: Any) -> torch.Tensor:
+        return real(self, layer, *layers) * (1.01 if layer == broken else 1.0)
 
     monkeypatch.setattr(residual.PrefillResidual, "after_layer", after_layer)
     model = load_mllm(family)
@@ -161,14 +161,14 @@ def test_a_layer_that_is_wrong_only_in_decoding(load_mllm: LoadMLLM, monkeypatch
     monkeypatch.setattr(
         residual.DecodeResidual,
         "after_layer",
-        lambda self, layer, hidden, updates: hidden * (1.01 if layer == 1 else 1.0),
+        lambda self, layer, before, hidden, updates: hidden * (1.01 if layer == 1 else 1.0),
     )
     assert refusal(load_mllm("llava")) == "decoding step 1"
 
 
 def test_logits_that_are_no_numbers(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        residual.PrefillResidual, "after_layer", lambda self, layer, hidden, updates: hidden * torch.nan
+        residual.PrefillResidual, "after_layer", lambda self, layer, before, hidden, updates: hidden * torch.nan
     )
     assert refusal(load_mllm("llava")).startswith("decoder layer 0")
 
@@ -188,3 +188,55 @@ def test_the_check_leaves_the_model_as_it_was(load_mllm: LoadMLLM) -> None:
     assert model.text_config._attn_implementation == attention.NAME
     assert torch.equal(model.model(**prompt.inputs).logits, before)
     assert model.model.model.rope_deltas is None or model.model.model.rope_deltas.numel()
+
+
+# --- half precision --------------------------------------------------------------------------------------------------
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl_moe", "gemma3", "paligemma2", "idefics3"])
+def test_half_precision_is_judged_by_the_same_model_in_float32(family: str, dtype: torch.dtype, root: Path) -> None:
+    folder = families.checkpoint(family, root)
+    model = steering.load(folder, dtype=dtype, device="cpu")
+    check.self_check(model)
+    wide = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, attn_implementation="eager").float()
+    inputs = dict(layout.build_prompt(model, families.example_messages(family)).inputs)
+    with torch.inference_mode(), check.plain(model) as narrow:
+        rounded = narrow(**inputs, use_cache=False).logits
+        with check.in_float32(narrow):
+            judged = narrow(**inputs, use_cache=False).logits
+        exact = wide(**inputs, use_cache=False).logits
+        assert narrow(**inputs, use_cache=False).logits.equal(rounded)  # the weights are what they were
+    assert judged.dtype == torch.float32
+    # Pixels are rounded on their way in; the plain model's error is many times larger.
+    assert float((judged - exact).abs().max()) < 0.3 * float((rounded - exact).abs().max())
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_scores_that_are_rounded_to_half_precision_are_refused(
+    dtype: torch.dtype, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding that plain transformers does not do either: to eight bits."""
+    model = steering.load(families.checkpoint("qwen2_vl", root), dtype=dtype, device="cpu")
+    real = attention._products
+    monkeypatch.setattr(attention, "_products", lambda query, key: real(query, key).to(torch.float8_e5m2).float())
+    with pytest.raises(UnsupportedModel, match="cannot be served exactly"):
+        check.self_check(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_attention_that_is_read_wrongly_is_refused(
+    dtype: torch.dtype, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = steering.load(families.checkpoint("qwen2_vl", root), dtype=dtype, device="cpu")
+    real = Prefill._capture
+
+    def capture(self: Prefill, kept: Any, *tensors: Any) -> None:
+        real(self, kept, *tensors)
+        kept.sums *= 1.1
+
+    monkeypatch.setattr(Prefill, "_capture", capture)
+    with pytest.raises(UnsupportedModel, match="its attention to an image is read"):
+        check.self_check(model)

@@ -403,7 +403,7 @@ def test_a_step_that_fails_for_a_batch_is_tried_again_one_by_one(
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
 
 
-def test_a_decoding_step_that_raises_ends_what_ran_and_the_engine_goes_on(
+def test_a_decoding_step_that_raises_twice_ends_what_ran_and_the_engine_goes_on(
     make_engine: MakeEngine, load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine("qwen2_vl", slots=2)

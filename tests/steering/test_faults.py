@@ -1,0 +1,188 @@
+"""A fault in one stage of a step: every other answer is right, the failed one is right or an error, nothing is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import steering
+from steering import (
+    Auto,
+    Choice,
+    Diagnose,
+    Engine,
+    Fault,
+    Generate,
+    Icd,
+    Pai,
+    Request,
+    Sage,
+    Sampling,
+    See,
+    Steer,
+    SteeringVector,
+    Think,
+    Vcd,
+)  # fmt: skip
+from tests import families
+from tests.steering.conftest import MakeEngine
+
+FAMILY = "qwen2_vl"
+SAMPLING = Sampling(max_tokens=6, ignore_eos=True)
+CONTRASTED = Sage(See(0.3), Think(0.7, threshold=0.01), Generate(0.5))
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "steered": {"steering": True},
+    "sage": {"sage": CONTRASTED},
+    "refreshed": {"sage": Sage(generate=Generate(0.5, refresh=2))},
+    "vcd": {"contrast": Vcd()},
+    "icd": {"contrast": Icd()},
+    "pai": {"contrast": Pai()},
+    "three": {"n": 3, "sampling": Sampling(max_tokens=6, ignore_eos=True, temperature=1.5, seed=3)},
+    "three contrasted": {"n": 2, "sage": CONTRASTED},
+    "baseline": {"baseline": True, "contrast": Vcd()},
+}
+STAGES = {
+    "embed": ("runner", "embed"),
+    "prefill": ("runner", "prefill"),
+    "fork": ("runner", "fork"),
+    "first token": ("runner", "next_tokens"),
+    "mask": ("runner", "_mask"),
+    "resume": ("runner", "resume"),
+    "pair": ("engine", "_add_twin"),
+    "sample": ("module", "sample"),
+    "decode": ("runner", "_decode"),
+    "read": ("runner", "read"),
+}
+
+
+def vector(engine: Engine) -> SteeringVector:
+    mllm = engine.mllm
+    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(1))
+    ones = torch.ones(mllm.num_layers)
+    return SteeringVector("test", direction, 0.3 * ones, ones, ones, (0, 1), mllm.fingerprint)
+
+
+def requests(engine: Engine, kind: str) -> list[Request]:
+    """One of the kind between two plain ones, one of which is observed."""
+    chats = [families.example_messages(FAMILY, 1 + i % 2, seed=i, text="What is this? " * (1 + i)) for i in range(3)]
+    options = {"sampling": SAMPLING} | KINDS[kind]
+    if options.pop("steering", False):
+        options["steering"] = (Steer(vector(engine), 0.9),)
+    return [
+        Request(chats[0], SAMPLING, diagnose=Diagnose()),
+        Request(chats[1], diagnose=Diagnose(), **options),
+        Request(chats[2], SAMPLING),
+    ]
+
+
+class Once:
+    """Raises at one call of a function, and calls it at all others, or after it did (then its work is done, and lost)."""
+
+    def __init__(self, real: Callable[..., Any], at: int, behind: bool):
+        self.real, self.at, self.behind, self.calls = real, at, behind, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at and not self.behind:
+            raise RuntimeError("out of luck")
+        out = self.real(*args, **kwargs)
+        if self.calls == self.at:
+            raise RuntimeError("out of luck")
+        return out
+
+
+def told(choice: Choice) -> tuple[Any, ...]:
+    """Everything in which a choice could differ, rounded where batches may differ."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, float):
+            return round(value, 3)
+        if isinstance(value, dict):
+            return {key: rounded(item) for key, item in value.items()}
+        return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    baseline = None if choice.baseline is None else choice.baseline.token_ids
+    return choice.token_ids, baseline, rounded(choice.applied), rounded(choice.diagnostics)
+
+
+def answers(engine: Engine, asked: list[Request]) -> list[list[tuple[Any, ...]] | None]:
+    """What each request was told, None where it failed."""
+    completions = [engine.submit(request) for request in asked]
+    for _ in range(200):
+        if all(completion.done for completion in completions):
+            break
+        engine.step()
+    out: list[list[tuple[Any, ...]] | None] = []
+    for completion in completions:
+        try:
+            out.append([told(choice) for choice in completion.result().choices])
+        except Fault:
+            out.append(None)
+    engine.step()  # what has ended leaves
+    return out
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_fault_ends_one_request_at_most(
+    kind: str, stage: str, behind: bool, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(FAMILY, slots=6, prefill_budget=400)
+    asked = requests(engine, kind)
+    expected = answers(engine, asked)
+    where, name = STAGES[stage]
+    place = {"runner": engine._runner, "engine": engine, "module": steering.runner}[where]
+    for at in (1, 2):
+        once = Once(getattr(place, name), at, behind)
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, once)
+            got = answers(engine, asked)
+        failed = [number for number, answer in enumerate(got) if answer is None]
+        assert len(failed) <= 1, (at, failed)
+        for number, answer in enumerate(got):
+            assert answer is None or answer == expected[number], (at, number)
+        stats = engine.stats()
+        assert stats["running"] == stats["waiting"] == 0
+        assert not engine._alive
+        if once.calls < at:
+            break
+    assert answers(engine, asked) == expected
+
+
+def test_a_fault_while_the_way_is_found_is_that_request_s(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(FAMILY, slots=4)
+    chat = families.example_messages(FAMILY, 1, text="Text context: it is closed.\nIs it open?")
+    request = Request(chat, SAMPLING)
+    expected = answers(engine, [steering.decide(engine, request, Auto(vector(engine)))])
+    for at in (1, 2, 4):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._runner, "prefill", Once(engine._runner.prefill, at, behind=False))
+            try:
+                assert answers(engine, [steering.decide(engine, request, Auto(vector(engine)))]) == expected
+            except Fault:
+                engine.step()
+        assert engine.stats()["running"] == engine.stats()["waiting"] == 0
+    assert answers(engine, [steering.decide(engine, request, Auto(vector(engine)))]) == expected
+
+
+def test_a_prompt_that_always_fails_ends_alone(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(FAMILY, slots=6, prefill_budget=400)
+    asked = requests(engine, "sage")
+    expected = answers(engine, asked)
+    real = engine._runner.next_tokens
+
+    def next_tokens(sequences: Any, logits: torch.Tensor) -> Any:
+        if any(sequence.twin is not None for sequence in sequences):
+            raise RuntimeError("out of luck")
+        return real(sequences, logits)
+
+    monkeypatch.setattr(engine._runner, "next_tokens", next_tokens)
+    assert answers(engine, asked) == [expected[0], None, expected[2]]
+    assert engine.stats()["running"] == engine.stats()["waiting"] == 0
