@@ -18,7 +18,8 @@ from steering.interventions.think import Think
 from steering.mllm import MLLM, load
 from steering.reliability import Auto, Reliability, decide, measure
 from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
-from steering.vectors import NAME, SteeringVector, VectorStore
+from steering.vector_info import NAME
+from steering.vectors import SteeringVector, VectorStore
 
 __all__ = [
     "CHEAP",
