@@ -3,7 +3,7 @@
 A thread that has done its share waits for the others, as often as a step has operations. By default it spins for
 milliseconds, which on cores that are shared with anything else takes the time from the very threads that it waits for: an
 answer then takes 10 to 100 times as long. Sleeping at once costs a third of the speed on a quiet machine, where the others
-are done within microseconds; spinning for about as long as that is as fast as either there. `benchmarks.run waiting` has
+are done within microseconds; spinning for about as long as that is as fast as either there. `benchmarks.run spinning` has
 the figures.
 """
 
