@@ -8,6 +8,7 @@ the ratio of elapsed times stands that of the process's own CPU times, which wai
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import functools
 import json
@@ -26,15 +27,16 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from benchmarks import models, sides
+from benchmarks import models, sides, waiting
 from benchmarks.models import Workload
 from steering import Engine
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 CONCURRENT = 16
+BUSY = 2
 
-Side = Callable[[Sequence[int]], None]
-"""Runs one prompt for each seed."""
+Side = Callable[[Sequence[int]], float | None]
+"""Runs one prompt for each seed; returns the CPU seconds that it took where that was in another process."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +148,31 @@ def sage(workload: Workload) -> Iterator[Comparison]:
             )  # fmt: skip
 
 
+def spinning(workload: Workload) -> Iterator[Comparison]:
+    """How OpenMP's threads wait: by default, as `helmsight` has them, and asleep; on all cores, alone and beside two busy
+    programs."""
+    policies = {"default": waiting.default(), "helmsight": waiting.project()}
+    policies["passive"] = waiting.default() | waiting.PASSIVE
+    with contextlib.ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(waiting.Answering(environ, CONCURRENT)).run for name, environ in policies.items()
+        }
+        for loops, beside, aim in ((0, "", 0.95), (BUSY, f" beside {BUSY} busy programs", 1.5)):
+            for requests in (1, CONCURRENT):
+                with waiting.busy(loops):
+                    yield Comparison(
+                        f"OpenMP's default wait / helmsight's, {requests} at once{beside}", dict(runs),
+                        over="default", under="helmsight", aim=aim, at_least=True, requests=requests,
+                    )  # fmt: skip
+
+
 BENCHMARKS = {
     "throughput": throughput,
     "latency": latency,
     "steering": steering,
     "diagnostics": diagnostics,
     "sage": sage,
+    "spinning": spinning,
 }
 PEAKS = ("off", "on", "sage", "generate", "eager")
 
@@ -168,9 +189,10 @@ def measure(comparison: Comparison, repeats: int, first_seed: int) -> Row:
         seeds = [first_seed + repeat * comparison.requests + i for i in range(comparison.requests)]
         for name in order if repeat % 2 else order[::-1]:
             wall, cpu = time.perf_counter(), time.process_time()
-            comparison.sides[name](seeds)
+            elsewhere = comparison.sides[name](seeds)
+            spent = time.process_time() - cpu if elsewhere is None else elsewhere
             if repeat:
-                times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+                times[name].append((time.perf_counter() - wall, spent))
     over, under = times[comparison.over], times[comparison.under]
     single = [a[0] / b[0] for a, b in zip(over, under, strict=True)]
     median = {name: statistics.median(wall for wall, _ in values) for name, values in times.items()}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +53,6 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    # Waiting threads must not spin: on shared cores that costs more than the work itself. Read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from demo.options import Options
     from demo.train import train
 
@@ -69,7 +65,6 @@ def run_train(arguments: argparse.Namespace) -> int:
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from demo.card import set_results
     from demo.evaluate import evaluate_checkpoint, targets
 
@@ -123,15 +118,3 @@ def run_conflicts(arguments: argparse.Namespace) -> int:
     files = write_conflicts(conflict_samples(arguments.count, arguments.seed), arguments.folder)
     print(f"{arguments.count} conflicts in {files[-1]}, their pictures in {arguments.folder / 'images'}")
     return 0
-
-
-def main(argv: list[str] | None = None) -> int:
-    """`python -m demo.command demo ...`, for use without the installed `helmsight` command."""
-    parser = argparse.ArgumentParser(prog="helmsight")
-    register(parser.add_subparsers(required=True))
-    arguments = parser.parse_args(argv)
-    return arguments.func(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

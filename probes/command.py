@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.commands import mc2, probe, sage
-from probes.commands.common import Defaults
+from probes.commands.common import Defaults, own_vectors
 
 if TYPE_CHECKING:
     from probes.commands.common import DemoFaithfulness, DemoSamples
@@ -18,12 +19,13 @@ def register(
     demo_samples: DemoSamples | None = None,
     demo_faithfulness: DemoFaithfulness | None = None,
     default_model: str | Path | None = None,
+    vector_folders: Callable[[], Sequence[Path]] | None = None,
 ) -> None:
     """Add the commands to a parser's subparsers; each sets `func`, which takes the arguments and returns a status.
 
     What is drawn where no file is given is handed in, because this room does not know the demo world (see `Defaults`).
     """
-    defaults = Defaults(demo_samples, demo_faithfulness, default_model)
+    defaults = Defaults(demo_samples, demo_faithfulness, default_model, vector_folders or own_vectors)
     probe.register(subparsers, defaults)
     parser = subparsers.add_parser("eval", help="run a benchmark")
     benchmarks = parser.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")

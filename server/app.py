@@ -32,7 +32,9 @@ def create_app(
     settings = settings or Settings()
     if runtime is None:
         if engine is not None:
-            runtime = Runtime(settings, Serving(engine, vector_store(settings, engine.mllm.path)))
+            runtime = Runtime(
+                settings, Serving(engine, vector_store(settings, engine.mllm.path, engine.mllm.fingerprint))
+            )
         else:
             runtime = Runtime(settings)
             runtime.start()

@@ -6,12 +6,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from demo import command as demo_command
 from probes import command as probes_command
 from server import settings as server_settings
 from server.journal import command as journal_command
+from server.openmp import set_wait_policy
 from server.vectors import command as vectors_command
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status."""
+    set_wait_policy()
     parser = build_parser()
     arguments = parser.parse_args(argv)
     try:
@@ -32,11 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser, and the parsers of its subcommands, that take no option for another one that it begins like."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **{"allow_abbrev": False, **options})
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser with every room's subcommands."""
-    parser = argparse.ArgumentParser(
-        prog="helmsight", description="Serve a multimodal language model and steer it per request."
-    )
+    parser = Parser(prog="helmsight", description="Serve a multimodal language model and steer it per request.")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _register_serve(subparsers)
     vectors_command.register(subparsers)
@@ -46,9 +54,15 @@ def build_parser() -> argparse.ArgumentParser:
         demo_samples=_demo_samples,
         demo_faithfulness=_demo_faithfulness,
         default_model=server_settings.embedded_checkpoint(),
+        vector_folders=_vector_folders,
     )
     demo_command.register(subparsers)
     return parser
+
+
+def _vector_folders() -> list[Path]:
+    """Where a server looks for vectors before the model's folder."""
+    return [Path(folder).expanduser() for folder in server_settings.load_settings().vectors]
 
 
 def _demo_samples(count: int, seed: int) -> list[Sample]:
@@ -68,7 +82,7 @@ def _demo_faithfulness(
     return existence_samples(count, seed, noise=noise), difference_samples(count, seed, noise=noise), SHAPES
 
 
-def _register_serve(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _register_serve(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="serve a model over HTTP",

@@ -56,12 +56,12 @@ class Serving:
             )
 
 
-def vector_store(settings: Settings, model_folder: Path | None) -> steering.VectorStore:
-    """The configured folders, then the model's own."""
+def vector_store(settings: Settings, model_folder: Path | None, fingerprint: str | None = None) -> steering.VectorStore:
+    """The configured folders, then the model's own; of the model with that fingerprint, where it is known."""
     folders = [Path(folder).expanduser() for folder in settings.vectors]
     if model_folder is not None:
         folders.append(Path(model_folder) / "vectors")
-    return steering.VectorStore(*folders)
+    return steering.VectorStore(*folders, fingerprint=fingerprint)
 
 
 def load(settings: Settings) -> Serving:
@@ -84,7 +84,7 @@ def load(settings: Settings) -> Serving:
         compiled=settings.compiled,
     )
     engine.start()
-    return Serving(engine, vector_store(settings, mllm.path))
+    return Serving(engine, vector_store(settings, mllm.path, mllm.fingerprint))
 
 
 class Runtime:

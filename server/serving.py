@@ -18,6 +18,7 @@ from gunicorn.arbiter import Arbiter
 from gunicorn.workers.gthread import ThreadWorker
 from prometheus_client import disable_created_metrics
 
+from server.openmp import set_wait_policy
 from server.settings import Settings, warnings_for
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
 
 def worker_app(settings: Settings) -> Flask:
     """The application inside a worker process; its model starts loading now."""
+    set_wait_policy()  # before the next line imports torch
     from transformers.utils import logging as transformers_logging
 
     from server.app import create_app

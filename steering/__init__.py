@@ -1,6 +1,10 @@
 """Everything that happens inside the model: loading, generating, interventions, readouts, steering vectors.
 
 Usable alone, without a server: `load` a model, make an `Engine`, `generate` answers to `Request`s.
+
+On a CPU that other programs use too, set GOMP_SPINCOUNT=2000 (torch with GNU's OpenMP, as on Linux) or KMP_BLOCKTIME=0 (with
+Intel's or LLVM's) in the environment before torch is imported, as `helmsight` does: OpenMP's threads spin while they wait
+for each other, and take the time from the very thread that they wait for.
 """
 
 from steering.admission import check_steer
@@ -18,7 +22,8 @@ from steering.interventions.think import Think
 from steering.mllm import MLLM, load
 from steering.reliability import Auto, Reliability, decide, measure
 from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
-from steering.vectors import NAME, SteeringVector, VectorStore
+from steering.vector_info import NAME
+from steering.vectors import SteeringVector, VectorStore
 
 __all__ = [
     "CHEAP",

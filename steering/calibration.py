@@ -83,3 +83,13 @@ class Calibration:
         if loaded.fingerprint != fingerprint:
             raise UnsupportedModel(f"{path} belongs to another model. Make it anew or remove it.")
         return loaded
+
+
+def measured(folder: Path) -> set[str]:
+    """What the calibration in a model's folder holds, of "divergence" and "sinks", without a model; empty where there is
+    none, or it is damaged, of which `Calibration.load` tells more."""
+    try:
+        content = json.loads((folder / FILE).read_text())
+        return {part for part in ("divergence", "sinks") if content.get(part) is not None}
+    except (OSError, ValueError, AttributeError):
+        return set()

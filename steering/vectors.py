@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import math
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
@@ -19,11 +16,9 @@ from safetensors.torch import load, save
 
 from steering.errors import VectorError
 from steering.files import write_atomically
+from steering.vector_info import MAX_TERMS, NAME, check_info, check_layers
 
 FORMAT = "helmsight.steering-vector/1"
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-MAX_TERMS = 1024
-"""Vectors that one vector may be composed of."""
 _TENSORS = ("direction", "weight", "mean_abs", "std")
 
 
@@ -62,16 +57,16 @@ class SteeringVector:
                     f"Steering vector {self.name!r}: {tensor_name} must be finite, float32, of shape {tuple(shape)}.",
                     code="bad_vector",
                 )
-        if not self.layers or any(not 0 <= layer < len(self.direction) for layer in self.layers):
-            raise VectorError(
-                f"Steering vector {self.name!r}: layers {list(self.layers[:64])} must be in "
-                f"0..{len(self.direction) - 1}.",
-                code="bad_vector",
-            )
-        if len(set(self.layers)) != len(self.layers):
-            raise VectorError(f"Steering vector {self.name!r}: a layer is named twice.", code="bad_vector")
-        _ = self.calibrated_range
-        self._check_terms()
+        try:
+            if bool((self.mean_abs < 0).any()) or bool((self.std < 0).any()):
+                raise ValueError("mean_abs and std must not be negative")
+            for key, word in (("kind", self.kind), ("fingerprint", self.fingerprint)):
+                if not isinstance(word, str) or not word:
+                    raise ValueError(f"{key} must be a string, not empty")
+            check_layers(self.layers, len(self.direction))
+            check_info(self.info, len(self.direction))
+        except ValueError as error:
+            raise VectorError(f"Steering vector {self.name!r}: {error}.", code="bad_vector") from error
 
     @property
     def calibrated_range(self) -> tuple[float, float] | None:
@@ -79,25 +74,8 @@ class SteeringVector:
         calibration = self.info.get("calibration")
         if calibration is None:
             return None
-        try:
-            low, high = (float(strength) for strength in calibration["range"])
-            if not 0 <= low <= high < math.inf:
-                raise ValueError(f"{low} to {high}")
-        except (TypeError, ValueError, KeyError) as error:
-            raise VectorError(
-                f"Steering vector {self.name!r}: its calibration has no range of two strengths.", code="bad_vector"
-            ) from error
-        return low, high
-
-    def _check_terms(self) -> None:
-        try:
-            for term in self.info.get("composed_of", ()):
-                if not (isinstance(term["name"], str) and math.isfinite(term["scale"])):
-                    raise ValueError(term)
-        except (TypeError, ValueError, KeyError, OverflowError) as error:
-            raise VectorError(
-                f"Steering vector {self.name!r}: what it is composed of must be names with scales.", code="bad_vector"
-            ) from error
+        low, high = calibration["range"]
+        return float(low), float(high)
 
     def delta(self, scale: float, layers: Sequence[int] | None = None) -> torch.Tensor:
         """What is added to the residual stream: (layers, d), scale * w_l * v_l at `layers` (default: its own)."""
@@ -198,8 +176,8 @@ class SteeringVector:
             tensors = load(data)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             metadata = header.get("__metadata__", {})
-            layers = tuple(int(layer) for layer in json.loads(metadata["layers"]))
-            info = dict(json.loads(metadata["info"], parse_constant=_refuse_constant))
+            layers = json.loads(metadata["layers"], parse_constant=_refuse_constant)
+            info = json.loads(metadata["info"], parse_constant=_refuse_constant)
             json.dumps(info, ensure_ascii=False, allow_nan=False).encode()  # what is listed later must be JSON in UTF-8
             fields = {name: tensors[name] for name in _TENSORS}
             name, kind, fingerprint, digest = (metadata[key] for key in ("name", "kind", "fingerprint", "sha256"))
@@ -213,6 +191,8 @@ class SteeringVector:
             raise VectorError(
                 f"Steering vector {name[:128]!r} is damaged: its digest does not match.", code="bad_vector"
             )
+        # What is no list stays what it is, for the constructor to refuse: tuple("12") would be two layers.
+        layers = tuple(layers) if isinstance(layers, list) else layers
         return cls(name=name, layers=layers, fingerprint=fingerprint, kind=kind, info=info, **fields)
 
     def save(self, path: str | Path) -> Path:
@@ -247,12 +227,14 @@ def _digest(tensors: dict[str, torch.Tensor]) -> str:
 class VectorStore:
     """The named vectors in some folders; a name in an earlier folder hides the same name in a later one.
 
-    A name is looked up anew each time and its file read again when it changed, so that several processes may share a
-    folder. No lookup of a known name reads a directory.
+    A vector of another model hides none: where `fingerprint` is given, the first one of that model is found, and the first
+    of all only where none is of that model. A name is looked up anew each time and its file read again when it changed, so
+    that several processes may share a folder. No lookup of a known name reads a directory.
     """
 
-    def __init__(self, *folders: str | Path):
+    def __init__(self, *folders: str | Path, fingerprint: str | None = None):
         self.folders = tuple(Path(folder) for folder in folders)
+        self.fingerprint = fingerprint
         self._cache: dict[Path, tuple[tuple[int, int, int], SteeringVector]] = {}
 
     def names(self) -> list[str]:
@@ -262,6 +244,40 @@ class VectorStore:
 
     def get(self, name: str) -> SteeringVector:
         """The vector of that name; raises VectorError (code "unknown_vector") if there is none."""
+        return self._find(name)[1]
+
+    def all(self, name: str) -> list[SteeringVector]:
+        """The vectors of that name in all folders, also those of other models; raises VectorError as `get` does."""
+        found = [vector for _, vector in self._candidates(name)]
+        if not found:
+            raise self._unknown(name)
+        return found
+
+    def files(self, name: str) -> list[Path]:
+        """The files of that name in all folders, damaged ones too."""
+        return [path for path in self._places(name) if path.exists()]
+
+    def read(self, name: str) -> bytes:
+        """The artifact of that name as it lies in its file, verified; raises VectorError as `get` does."""
+        path, _ = self._find(name)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise self._unknown(name) from None
+        SteeringVector.from_bytes(data)
+        return data
+
+    def _find(self, name: str) -> tuple[Path, SteeringVector]:
+        first = None
+        for path, vector in self._candidates(name):
+            if self.fingerprint in (None, vector.fingerprint):
+                return path, vector
+            first = first or (path, vector)
+        if first is None:
+            raise self._unknown(name)
+        return first
+
+    def _candidates(self, name: str) -> Iterator[tuple[Path, SteeringVector]]:
         for path in self._places(name):
             try:
                 stat = path.stat()
@@ -270,19 +286,10 @@ class VectorStore:
                 cached = self._cache.get(path)
                 if cached is None or cached[0] != stamp:
                     cached = self._cache[path] = (stamp, SteeringVector.load(path))
-                return cached[1]
             except FileNotFoundError:
                 self._cache.pop(path, None)
-        raise self._unknown(name)
-
-    def read(self, name: str) -> bytes:
-        """The artifact of that name as it lies in its file, verified; raises VectorError as `get` does."""
-        for path in self._places(name):
-            with contextlib.suppress(FileNotFoundError):
-                data = path.read_bytes()
-                SteeringVector.from_bytes(data)
-                return data
-        raise self._unknown(name)
+            else:
+                yield path, cached[1]
 
     def _places(self, name: str) -> list[Path]:
         return [folder / f"{name}.safetensors" for folder in self.folders] if NAME.fullmatch(name) else []

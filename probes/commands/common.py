@@ -28,14 +28,21 @@ PROBE_SEEDS = 1_000_000_000
 VECTOR = "modality-preference"
 
 
+def own_vectors() -> list[Path]:
+    """The user's folder of vectors."""
+    return [Path("~/.helmsight/vectors").expanduser()]
+
+
 @dataclass(frozen=True)
 class Defaults:
     """What the commands fall back to: `samples(count, seed)` draws conflicts where no MC2 file is given,
-    `faithfulness(count, seed, noise)` existence questions, pairs with a difference and the names of objects."""
+    `faithfulness(count, seed, noise)` existence questions, pairs with a difference and the names of objects;
+    `vectors()` are the folders where vectors are looked for before the model's own, and the first is written to."""
 
     samples: DemoSamples | None = None
     faithfulness: DemoFaithfulness | None = None
     model: str | Path | None = None
+    vectors: Callable[[], Sequence[Path]] = own_vectors
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -136,10 +143,17 @@ def engine_of(arguments: argparse.Namespace) -> Engine:
     return steering.Engine(mllm, slots=arguments.slots, threads=arguments.threads)
 
 
-def vector_of(wanted: str, model: str | Path) -> SteeringVector:
-    """A vector by its file, or by its name in the model's folder."""
+def vector_of(
+    wanted: str, model: str | Path, folders: Sequence[Path], fingerprint: Callable[[], str]
+) -> SteeringVector:
+    """A vector by its file, or by its name in these folders and the model's: the first one of the model, as a server finds
+    it. The model's fingerprint is asked for only where vectors of several models have that name."""
     from steering import SteeringVector, VectorStore
 
     if Path(wanted).is_file():
         return SteeringVector.load(wanted)
-    return VectorStore(Path(model) / "vectors").get(wanted)
+    found = VectorStore(*folders, Path(model) / "vectors").all(wanted)
+    if len({vector.fingerprint for vector in found}) == 1:
+        return found[0]
+    of_model = fingerprint()
+    return next((vector for vector in found if vector.fingerprint == of_model), found[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +91,8 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
 
     _check(arguments)
     endpoint = _endpoint(arguments, defaults)
-    vector = _vector(arguments, endpoint)
+    load = functools.cache(functools.partial(engine_of, arguments))
+    vector = _vector(arguments, defaults, endpoint, lambda: load().mllm.fingerprint)
     made_from = () if vector is None else vector.info.get("made_from", ())
     examples = SHOTS if "shots" in arguments.conditions else 0
     drawn = samples_of(arguments, defaults, arguments.limit + examples, arguments.seed, without=made_from)
@@ -98,7 +101,7 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
     if not samples:
         raise ValueError(f"{len(drawn)} samples are too few.")
     probe = _probe_samples(arguments, defaults, drawn)
-    engine, asked = _answerer(arguments, endpoint)
+    engine, asked = _answerer(endpoint, load)
     steering = None if vector is None else Steering(vector, arguments.strength)
     folder = Path(arguments.out)
     answerer = Remembering(asked, folder / "answers.jsonl")
@@ -142,21 +145,25 @@ def _endpoint(arguments: argparse.Namespace, defaults: Defaults) -> Endpoint | N
     return Endpoint(arguments.base_url, model=None if arguments.model == defaults.model else arguments.model)
 
 
-def _answerer(arguments: argparse.Namespace, endpoint: Endpoint | None) -> tuple[Engine | None, Answerer]:
+def _answerer(endpoint: Endpoint | None, load: Callable[[], Engine]) -> tuple[Engine | None, Answerer]:
     """The server, or the model in this process with its engine."""
     from probes.answering import InProcess
 
     if endpoint is not None:
         return None, endpoint
-    engine = engine_of(arguments)
+    engine = load()
     return engine, InProcess(engine)
 
 
-def _vector(arguments: argparse.Namespace, endpoint: Endpoint | None) -> SteeringVector | None:
+def _vector(
+    arguments: argparse.Namespace, defaults: Defaults, endpoint: Endpoint | None, fingerprint: Callable[[], str]
+) -> SteeringVector | None:
     """The vector to steer with, where anything is to be steered."""
     if "steer" not in arguments.conditions:
         return None
-    return vector_of(arguments.vector, arguments.model) if endpoint is None else endpoint.vector(arguments.vector)
+    if endpoint is not None:
+        return endpoint.vector(arguments.vector)
+    return vector_of(arguments.vector, arguments.model, defaults.vectors(), fingerprint)
 
 
 def _probe_samples(arguments: argparse.Namespace, defaults: Defaults, taken: list[Sample]) -> list[Sample]:

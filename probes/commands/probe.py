@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,14 @@ def register(subparsers: Any, defaults: Defaults) -> None:
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
     parser.add_argument("--layers", type=int, nargs="+", metavar="L", help="only consider these layers, counted from 0")
     parser.add_argument("--name", default=VECTOR, help="name of the vector (default %(default)s)")
-    parser.add_argument("--out", metavar="FILE", help="where to save it (default: MODEL/vectors/NAME.safetensors)")
+    parser.add_argument(
+        "--out", metavar="FILE",
+        help="where to save it (default: NAME.safetensors in the first folder of vectors, ~/.helmsight/vectors, where "
+        "'serve', 'vectors' and 'eval' find it before the model's own)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replace", action="store_true", help="write over a vector, or over a calibration, that is there already"
+    )
     parser.add_argument(
         "--report", metavar="DIR",
         help="folder of the report, and of what a run that was stopped goes on from (default: build/probe/NAME)",
@@ -106,13 +114,11 @@ def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
     from probes.ledger import Remembering
     from probes.projection import project
     from probes.verdict import doubts, followed
-    from steering.vectors import NAME
+    from steering import NAME
 
     if not NAME.fullmatch(arguments.name):
         raise ValueError(f"--name {arguments.name!r} must match {NAME.pattern}")
-    out = Path(arguments.out or Path(arguments.model) / "vectors" / f"{arguments.name}.safetensors")
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a folder; name the file")
+    out = _place(arguments, defaults)
     budget, folder = _budget(arguments.budget), Path(arguments.report or Path("build/probe") / arguments.name)
     held_back = arguments.calibration_samples if arguments.calibrate else 0
     samples = samples_of(arguments, defaults, arguments.samples + held_back, PROBE_SEEDS + arguments.seed)
@@ -147,9 +153,37 @@ def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
         raise ValueError(
             f"No reliable direction, so {out} is not written (--force writes it anyway). {' '.join(doubtful)}"
         )
+    _refuse_to_replace(out, arguments)  # what another program wrote meanwhile is not lost either
     vector.save(out)
     _print_vector(vector, out)
+    hidden = Path(arguments.model) / "vectors" / f"{arguments.name}.safetensors"
+    if arguments.out is None and hidden.exists():
+        print(f"It is found before the model's own, {hidden}; to go back to that one, remove {out}")
     return 0
+
+
+def _place(arguments: argparse.Namespace, defaults: Defaults) -> Path:
+    """Where the vector goes: a place that can be written to, which is known before the work begins."""
+    folders = defaults.vectors()
+    if arguments.out is None and not folders:
+        raise ValueError("there is no folder of vectors to put it into: give --out")
+    out = Path(arguments.out).expanduser() if arguments.out else folders[0] / f"{arguments.name}.safetensors"
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; name the file")
+    _refuse_to_replace(out, arguments)
+    out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_writable(out.parent)
+    return out
+
+
+def _refuse_to_replace(out: Path, arguments: argparse.Namespace) -> None:
+    if out.exists() and not arguments.replace:
+        raise FileExistsError(f"{out} exists already; --replace writes over it, --name or --out names another file")
+
+
+def _check_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{folder} cannot be written to")
 
 
 def _budget(parts: list[str]) -> Budget:
@@ -194,10 +228,15 @@ def _ratio(shares: dict[str, Any]) -> str:
 
 def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
     from probes.calibration import calibrate_sinks, calibrate_think
+    from steering.calibration import FILE, measured
 
     folder = Path(arguments.model)
     if not folder.is_dir():
         raise ValueError(f"--model {arguments.model}: the calibration is kept in the model's folder, and this is none")
+    part = "sinks" if arguments.calibrate_sinks else "divergence"
+    if part in measured(folder) and not arguments.replace:
+        raise FileExistsError(f"{folder / FILE} has the {part} already; --replace measures it anew")
+    _check_writable(folder)
     samples = samples_of(arguments, defaults, arguments.samples, PROBE_SEEDS + arguments.seed)
     measure = calibrate_sinks if arguments.calibrate_sinks else calibrate_think
     calibration = measure(engine_of(arguments), samples, arguments.quiet)

@@ -3,6 +3,7 @@
 import { getJson } from "./api.js";
 import { dotChart } from "./charts.js";
 import { byId, h, seconds, short } from "./dom.js";
+import { keepPage } from "./drops.js";
 import { askForKey, onKey } from "./key.js";
 import { colourOf, interventionsOf, raised, rowDetail, tableRow, timeOf } from "./rows.js";
 import { charts, tiles } from "./summary.js";
@@ -297,6 +298,7 @@ document.addEventListener("visibilitychange", () =>
   document.visibilityState === "visible" && !state.paused ? refresh() : clearTimeout(state.timer),
 );
 onKey(refresh);
+keepPage();
 fromAddress();
 refresh();
 if (location.hash.length > 1) openAnswer(decodeURIComponent(location.hash.slice(1)));

@@ -1,6 +1,7 @@
 // The tray of pictures: chosen, dropped or pasted, reordered and removed.
 
 import { h } from "./dom.js";
+import { editable, keepPage } from "./drops.js";
 
 const EXTENSIONS = {
   "image/png": "png",
@@ -37,8 +38,8 @@ export class Tray {
         this.refused(`At most ${this.limit} pictures go into one request.`);
         break;
       }
-      const url = await dataUrl(blob);
-      if (!(await readable(url))) {
+      const url = blob.type.startsWith("image/") ? await dataUrl(blob).catch(() => null) : null;
+      if (url === null || !(await readable(url))) {
         this.refused(`${name} is not a picture that this browser can show.`);
         continue;
       }
@@ -123,31 +124,20 @@ function readable(url) {
   });
 }
 
-/** Take pictures from `button` with `input`, from drops on `zone`, and from what is pasted anywhere. */
+/** Take pictures from `button` with `input`, and what is dropped or pasted anywhere; `zone` shows that it is awaited. */
 export function listen(tray, { button, input, zone }) {
-  const take = (files) =>
-    tray.add(
-      [...files].filter((file) => file.type.startsWith("image/")).map((file) => ({ name: file.name, blob: file })),
-    );
+  const take = (files) => tray.add([...files].map((file) => ({ name: file.name, blob: file })));
   button.addEventListener("click", () => input.click());
   input.addEventListener("change", async () => {
     await take(input.files);
     input.value = "";
   });
-  let depth = 0;
-  zone.addEventListener("dragenter", () => zone.classList.toggle("over", (depth += 1) > 0));
-  zone.addEventListener("dragleave", () => zone.classList.toggle("over", (depth -= 1) > 0));
-  zone.addEventListener("dragover", (event) => event.preventDefault());
-  zone.addEventListener("drop", (event) => {
-    event.preventDefault();
-    zone.classList.remove("over");
-    depth = 0;
-    take(event.dataTransfer.files);
-  });
+  keepPage({ take, over: (dragged) => zone.classList.toggle("over", dragged) });
   document.addEventListener("paste", (event) => {
-    if (event.clipboardData.files.length) {
-      event.preventDefault();
-      take(event.clipboardData.files);
-    }
+    const { files, types } = event.clipboardData;
+    // Office programs put a picture of copied text beside the text, which is what is meant in a field.
+    if (!files.length || (editable(event.target) && types.includes("text/plain"))) return;
+    event.preventDefault();
+    take(files);
   });
 }

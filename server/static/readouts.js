@@ -180,17 +180,28 @@ function residualCard(residual, other) {
 }
 
 const FLAGS = [
-  ["perceptual_blindness", "Perceptual blindness", "neither map is concentrated anywhere"],
-  ["dissociation", "Dissociation", "the answer rests on other patches than those looked at"],
+  [
+    "perceptual_blindness",
+    "Perceptual blindness",
+    "neither map is concentrated anywhere",
+    "at least one of the maps is concentrated",
+  ],
+  [
+    "dissociation",
+    "Dissociation",
+    "the answer rests on other patches than those looked at",
+    "attention is spread out, or the answer rests on patches that are looked at",
+  ],
 ];
+const UNKNOWN = "there is no map of the picture, or it has too few patches to tell";
 
 function flagsCard(flags) {
-  const state = (value) =>
+  const state = (value, raised, clear) =>
     value === null || value === undefined
-      ? ["unknown", "not known"]
+      ? ["unknown", "not known", UNKNOWN]
       : value
-        ? ["raised", "raised"]
-        : ["clear", "clear"];
+        ? ["raised", "raised", raised]
+        : ["clear", "clear", clear];
   const numbers = [
     ...Object.entries(flags.concentration ?? {}),
     ...Object.entries(flags.thresholds ?? {}).map(([name, value]) => [`threshold: ${name}`, value]),
@@ -202,8 +213,8 @@ function flagsCard(flags) {
     h(
       "ul",
       { class: "flags" },
-      FLAGS.map(([name, title, meaning]) => {
-        const [kind, words] = state(flags[name]);
+      FLAGS.map(([name, title, raised, clear]) => {
+        const [kind, words, meaning] = state(flags[name], raised, clear);
         return h(
           "li",
           { class: kind },

@@ -77,18 +77,19 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def list_vectors(arguments: argparse.Namespace) -> None:
-    """One line a vector."""
-    from steering import VectorError
+    """One line a file. A server takes the first one of a name that was made for its model."""
+    from steering import SteeringVector, VectorError
 
     store, _ = _open(arguments)
-    for name in store.names():
+    files = [(name, path) for name in store.names() for path in store.files(name)]
+    for name, path in files:
         try:
-            vector = store.get(name)
+            vector = SteeringVector.load(path)
         except (VectorError, OSError) as error:
             print(f"{name:<32} {error}")
             continue
         layers = ",".join(map(str, vector.layers))
-        print(f"{name:<32} {vector.kind:<22} layers {layers:<12} model {vector.fingerprint[:16]}")
+        print(f"{name:<32} {vector.kind:<22} layers {layers:<12} model {vector.fingerprint[:16]}  {path.parent}")
 
 
 def show(arguments: argparse.Namespace) -> None:

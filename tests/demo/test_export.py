@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from demo.command import main
 from demo.conflicts import conflict_samples, write_conflicts
 from probes import mc2, mc2_file
+from server.cli import main
 
 COUNT = 9  # every kind, and the first once more
 

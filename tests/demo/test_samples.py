@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 import steering
-from demo.command import main
 from demo.samples import SAMPLES, SCENES, Sample
 from demo.world import SIDE, render
+from server.cli import main
 
 CHECKPOINT = Path(__file__).parents[2] / "demo" / "checkpoint"
 

@@ -6,11 +6,14 @@ import argparse
 import errno
 import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -27,6 +30,8 @@ from probes.commands import common, mc2
 from probes.commands.common import Defaults, samples_of
 from probes.mc2 import SIDES, Sample
 from server import cli
+from server.runtime import vector_store
+from server.settings import load_settings
 from tests import families
 from tests.probes.conftest import make_samples
 from tests.probes.test_evaluate import said, simple_vector
@@ -195,7 +200,7 @@ def test_the_probe_of_a_file(model: str, tmp_path: Path, capsys: pytest.CaptureF
     assert "not calibrated" in capsys.readouterr().out
     assert "calibration" not in made.info
     assert "projection" not in strict(tmp_path / "a" / "report.json")
-    words = ("--samples", "9", "--tasks", "sport", "--report", str(tmp_path / "b"), "--force")
+    words = ("--samples", "9", "--tasks", "sport", "--report", str(tmp_path / "b"), "--force", "--replace")
     assert run("probe", *common, *file, *words) == 0
     made = steering.SteeringVector.load(out)
     assert (made.info["samples"], made.info["tasks"]) == (4, ["sport"])
@@ -226,6 +231,159 @@ def test_a_folder_is_no_place_for_a_vector(
 ) -> None:
     assert run(*probe, "--out", str(tmp_path)) == 1
     assert last_error(capsys) == f"helmsight: --out {tmp_path} is a folder; name the file"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder of the test's own, where the probe writes unless it is told otherwise."""
+    for name in ("HELMSIGHT_VECTORS", "HELMSIGHT_CONFIG", "HELMSIGHT_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def at_home(model: str, *words: str) -> int:
+    """A probe that is not told where to write, from the real command line."""
+    small = (*SMALL, "--no-calibrate", "--states", "0", "--force")
+    return cli.main(["probe", "--model", model, "--device", "cpu", "--quiet", *small, *words])
+
+
+def test_a_vector_goes_to_the_users_folder_where_every_command_finds_it(
+    model: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(Path(model).rglob("*"))
+    assert at_home(model) == 0
+    out = home / ".helmsight" / "vectors" / "modality-preference.safetensors"
+    made = steering.SteeringVector.load(out)
+    assert str(out) in capsys.readouterr().out
+    assert stat.S_IMODE(out.parent.stat().st_mode) == 0o700
+    assert sorted(Path(model).rglob("*")) == before  # nothing went into the model's folder
+
+    served = vector_store(load_settings(environ={}), Path(model), made.fingerprint).get("modality-preference")
+    assert torch.equal(served.direction, made.direction)
+    assert cli.main(["vectors", "list", "--model", model]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[0] == "modality-preference"
+    assert made.fingerprint[:16] in line
+    words = ("--conditions", "plain", "steer", "--limit", "1", "--out", "mc2")
+    assert cli.main(["eval", "mc2", "--model", model, "--device", "cpu", "--quiet", *words]) == 0
+    assert strict(Path("mc2/report.json"))["about"]["vector"] == "modality-preference"
+
+
+def test_the_folder_of_the_settings_is_written_to_and_read(
+    model: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELMSIGHT_VECTORS", f"{home / 'first'},{home / 'second'}")
+    assert at_home(model, "--name", "mine") == 0
+    assert [path.name for path in (home / "first").iterdir()] == ["mine.safetensors"]
+    assert not (home / ".helmsight").exists()
+    words = ("--conditions", "plain", "steer", "--limit", "1", "--vector", "mine", "--out", "mc2")
+    assert cli.main(["eval", "mc2", "--model", model, "--device", "cpu", "--quiet", *words]) == 0
+
+
+@pytest.mark.usefixtures("no_model", "home")
+def test_without_a_folder_of_vectors_the_file_must_be_named(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HELMSIGHT_VECTORS", "")
+    assert at_home(model) == 1
+    assert last_error(capsys) == "helmsight: there is no folder of vectors to put it into: give --out"
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("named", [False, True])
+def test_a_vector_that_is_there_is_not_replaced_unasked_and_that_is_told_before_the_work(
+    model: str, home: Path, named: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = home / "elsewhere.safetensors" if named else home / ".helmsight/vectors/modality-preference.safetensors"
+    out.parent.mkdir(parents=True)
+    out.write_bytes(b"calibrated for hours")
+    assert at_home(model, *(("--out", str(out)) if named else ())) == 1
+    assert last_error(capsys) == (
+        f"helmsight: {out} exists already; --replace writes over it, --name or --out names another file"
+    )
+    assert out.read_bytes() == b"calibrated for hours"
+    assert not Path("build").exists()
+
+
+def test_a_vector_is_replaced_where_that_is_asked_for(probe: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "v.safetensors"
+    out.write_bytes(b"old")
+    assert run(*probe, "--no-calibrate", "--states", "0", "--force", "--replace") == 0
+    assert steering.SteeringVector.load(out).name == "modality-preference"
+
+
+def test_a_vector_that_came_while_the_probe_ran_is_not_replaced(
+    probe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "v.safetensors"
+    load = steering.load
+
+    def slowly(*given: Any, **options: Any) -> steering.MLLM:
+        out.write_bytes(b"another's")
+        return load(*given, **options)
+
+    monkeypatch.setattr(steering, "load", slowly)
+    assert run(*probe, "--no-calibrate", "--states", "0", "--force") == 1
+    assert "exists already" in last_error(capsys)
+    assert out.read_bytes() == b"another's"
+
+
+def test_a_vector_of_the_user_for_another_model_does_not_hide_that_of_the_model(
+    model: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = home / "model"
+    shutil.copytree(model, own, ignore=shutil.ignore_patterns("vectors"))
+    assert at_home(str(own), "--out", str(own / "vectors" / "modality-preference.safetensors")) == 0
+    fitting = steering.SteeringVector.load(own / "vectors" / "modality-preference.safetensors")
+    foreign = replace(fitting, direction=-fitting.direction, fingerprint="f" * 32, info={"made_from": ["elsewhere"]})
+    users = foreign.save(home / ".helmsight" / "vectors" / "modality-preference.safetensors")
+
+    # As the evaluation finds it: the samples that it was made from are left out of the foreign one, were it taken.
+    words = ("--conditions", "plain", "steer", "--limit", "1", "--out", "mc2")
+    assert cli.main(["eval", "mc2", "--model", str(own), "--device", "cpu", "--quiet", *words]) == 0
+    served = vector_store(load_settings(environ={}), own, fitting.fingerprint)
+    assert torch.equal(served.get("modality-preference").direction, fitting.direction)
+    assert served.read("modality-preference") == (own / "vectors" / "modality-preference.safetensors").read_bytes()
+
+    capsys.readouterr()
+    assert cli.main(["vectors", "list", "--model", str(own)]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == [
+        str(users.parent), str(own / "vectors"),
+    ]  # fmt: skip
+    # One of the same model does hide it.
+    replace(foreign, fingerprint=fitting.fingerprint).save(users)
+    assert torch.equal(served.get("modality-preference").direction, -fitting.direction)
+
+
+def test_a_calibration_that_is_there_is_not_replaced_unasked(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("calibration.json"))
+    words = ["probe", "--model", str(folder), "--device", "cpu", "--quiet", "--samples", "2"]
+    assert run(*words, "--calibrate-sage") == 0
+    first = json.loads((folder / "calibration.json").read_text())
+    assert run(*words, "--calibrate-sinks") == 0  # which adds to it
+    both = json.loads((folder / "calibration.json").read_text())
+    assert (both["divergence"], first["sinks"]) == (first["divergence"], None)
+    assert both["sinks"] is not None
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("the model was loaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steering, "load", refuse)
+        for option, part in (("--calibrate-sage", "divergence"), ("--calibrate-sinks", "sinks")):
+            assert run(*words, option) == 1
+            assert last_error(capsys) == (
+                f"helmsight: {folder / 'calibration.json'} has the {part} already; --replace measures it anew"
+            )
+    assert json.loads((folder / "calibration.json").read_text()) == both
+    assert run(*words, "--samples", "3", "--calibrate-sage", "--replace") == 0
+    again = json.loads((folder / "calibration.json").read_text())
+    assert (again["samples"], again["sinks"]) == (3, both["sinks"])
 
 
 @pytest.mark.usefixtures("no_model")
@@ -259,7 +417,7 @@ def test_a_full_disk_leaves_the_old_vector(
         return real(what, *more)
 
     monkeypatch.setattr(os, failing, full)
-    assert run(*probe, "--no-calibrate", "--states", "0", "--out", str(out), "--force") == 1
+    assert run(*probe, "--no-calibrate", "--states", "0", "--out", str(out), "--force", "--replace") == 1
     assert last_error(capsys).startswith("helmsight: [Errno 28] No space left on device: ")
     assert out.read_bytes() == b"the old vector"
     assert list(out.parent.iterdir()) == [out]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -68,6 +69,16 @@ def until(page: Any, condition: str) -> None:
             return
         page.wait_for_timeout(100)
     raise AssertionError(f"never came true: {condition}")
+
+
+def drop(page: Any, files: Sequence[Path], x: float, y: float) -> None:
+    """Drop files from outside the browser at a point of the page, as a person does; then let the page come to rest."""
+    session = page.context.new_cdp_session(page)
+    data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
+    session.detach()
+    page.wait_for_timeout(300)
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from flask import Flask
 import steering
 from server.app import create_app
 from server.settings import Settings
-from tests.server.browser import Visit, until
+from tests.server.browser import Visit, drop, until
 from tests.server.conftest import data_uri, user
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import FakeEngine, checkpoint
 
 NOW = int(time.time())
 HOUR = NOW // 3600 * 3600
@@ -320,6 +320,26 @@ def test_the_key_is_asked_for(visit: Callable[..., Visit], live: Callable[[Flask
     opened.page.keyboard.press("Enter")
     opened.page.get_by_text("The journal is off").wait_for()
     assert opened.page.locator("#key-form").is_hidden()
+
+
+@pytest.mark.parametrize("point", [(640, 500), (640, 90)])
+def test_a_file_that_is_dropped_leaves_the_page(
+    known: Callable[..., tuple[Any, Journal]], point: tuple[int, int]
+) -> None:
+    page, _ = known()
+    address = page.url
+    page.evaluate(
+        """() => {
+            window.refused = [];
+            for (const kind of ["dragover", "drop"])
+                window.addEventListener(kind, (event) => window.refused.push(event.defaultPrevented));
+        }"""
+    )
+    drop(page, [checkpoint() / "samples" / "cyan.png"], *point)
+    assert page.url == address
+    refused = page.evaluate("window.refused")  # what is not refused a browser with windows opens
+    assert refused
+    assert all(refused)
 
 
 def test_errors_and_unknown_rows_are_told(visit: Callable[..., Visit], url: str) -> None:

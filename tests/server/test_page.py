@@ -20,7 +20,7 @@ import steering
 from server.app import create_app
 from server.runtime import Runtime, Serving, vector_store
 from server.settings import Settings
-from tests.server.browser import Visit, until
+from tests.server.browser import Visit, drop, until
 from tests.server.fakes import FakeEngine, checkpoint
 
 GREEN, DIAMOND, TWO = "The text says green", "The text says diamond", "One of two pictures"
@@ -334,6 +334,121 @@ def test_pictures_are_added_ordered_and_removed(playground: Callable[..., Visit]
     expected = [encoded(SAMPLES / name) for name in ("letter.png", "gray.png", "cyan.png")]
     assert [url.partition(",")[2] for url in sent] == expected
     assert page.locator("#views figure").count() == 3
+
+
+def middle(page: Any, selector: str) -> tuple[float, float]:
+    """The point in the middle of an element."""
+    box = page.locator(selector).bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+@pytest.mark.parametrize("where", ["#drop", "#question", "#results", "header.top"])
+def test_a_picture_is_taken_wherever_it_is_dropped_and_the_page_stays(
+    playground: Callable[..., Visit], where: str
+) -> None:
+    page = playground().page
+    page.locator("#context").fill("half a sentence")
+    address = page.url
+    drop(page, [SAMPLES / "letter.png"], *middle(page, where))
+    page.wait_for_selector("#tray li")
+    assert page.url == address
+    assert page.locator("#context").input_value() == "half a sentence"
+    assert page.locator("#tray img").get_attribute("alt") == "Picture 1: letter.png"
+    assert page.locator("#drop.over").count() == 0
+
+
+def test_the_box_shows_where_a_held_picture_goes(playground: Callable[..., Visit]) -> None:
+    page = playground().page
+    session = page.context.new_cdp_session(page)
+    data = {"items": [], "files": [str(SAMPLES / "letter.png")], "dragOperationsMask": 1}
+    x, y = middle(page, "#results")
+
+    for kind in ("dragEnter", "dragOver"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
+    page.wait_for_selector("#drop.over")
+    page.evaluate("document.body.dispatchEvent(new DragEvent('dragleave', { bubbles: true }))")  # out of the window
+    page.wait_for_selector("#drop:not(.over)")
+
+
+def test_what_is_dropped_and_is_no_picture_is_refused_by_name(playground: Callable[..., Visit], tmp_path: Path) -> None:
+    page = playground().page
+    address = page.url
+    (tmp_path / "notes.txt").write_text("no picture")
+    drop(page, [tmp_path / "notes.txt"], *middle(page, "#results"))
+    page.get_by_text("notes.txt is not a picture").wait_for()
+    assert page.url == address
+    assert page.locator("#tray li").count() == 0
+
+
+def test_text_dropped_into_a_field_is_the_browsers_and_a_link_beside_it_is_nobodys(
+    playground: Callable[..., Visit],
+) -> None:
+    page = playground().page
+    address = page.url
+    session = page.context.new_cdp_session(page)
+    items = [{"mimeType": "text/plain", "data": "http://127.0.0.1:9/"}]
+    links = [*items, {"mimeType": "text/uri-list", "data": "http://127.0.0.1:9/"}]
+    for given, where in ((links, "#results"), (items, "#question")):
+        x, y = middle(page, where)
+        for kind in ("dragEnter", "dragOver", "drop"):
+            data = {"items": given, "files": [], "dragOperationsMask": 1}
+            session.send("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
+        page.wait_for_timeout(300)
+    assert page.url == address
+    assert page.locator("#question").input_value() == "http://127.0.0.1:9/"
+    assert page.locator("#tray li").count() == 0
+
+
+PASTE = """async ({ target, text, url }) => {
+    const data = new DataTransfer();
+    if (text !== null) data.setData("text/plain", text);
+    const blob = await (await fetch(url)).blob();
+    data.items.add(new File([blob], "pasted.png", { type: "image/png" }));
+    const event = new ClipboardEvent("paste", { clipboardData: data, bubbles: true, cancelable: true });
+    return document.querySelector(target).dispatchEvent(event);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "pictures"),
+    [("#question", None, 1), ("body", "copied cells", 1), ("#question", "copied cells", 0), ("#context", "words", 0)],
+)
+def test_copied_text_with_a_picture_of_it_is_pasted_into_a_field_as_text(
+    playground: Callable[..., Visit], target: str, text: str | None, pictures: int
+) -> None:
+    page = playground().page
+    left_to_the_browser = page.evaluate(PASTE, {"target": target, "text": text, "url": "/samples/cyan.png"})
+    assert left_to_the_browser is (pictures == 0)
+    page.wait_for_timeout(300)
+    assert page.locator("#tray li").count() == pictures
+
+
+MEANT = {
+    "perceptual_blindness": ("neither map is concentrated", "at least one of the maps is concentrated"),
+    "dissociation": ("rests on other patches than those looked at", "rests on patches that are looked at"),
+}
+
+
+@pytest.mark.parametrize("value", [True, False, None])
+def test_a_flag_says_what_its_own_state_means(playground: Callable[..., Visit], value: bool | None) -> None:
+    page = playground().page
+
+    def told(route: Any) -> None:
+        body = route.fetch().text()
+        for name in MEANT:
+            for known in ("true", "false", "null"):
+                body = body.replace(f'"{name}":{known}', f'"{name}":{json.dumps(value)}')
+        route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    page.route("**/v1/chat/completions", told)
+    pick(page, GREEN)
+    send(page)
+    chip = {True: "raised", False: "clear", None: "not known"}[value]
+    for shown, (raised, clear) in zip(page.locator("#card-flags li").all_inner_texts(), MEANT.values(), strict=True):
+        assert chip in shown
+        assert (raised in shown) is (value is True)
+        assert (clear in shown) is (value is False)
+        assert ("too few patches" in shown) is (value is None)
 
 
 def test_everything_is_done_by_keyboard(playground: Callable[..., Visit]) -> None:

@@ -1,0 +1,139 @@
+"""What a steering vector's file may say about it: the type and the range of every key of `info` that has a meaning here.
+
+Other keys pass. Lists over HTTP, the playground, reports and evaluations rely on those that are known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+"""What a vector's name matches."""
+MAX_TERMS = 1024
+"""Vectors that one vector may be composed of."""
+
+Rule = Callable[[Any, str], None]
+"""Takes a value and the place where it stands; raises ValueError, which names the place, where the value is not allowed."""
+
+
+def check_layers(layers: object, count: int) -> None:
+    """Raise ValueError unless these are layers of a model that has `count`: at least one, each once."""
+    rule = _list(_whole(0, count - 1), least=1)
+    rule(layers, "layers")
+    assert isinstance(layers, list | tuple)
+    if len(set(layers)) != len(layers):
+        raise ValueError("layers must not name a layer twice")
+
+
+def check_info(info: object, count: int) -> None:
+    """Raise ValueError unless the known keys hold what the project writes there, for a model of `count` layers."""
+    number, share, layer = _number(), _number(0, 1), _whole(0, count - 1)
+    shares = _keys(n=_whole(0), s_vision=share, s_text=share, s_others=share, vision_ratio=_or_none(share))
+    accuracies = {"image_accuracy": _or_none(share), "context_accuracy": _or_none(share)}
+    point = _keys(
+        layer=layer, dose=_number(0), strength=_number(0), vision=shares, text=shares, kl=_or_none(number),
+        cross_fall=_or_none(_number(-1, 1)), repetition=_or_none(share), **accuracies,
+    )  # fmt: skip
+    calibration = _keys(
+        ("range",), range=_range, layer=layer, published_weight=number, factor=_number(0), default_strength=_number(0),
+        samples=_whole(1), targets_reached=_yes_no, within_budget=_yes_no, budget=_table(_number(0)),
+        baseline=_keys(plain=shares, repetition=share, **accuracies), chosen=point, curve=_list(point),
+        others_tried=_list(point),
+    )  # fmt: skip
+    by_layer = _list(number, least=count, most=count)
+    instructed = _keys(
+        toward_vision=_or_none(share), toward_text=_or_none(share), difference=_or_none(_number(-1, 1)),
+        difference_95=_list(_or_none(_number(-1, 1)), least=2, most=2), n=_whole(0),
+    )  # fmt: skip
+    rule = _keys(
+        samples=_whole(1), seed=_whole(), tasks=_list(_text), data_sha256=_text, std=_text, state_mean_abs=by_layer,
+        agreement=by_layer, score=by_layer, ranking=_list(layer, most=count), reliable=_yes_no, versions=_table(_text),
+        instructed=instructed, doubts=_list(_text), made_from=_list(_text), calibration=_or_none(calibration),
+        composed_of=_list(_keys(("name", "scale"), name=_name, scale=number), least=1, most=MAX_TERMS),
+        imported_from=_keys(format=_text, model_hint=_or_none(_text)),
+    )  # fmt: skip
+    rule(info, "info")
+
+
+def _is_number(value: object) -> bool:
+    """Whether a float64 holds it; True, False, NaN and infinity are no numbers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is(allowed: Callable[[Any], bool], must: str) -> Rule:
+    def rule(value: Any, place: str) -> None:
+        if not allowed(value):
+            raise ValueError(f"{place} must be {must}")
+
+    return rule
+
+
+def _bounds(least: float, most: float) -> str:
+    if most == math.inf:
+        return "" if least == -math.inf else f" of at least {least:g}"
+    return f" from {least:g} to {most:g}"
+
+
+def _number(least: float = -math.inf, most: float = math.inf) -> Rule:
+    return _is(lambda x: _is_number(x) and least <= x <= most, f"a finite number{_bounds(least, most)}")
+
+
+def _whole(least: float = -math.inf, most: float = math.inf) -> Rule:
+    must = f"a whole number{_bounds(least, most)}"
+    return _is(lambda x: _is_number(x) and isinstance(x, int) and least <= x <= most, must)
+
+
+_text = _is(lambda x: isinstance(x, str), "a string")
+_name = _is(lambda x: isinstance(x, str) and NAME.fullmatch(x) is not None, f"a name that matches {NAME.pattern}")
+_yes_no = _is(lambda x: isinstance(x, bool), "true or false")
+_range = _is(
+    lambda x: isinstance(x, list | tuple) and len(x) == 2 and all(map(_is_number, x)) and 0 <= x[0] <= x[1],
+    "two strengths, the least and the greatest, of at least 0",
+)
+
+
+def _or_none(inner: Rule) -> Rule:
+    return lambda value, place: None if value is None else inner(value, place)
+
+
+def _list(item: Rule, least: int = 0, most: float = math.inf) -> Rule:
+    def rule(value: Any, place: str) -> None:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{place} must be a list")
+        if not least <= len(value) <= most:
+            raise ValueError(f"{place} must have a length{_bounds(least, most)}")
+        for i, one in enumerate(value):
+            item(one, f"{place}[{i}]")
+
+    return rule
+
+
+def _keys(needed: tuple[str, ...] = (), /, **rules: Rule) -> Rule:
+    """An object whose keys keep their rules where they are there, and they need not be unless they are `needed`."""
+
+    def rule(value: Any, place: str) -> None:
+        if not isinstance(value, dict):
+            raise ValueError(f"{place} must be an object")
+        for key, inner in rules.items():
+            if key in value:
+                inner(value[key], f"{place}.{key}")
+            elif key in needed:
+                raise ValueError(f"{place}.{key} is missing")
+
+    return rule
+
+
+def _table(inner: Rule) -> Rule:
+    """An object whose keys are free."""
+
+    def rule(value: Any, place: str) -> None:
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            raise ValueError(f"{place} must be an object")
+        for one in value.values():
+            inner(one, f"each value of {place}")
+
+    return rule
