@@ -135,8 +135,8 @@ def test_a_whole_round_shows_what_the_server_says(playground: Callable[..., Visi
     assert (
         f"toward vision, strength 1, layer 3, 38 tokens, dose {dose:.3f}" in page.locator("#card-applied").inner_text()
     )
-    assert page.locator("#card-decay .line").count() == 3
-    assert page.locator("#card-residual .chart svg").count() == 6
+    assert page.locator("#card-decay .line").count() == 4
+    assert page.locator("#card-residual .chart svg").count() == 9
     assert page.locator("#card-flags .chip").all_text_contents() == [
         "raised" if said["flags"][name] else "clear" for name in ("perceptual_blindness", "dissociation")
     ]

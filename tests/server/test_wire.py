@@ -65,7 +65,8 @@ def content(*parts: Any) -> dict[str, Any]:
         ({"sage": 1}, "sage", "invalid_value"),
         ({"sage": {"sea": True}}, "sage.sea", "unknown_parameter"),
         ({"sage": {"see": {"alfa": 1}}}, "sage.see.alfa", "unknown_parameter"),
-        ({"sage": {"see": {"reading": "aloud"}}}, "sage.see.reading", "invalid_value"),
+        ({"sage": {"see": {"reading": 1}}}, "sage.see.reading", "invalid_value"),
+        ({"diagnostics": {"spans": ["whole"]}}, "diagnostics.spans", "invalid_value"),
         ({"sage": {"think": {"gamma": "0.9"}}}, "sage.think.gamma", "invalid_value"),
         ({"sage": {"generate": {"weight": 1}}}, "sage.generate.weight", "unknown_parameter"),
         ({"sage": {"generate": {"refresh": 1.5}}}, "sage.generate.refresh", "invalid_value"),
@@ -94,8 +95,8 @@ def test_messages_say_what_is_allowed() -> None:
         ({"steering": {"toward": "left"}}, "'steering.toward' must be 'vision', 'text' or 'auto'; got 'left'."),
         (
             {"diagnostics": {"x": 1}},
-            "'diagnostics.x' is unknown; allowed: include, layers, heatmaps, causal, discount_sinks, target_image, "
-            "compare_to.",
+            "'diagnostics.x' is unknown; allowed: include, layers, heatmaps, causal, discount_sinks, target_image, spans, "
+            "residual_rows, drift_rows, compare_to.",
         ),
         ({"temperature": "hot"}, "'temperature' must be a valid number; got 'hot'."),
     ):
