@@ -145,9 +145,9 @@ def test_the_report_holds_every_condition_with_its_difference_and_says_what_it_c
     assert (
         "See, turns 4.0 % from right to wrong or back; where as many turn, a difference of 2.8 points is found" in page
     )
-    assert "| See | 0.770, +0.020 (" in page
+    assert "| See | all | 0.770, +0.020 (" in page
     assert f"p {2 * 2517 / 2**16:.3f} |" in page
-    assert "| baseline | 0.750 (" in page
+    assert "| baseline | all | 0.750 (" in page
     for heading in ("How many differences", "Which differences", "Consistency", "By type, and of categories"):
         assert f"### {heading}" in page
     assert "By number of differences" not in page  # there is one number only
