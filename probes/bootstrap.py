@@ -126,3 +126,17 @@ def detectable(turned: float, samples: int) -> float:
     five, where a share of `turned` of the samples counts in one of both only. Normal approximation: 1.96 + 0.84 standard
     errors."""
     return (1.96 + 0.84) * math.sqrt(turned / samples)
+
+
+def area(values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None = None) -> float:
+    """How often a wanted sample has a greater value than another one (equal ones half): the area under the ROC curve; .5 is
+    chance. With `strata`, only samples of one stratum are compared. NaN where there is nothing to compare."""
+    won = pairs = 0.0
+    for stratum in (None,) if strata is None else np.unique(strata):
+        chosen = slice(None) if stratum is None else strata == stratum
+        some, those = values[chosen], wanted[chosen]
+        order, others = np.sort(some[~those]), int((~those).sum())
+        below, upto = (np.searchsorted(order, some[those], side) for side in ("left", "right"))
+        won += float((below + upto).sum()) / 2
+        pairs += others * int(those.sum())
+    return won / pairs if pairs else math.nan

@@ -84,6 +84,12 @@ def register(subparsers: Any, defaults: Defaults) -> None:
         "--calibrate-sinks", action="store_true",
         help="measure which places of images attract attention anyway instead, and keep that in MODEL",
     )  # fmt: skip
+    parser.add_argument(
+        "--calibrate-flags", action="store_true",
+        help="choose the thresholds of the flags instead, on --samples questions with clean and noisy pictures, measure how "
+        "often they raise each on right and on wrong answers, and keep both in MODEL",
+    )  # fmt: skip
+    parser.add_argument("--markdown", metavar="FILE", help="with --calibrate-flags: write its report here")
     parser.add_argument("--json", metavar="FILE", help="with reliability: write the votes here")
     parser.set_defaults(func=guarded(_run, defaults))
 
@@ -93,6 +99,10 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
         return _reliability(arguments, defaults)
     if arguments.json:
         raise ValueError("--json goes with 'probe reliability'; a probe's numbers are in the report.json of --report")
+    if arguments.markdown and not arguments.calibrate_flags:
+        raise ValueError("--markdown goes with --calibrate-flags; a probe's report is in the folder of --report")
+    if arguments.calibrate_flags:
+        return _calibrate_flags(arguments, defaults)
     if arguments.calibrate_sage or arguments.calibrate_sinks:
         return _calibrate(arguments, defaults)
     return _probe(arguments, defaults)
@@ -210,6 +220,27 @@ def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
     print(f"{path}: divergence on {calibration.tokens} tokens of {calibration.samples} prompts")
     for layer, quantiles in enumerate(calibration.divergence or ()):
         print(f"layer {layer:>3}  0.9 quantile {quantiles[90]:.4f}")
+    return 0
+
+
+def _calibrate_flags(arguments: argparse.Namespace, defaults: Defaults) -> int:
+    from probes import flags
+    from probes.calibration import calibrate_flags
+    from steering.files import write_atomically
+
+    folder = Path(arguments.model)
+    if not folder.is_dir():
+        raise ValueError(f"--model {arguments.model}: the calibration is kept in the model's folder, and this is none")
+    samples = samples_of(arguments, defaults, arguments.samples, PROBE_SEEDS + arguments.seed)
+    engine = engine_of(arguments)
+    calibration, answers = calibrate_flags(engine, samples, arguments.seed, arguments.quiet)
+    assert calibration.flags is not None
+    page = flags.report(engine.mllm.name, answers, calibration.flags)
+    path = calibration.save(folder)
+    if arguments.markdown:
+        write_atomically(arguments.markdown, page.markdown().encode())
+    print(page.markdown())
+    print(f"{path}: thresholds of the flags from {calibration.flags.answers} answers")
     return 0
 
 
