@@ -221,6 +221,5 @@ def stages(sweep: bool = False) -> dict[str, Condition]:
         sages |= {
             f"Generate, lambda {weight:g}": Sage(generate=Generate(weight=weight)) for weight in (0.25, 0.5, 0.75, 1.0)
         }
-        sages |= {f"Generate, refresh {n}": Sage(generate=Generate(refresh=n)) for n in (1, 4)}
     contrasts = {"VCD": Condition(contrast=Vcd()), "ICD": Condition(contrast=Icd()), "PAI": Condition(contrast=Pai())}
     return {PLAIN: Condition()} | {name: Condition(sage) for name, sage in sages.items()} | contrasts

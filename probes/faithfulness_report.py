@@ -62,10 +62,15 @@ def _power(page: Report, found: Mapping[str, Any], part: str, metric: str, what:
         return
     most = max(turned, key=lambda name: turned[name])
     points = {share: f"{100 * detectable(share, samples):.1f}" for share in (turned[most], 0.02, 0.05)}
+    seen = (
+        f"the condition that turns most of them, {most}, turns {100 * turned[most]:.1f} % from right to wrong or back; where "
+        f"as many turn, a difference of {points[turned[most]]} points is found in four of five such evaluations"
+        if turned[most]
+        else "no condition turns any from right to wrong or back"
+    )
     page.text(
-        f"{samples} {what}. By {metric}, the condition that turns most of them, {most}, turns {100 * turned[most]:.1f} % "
-        f"from right to wrong or back; where as many turn, a difference of {points[turned[most]]} points is found in four "
-        f"of five such evaluations (where 2 % turn, one of {points[0.02]}; where 5 % do, one of {points[0.05]})."
+        f"{samples} {what}. By {metric}, {seen} (where 2 % turn, a difference of {points[0.02]} points is found in four of "
+        f"five; where 5 % do, one of {points[0.05]})."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,10 @@ def register(benchmarks: Any, defaults: Defaults) -> None:
     )
     parser.add_argument("--pairs", type=positive, metavar="N", help="pairs of pictures (default: as many as questions)")
     parser.add_argument(
-        "--conditions", nargs="+", metavar="NAME", help="only these beside the baseline, by their names"
+        "--conditions",
+        nargs="+",
+        metavar="NAME",
+        help="only these beside the baseline: names, or patterns such as 'SAGE*'",
     )
     parser.add_argument("--sweep", action="store_true", help="also each stage alone with several settings")
     parser.add_argument("--noise", type=float, default=0.0, metavar="SD",
@@ -48,20 +52,22 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
 
     existence, differences, categories = _samples(arguments, defaults)
     conditions = stages(arguments.sweep)
-    if unknown := sorted(set(arguments.conditions or ()) - set(conditions)):
-        raise ValueError(f"--conditions: unknown {', '.join(unknown)}; there are {', '.join(conditions)}")
-    wanted = set(arguments.conditions or conditions) | {PLAIN}
+    wanted = {PLAIN}
+    for pattern in arguments.conditions or ["*"]:
+        if not (found := fnmatch.filter(conditions, pattern)):
+            raise ValueError(f"--conditions: unknown {pattern}; there are {', '.join(conditions)}")
+        wanted.update(found)
     conditions = {name: one for name, one in conditions.items() if name in wanted}
     engine = engine_of(arguments)
-    found = evaluate(engine, conditions, existence, differences, categories, arguments.quiet)
+    scores = evaluate(engine, conditions, existence, differences, categories, arguments.quiet)
     page = report(
         f"SAGE on {engine.mllm.name}: {len(existence)} existence questions, {len(differences)} pairs of pictures"
         + (f" with noise {arguments.noise:g}" if arguments.noise else "")
         + f", seed {arguments.seed}",
-        found,
+        scores,
     )
     if arguments.json:
-        write_json(arguments.json, found)
+        write_json(arguments.json, scores)
     if arguments.markdown:
         write_atomically(arguments.markdown, page.markdown().encode())
     print(page.markdown())
