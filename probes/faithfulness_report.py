@@ -63,8 +63,8 @@ def _power(page: Report, found: Mapping[str, Any], part: str, metric: str, what:
     most = max(turned, key=lambda name: turned[name])
     points = {share: f"{100 * detectable(share, samples):.1f}" for share in (turned[most], 0.02, 0.05)}
     seen = (
-        f"the condition that turns most of them, {most}, turns {100 * turned[most]:.1f} % from right to wrong or back; where "
-        f"as many turn, a difference of {points[turned[most]]} points is found in four of five such evaluations"
+        f"the condition that turns most of them, {most}, turns {100 * turned[most]:.1f} % from right to wrong or back; "
+        f"where as many turn, a difference of {points[turned[most]]} points is found in four of five such evaluations"
         if turned[most]
         else "no condition turns any from right to wrong or back"
     )
