@@ -1,23 +1,26 @@
-"""Held-out samples of the world for `probes.faithfulness`: existence in POPE's format, and pairs with one difference."""
+"""Held-out samples of the world for `probes.faithfulness`: existence in POPE's format, and pairs with up to three
+differences."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from itertools import combinations, cycle, islice
 
 import numpy as np
 from PIL import Image
 
 from demo.questions import article
-from demo.several import DIFFERENCE_KINDS, difference_pair
 from demo.wordings import EXISTS
-from demo.world import SHAPES, Scene, Size, random_scene, render
+from demo.world import POSITIONS, SHAPES, Scene, Size, allowed_colours, random_scene, render
+from probes.differences import TYPES, Claim
 from probes.faithfulness import Difference, Existence, Setting
 
 SIZE = (168, 168)
 SETTINGS: tuple[Setting, ...] = ("random", "popular", "adversarial")
-TYPES = {"color": "color", "remove": "remove", "move": "position", "add": "add", "none": None}
+NUMBERS = (1, 2, 1, 3, 1, 0)
+"""How many differences the pairs have, in turn."""
 
 
 def existence_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[Existence]:
@@ -49,16 +52,40 @@ def _scene(rng: random.Random) -> Scene:
 
 
 def difference_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[Difference]:
-    """`count` held-out pairs, the kinds of difference (and none) in turn; `noise` as above, another in each picture."""
+    """`count` held-out pairs with `NUMBERS` of differences, their types in turn; `noise` as above, another in each picture.
+
+    Each difference is of a shape that the first picture shows once, so that it is clear which one is meant.
+    """
     rng, noise_rng = random.Random(f"held-out differences {seed}"), _noise_rng(seed)
-    samples = []
-    for kind in islice(cycle(DIFFERENCE_KINDS), count):
-        first, second, question = difference_pair(rng, kind, (2, 2, 3), held_out=True)
-        answer = question.turns[0][1]
-        category = next((shape for shape in SHAPES if shape in answer), None)
+    types, samples = cycle(TYPES), []
+    for number in islice(cycle(NUMBERS), count):
+        first, second, true = _pair(rng, list(islice(types, number)))
         before, after = (_noised(render(scene, size, rng), noise, noise_rng) for scene in (first, second))
-        samples.append(Difference(before, after, TYPES[kind], category))
+        samples.append(Difference(before, after, true))
     return samples
+
+
+def _pair(rng: random.Random, types: Sequence[str]) -> tuple[Scene, Scene, tuple[Claim, ...]]:
+    while True:
+        shapes = max(rng.choice((2, 2, 3)), len(types) + 1)
+        first = random_scene(rng, shapes, glyph=rng.random() < 0.15, held_out=True)
+        kinds = [thing.kind for thing in first.shapes]
+        single = [thing for thing in first.shapes if kinds.count(thing.kind) == 1]
+        if len(single) < len(types):
+            continue
+        free, second, true = rng.sample(first.free_cells, len(first.free_cells)), first, []
+        for kind, old in zip(types, rng.sample(single, len(types)), strict=True):
+            new, became = None, POSITIONS[old.cell]
+            if kind == "color":
+                became = rng.choice([colour for colour in allowed_colours(first.background) if colour != old.colour])
+                new = old._replace(colour=became)
+            elif kind == "position":
+                new = old._replace(cell=free.pop())
+                became = POSITIONS[new.cell]
+            second = second.replace(old, new)
+            true.append(Claim(kind, old.kind, became))
+        if second.held_out:
+            return first, second, tuple(true)
 
 
 def _noise_rng(seed: int) -> np.random.Generator:

@@ -1,12 +1,16 @@
-"""What a model's calibration holds: thresholds for SAGE's Think, and its attention sinks, both on ordinary prompts."""
+"""What a model's calibration holds: thresholds for SAGE's Think and attention sinks, both on ordinary prompts, and
+thresholds of the flags, on questions that it answers rightly and wrongly."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from tqdm import tqdm
 
+from probes import flags
+from probes.flags import Answered
 from probes.mc2 import Sample
 from probes.mc2 import messages as messages_of
 from steering import Diagnose, Engine, Request, Sampling
@@ -43,6 +47,15 @@ def calibrate_sinks(engine: Engine, samples: Sequence[Sample], quiet: bool = Fal
     if not maps:
         raise ValueError("No sample holds an image whose tokens are a grid.")
     return _known(engine).with_sinks(attraction(maps), len(maps))
+
+
+def calibrate_flags(
+    engine: Engine, samples: Sequence[Sample], seed: int = 0, quiet: bool = False
+) -> tuple[Calibration, Answered]:
+    """Thresholds of the flags, and the answers that they were chosen and measured on; raises ValueError where these are all
+    right or all wrong."""
+    answers = flags.ask(engine, samples, seed, quiet)
+    return replace(_known(engine), flags=flags.calibrate(answers)), answers
 
 
 def _known(engine: Engine) -> Calibration:

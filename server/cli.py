@@ -73,13 +73,13 @@ def _demo_samples(count: int, seed: int) -> list[Sample]:
 
 
 def _demo_faithfulness(
-    count: int, seed: int, noise: float
+    questions: int, pairs: int, seed: int, noise: float
 ) -> tuple[list[Existence], list[Difference], tuple[str, ...]]:
-    """Existence questions, pairs with a difference, and the names of what can be in a picture."""
+    """Existence questions, pairs with differences, and the names of what can be in a picture."""
     from demo.faithfulness import difference_samples, existence_samples
     from demo.world import SHAPES
 
-    return existence_samples(count, seed, noise=noise), difference_samples(count, seed, noise=noise), SHAPES
+    return existence_samples(questions, seed, noise=noise), difference_samples(pairs, seed, noise=noise), SHAPES
 
 
 def _register_serve(subparsers: argparse._SubParsersAction) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from steering.diagnostics.flags import Thresholds
 from steering.errors import UnsupportedModel
 from steering.files import write_atomically
 
@@ -21,8 +22,8 @@ SHARES = tuple(i / 100 for i in range(101))
 @dataclass(frozen=True)
 class Calibration:
     """divergence: for each layer the quantiles of D (see `interventions.think`) at `SHARES`, over `tokens` prompt tokens
-    of `samples` prompts. sinks: (layers, rows, columns) as `diagnostics.sinks.attraction`, over `images`. Each None, or 0,
-    until it was measured."""
+    of `samples` prompts. sinks: (layers, rows, columns) as `diagnostics.sinks.attraction`, over `images`. flags: where its
+    numbers become flags. Each None, or 0, until it was measured."""
 
     fingerprint: str
     divergence: tuple[tuple[float, ...], ...] | None = None
@@ -30,6 +31,7 @@ class Calibration:
     tokens: int = 0
     sinks: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     images: int = 0
+    flags: Thresholds | None = None
 
     def with_divergence(self, values: torch.Tensor, samples: int) -> Calibration:
         """values: (layers, tokens), D of every prompt token."""
@@ -77,7 +79,10 @@ class Calibration:
                 sinks = tuple(tuple(tuple(map(float, row)) for row in layer) for layer in sinks)
                 if len(sinks) != layers or len({(len(layer), len(layer[0])) for layer in sinks}) != 1:
                     raise ValueError(f"must hold the sinks of {layers} layers")
-            loaded = cls(divergence=table, sinks=sinks, **content)
+            flags = content.pop("flags", None)
+            loaded = cls(
+                flags=None if flags is None else Thresholds.of(flags), divergence=table, sinks=sinks, **content
+            )
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise UnsupportedModel(f"{path} is no calibration: {error}. Make it anew or remove it.") from error
         if loaded.fingerprint != fingerprint:
@@ -86,10 +91,10 @@ class Calibration:
 
 
 def measured(folder: Path) -> set[str]:
-    """What the calibration in a model's folder holds, of "divergence" and "sinks", without a model; empty where there is
-    none, or it is damaged, of which `Calibration.load` tells more."""
+    """Which parts the calibration in a model's folder holds ("divergence", "sinks", ...), without a model; empty where there
+    is none, or it is damaged, of which `Calibration.load` tells more."""
     try:
         content = json.loads((folder / FILE).read_text())
-        return {part for part in ("divergence", "sinks") if content.get(part) is not None}
+        return {part for part, value in content.items() if value is not None}
     except (OSError, ValueError, AttributeError):
         return set()

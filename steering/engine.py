@@ -452,6 +452,7 @@ class Engine:
             tilings,
             pictures if request.diagnose is not None and request.diagnose.heatmaps else (),
             None if sinks is None else torch.tensor(sinks),
+            self.mllm.calibration.flags if self.mllm.calibration is not None else None,
         )
 
     def _free_slots(self) -> int:

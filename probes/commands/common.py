@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steering import Engine, SteeringVector
 
     DemoSamples = Callable[[int, int], Sequence[Sample]]
-    DemoFaithfulness = Callable[[int, int, float], tuple[Sequence[Existence], Sequence[Difference], Sequence[str]]]
+    DemoFaithfulness = Callable[[int, int, int, float], tuple[Sequence[Existence], Sequence[Difference], Sequence[str]]]
 
 PROBE_SEEDS = 1_000_000_000
 """Added to the seed when a probe draws demo samples, so that an evaluation's small seeds never meet them again."""
@@ -36,7 +36,7 @@ def own_vectors() -> list[Path]:
 @dataclass(frozen=True)
 class Defaults:
     """What the commands fall back to: `samples(count, seed)` draws conflicts where no MC2 file is given,
-    `faithfulness(count, seed, noise)` existence questions, pairs with a difference and the names of objects;
+    `faithfulness(questions, pairs, seed, noise)` existence questions, pairs of pictures and the names of objects;
     `vectors()` are the folders where vectors are looked for before the model's own, and the first is written to."""
 
     samples: DemoSamples | None = None

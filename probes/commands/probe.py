@@ -92,6 +92,12 @@ def register(subparsers: Any, defaults: Defaults) -> None:
         "--calibrate-sinks", action="store_true",
         help="measure which places of images attract attention anyway instead, and keep that in MODEL",
     )  # fmt: skip
+    parser.add_argument(
+        "--calibrate-flags", action="store_true",
+        help="choose the thresholds of the flags instead, on --samples questions with clean and noisy pictures, measure how "
+        "often they raise each on right and on wrong answers, and keep both in MODEL",
+    )  # fmt: skip
+    parser.add_argument("--markdown", metavar="FILE", help="with --calibrate-flags: write its report here")
     parser.add_argument("--json", metavar="FILE", help="with reliability: write the votes here")
     parser.set_defaults(func=guarded(_run, defaults))
 
@@ -101,6 +107,10 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
         return _reliability(arguments, defaults)
     if arguments.json:
         raise ValueError("--json goes with 'probe reliability'; a probe's numbers are in the report.json of --report")
+    if arguments.markdown and not arguments.calibrate_flags:
+        raise ValueError("--markdown goes with --calibrate-flags; a probe's report is in the folder of --report")
+    if arguments.calibrate_flags:
+        return _calibrate_flags(arguments, defaults)
     if arguments.calibrate_sage or arguments.calibrate_sinks:
         return _calibrate(arguments, defaults)
     return _probe(arguments, defaults)
@@ -226,17 +236,23 @@ def _ratio(shares: dict[str, Any]) -> str:
     return "-" if ratio is None else f"{ratio:.3f}"
 
 
-def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
-    from probes.calibration import calibrate_sinks, calibrate_think
+def _calibration_folder(arguments: argparse.Namespace, part: str) -> Path:
+    """The model's folder, where a part of the calibration may be written; raises before there was any work."""
     from steering.calibration import FILE, measured
 
     folder = Path(arguments.model)
     if not folder.is_dir():
         raise ValueError(f"--model {arguments.model}: the calibration is kept in the model's folder, and this is none")
-    part = "sinks" if arguments.calibrate_sinks else "divergence"
     if part in measured(folder) and not arguments.replace:
         raise FileExistsError(f"{folder / FILE} has the {part} already; --replace measures it anew")
     _check_writable(folder)
+    return folder
+
+
+def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
+    from probes.calibration import calibrate_sinks, calibrate_think
+
+    folder = _calibration_folder(arguments, "sinks" if arguments.calibrate_sinks else "divergence")
     samples = samples_of(arguments, defaults, arguments.samples, PROBE_SEEDS + arguments.seed)
     measure = calibrate_sinks if arguments.calibrate_sinks else calibrate_think
     calibration = measure(engine_of(arguments), samples, arguments.quiet)
@@ -249,6 +265,25 @@ def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
     print(f"{path}: divergence on {calibration.tokens} tokens of {calibration.samples} prompts")
     for layer, quantiles in enumerate(calibration.divergence or ()):
         print(f"layer {layer:>3}  0.9 quantile {quantiles[90]:.4f}")
+    return 0
+
+
+def _calibrate_flags(arguments: argparse.Namespace, defaults: Defaults) -> int:
+    from probes import flags
+    from probes.calibration import calibrate_flags
+    from steering.files import write_atomically
+
+    folder = _calibration_folder(arguments, "flags")
+    samples = samples_of(arguments, defaults, arguments.samples, PROBE_SEEDS + arguments.seed)
+    engine = engine_of(arguments)
+    calibration, answers = calibrate_flags(engine, samples, arguments.seed, arguments.quiet)
+    assert calibration.flags is not None
+    page = flags.report(engine.mllm.name, answers, calibration.flags)
+    path = calibration.save(folder)
+    if arguments.markdown:
+        write_atomically(arguments.markdown, page.markdown().encode())
+    print(page.markdown())
+    print(f"{path}: thresholds of the flags from {calibration.flags.answers} answers")
     return 0
 
 

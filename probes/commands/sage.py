@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.commands.common import Defaults, add_model, engine_of, guarded, positive, write_json
@@ -20,11 +20,19 @@ def register(benchmarks: Any, defaults: Defaults) -> None:
         "sage",
         help="SAGE stage by stage: existence questions and differences of two pictures",
         description="Ask held-out questions of the demo world, or POPE's, plainly, with SAGE's stages, one more at a time, "
-        "and with the contrastive decoders that the paper compares it with.",
+        "and with the contrastive decoders that the paper compares it with; each is compared with the plain answers to the "
+        "same samples.",
     )
     add_model(parser, defaults)
     parser.add_argument(
-        "--limit", type=positive, default=500, metavar="N", help="samples of each (default %(default)s)"
+        "--limit", type=positive, default=500, metavar="N", help="existence questions (default %(default)s)"
+    )
+    parser.add_argument("--pairs", type=positive, metavar="N", help="pairs of pictures (default: as many as questions)")
+    parser.add_argument(
+        "--conditions",
+        nargs="+",
+        metavar="NAME",
+        help="only these beside the baseline: names, or patterns such as 'SAGE*'",
     )
     parser.add_argument("--sweep", action="store_true", help="also each stage alone with several settings")
     parser.add_argument("--noise", type=float, default=0.0, metavar="SD",
@@ -38,22 +46,31 @@ def register(benchmarks: Any, defaults: Defaults) -> None:
 
 
 def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
-    from probes.faithfulness import as_markdown, evaluate, stages
+    from probes.faithfulness import PLAIN, evaluate, stages
+    from probes.faithfulness_report import report
+    from steering.files import write_atomically
 
     existence, differences, categories = _samples(arguments, defaults)
+    conditions = stages(arguments.sweep)
+    wanted = {PLAIN}
+    for pattern in arguments.conditions or ["*"]:
+        if not (found := fnmatch.filter(conditions, pattern)):
+            raise ValueError(f"--conditions: unknown {pattern}; there are {', '.join(conditions)}")
+        wanted.update(found)
+    conditions = {name: one for name, one in conditions.items() if name in wanted}
     engine = engine_of(arguments)
-    report = evaluate(engine, stages(arguments.sweep), existence, differences, categories, arguments.quiet)
-    tables = as_markdown(
-        report,
+    scores = evaluate(engine, conditions, existence, differences, categories, arguments.quiet)
+    page = report(
         f"SAGE on {engine.mllm.name}: {len(existence)} existence questions, {len(differences)} pairs of pictures"
         + (f" with noise {arguments.noise:g}" if arguments.noise else "")
-        + f", seed {arguments.seed}, 95 % intervals",
+        + f", seed {arguments.seed}",
+        scores,
     )
     if arguments.json:
-        write_json(arguments.json, report)
+        write_json(arguments.json, scores)
     if arguments.markdown:
-        Path(arguments.markdown).write_text(tables)
-    print(tables)
+        write_atomically(arguments.markdown, page.markdown().encode())
+    print(page.markdown())
     return 0
 
 
@@ -63,7 +80,9 @@ def _samples(
     """POPE's questions where files are given, else the demo world's, with its pairs and the names of its objects."""
     if not arguments.pope:
         assert defaults.faithfulness is not None
-        return defaults.faithfulness(arguments.limit, arguments.seed, arguments.noise)
+        return defaults.faithfulness(
+            arguments.limit, arguments.pairs or arguments.limit, arguments.seed, arguments.noise
+        )
     from probes import pope
 
     if not arguments.images:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from steering.diagnostics.flags import flags
+from steering.diagnostics.flags import Thresholds, flags
 from steering.diagnostics.focus import focus, image_attention_factor, m_lnd
 from steering.diagnostics.heatmaps import data_url, overlay
 from steering.diagnostics.modality import modality
@@ -29,14 +29,15 @@ VERSION = 2
 @dataclass(frozen=True)
 class Surroundings:
     """What readouts need besides an answer's readings: N of the focus metrics, the text of a token, how each image is tiled
-    (None where it is not, or nobody knows), the request's pictures (where heat maps need them), and the model's sinks
-    (layers, rows, columns) where they are known."""
+    (None where it is not, or nobody knows), the request's pictures (where heat maps need them), the model's sinks
+    (layers, rows, columns) where they are known, and its thresholds of flags."""
 
     focus_layers: int
     token_text: Callable[[int], str] = str
     tilings: Sequence[Tiling | None] = ()
     pictures: Sequence[Image.Image] = ()
     sinks: torch.Tensor | None = None
+    flags: Thresholds | None = None
 
 
 @dataclass(frozen=True)
@@ -218,11 +219,12 @@ def _tam(answer: _Answer) -> list[dict[str, Any]]:
 
 
 def _flags(answer: _Answer) -> dict[str, Any] | None:
-    """By the attention of the last N layers and the maps of all tokens."""
+    """By the attention of all layers and the maps of all tokens; thresholds hold for maps whose sinks are not discounted."""
     if answer.readings.tam is None or not answer.images:
         return None
-    attention = torch.cat([map_.everything for map_ in answer.attention], 1)[-answer.focus_layers :].sum(0)
-    return flags(attention, torch.cat([map_.everything for map_ in answer.maps(answer.readings.tam.sum(0))]))
+    attention = torch.cat([map_.everything for map_ in answer.attention], 1).mean(0)
+    activation = torch.cat([map_.everything for map_ in answer.maps(answer.readings.tam.sum(0))])
+    return flags(attention, activation, None if answer.options.discount_sinks else answer.around.flags)
 
 
 def _anchor(answer: _Answer) -> dict[str, Any] | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from demo.faithfulness import difference_samples, existence_samples
-from demo.world import SHAPES
-from probes.faithfulness import PATTERNS
+from demo.faithfulness import _pair, difference_samples, existence_samples
+from demo.world import POSITIONS, SHAPES
+from probes.differences import TYPES
 
 
 def test_existence_questions_are_balanced_and_depend_on_the_seed() -> None:
@@ -39,16 +40,43 @@ def test_popular_objects_are_the_frequent_ones() -> None:
     assert asked.most_common(1)[0][1] > 2 * spread.most_common(1)[0][1]
 
 
-def test_every_difference_has_its_type_and_object() -> None:
-    samples = difference_samples(25, seed=1)
-    assert Counter(sample.type for sample in samples) == {**dict.fromkeys(PATTERNS, 5), None: 5}
+def test_pairs_differ_by_what_is_said_and_by_nothing_else() -> None:
+    rng = random.Random(5)
+    drawn = [
+        _pair(rng, types) for types in (["color"], ["remove", "position"], ["position", "color", "remove"], []) * 20
+    ]
+    for first, second, true in drawn:
+        assert first.held_out
+        assert second.held_out
+        for claim in true:
+            (old,) = (thing for thing in first.shapes if thing.kind == claim.category)
+            now = [thing for thing in second.shapes if thing.kind == claim.category]
+            if claim.type == "remove":
+                assert now == []
+                assert claim.attribute == POSITIONS[old.cell]
+            elif claim.type == "color":
+                assert now == [old._replace(colour=str(claim.attribute))] != [old]
+            else:
+                assert now == [old._replace(cell=POSITIONS.index(str(claim.attribute)))] != [old]
+        changed = {claim.category for claim in true}
+        assert len(changed) == len(true)
+        first_rest, second_rest = ([t for t in scene.things if t.kind not in changed] for scene in (first, second))
+        assert first_rest == second_rest
+        assert first.background == second.background
+        assert second.shapes
+
+
+def test_pairs_have_from_no_to_three_differences_of_the_papers_types() -> None:
+    samples = difference_samples(36, seed=1)
+    assert Counter(len(sample.true) for sample in samples) == {0: 6, 1: 18, 2: 6, 3: 6}
+    assert Counter(claim.type for sample in samples for claim in sample.true) == dict.fromkeys(TYPES, 16)
     for sample in samples:
-        assert (sample.type is None) == (sample.category is None)
-        assert sample.category is None or sample.category in SHAPES
+        same = np.array_equal(np.asarray(sample.first), np.asarray(sample.second))
+        assert not same  # also equal scenes are drawn anew
 
 
 def test_noise_is_of_the_size_asked_for_and_changes_nothing_else() -> None:
-    for draw, picture, fact in ((existence_samples, "image", "question"), (difference_samples, "second", "type")):
+    for draw, picture, fact in ((existence_samples, "image", "question"), (difference_samples, "second", "true")):
         clean, noisy, again = (draw(10, seed=1, noise=noise) for noise in (0, 20, 20))
         for pure, one, other in zip(clean, noisy, again, strict=True):
             assert getattr(pure, fact) == getattr(one, fact)

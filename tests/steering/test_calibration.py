@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import steering
 from steering import MLLM, Request, Sage, Sampling, Think, UnsupportedModel
 from steering.calibration import FILE, Calibration
+from steering.diagnostics.flags import Thresholds
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]
@@ -29,8 +31,12 @@ def test_thresholds_are_quantiles() -> None:
     assert made.thresholds(0.0).tolist() == [0, 0]
 
 
+RATES = {"right": [0.05, 0.03, 0.07], "wrong": [0.2, 0.1, 0.3], "separates": True}
+FLAGGED = Thresholds(0.4, 0.3, -0.1, answers=100, raised={"perceptual_blindness": RATES, "dissociation": RATES})
+
+
 def test_the_file_keeps_what_was_measured(tmp_path: Path) -> None:
-    made = Calibration("f").with_divergence(torch.rand(2, 50), samples=3)
+    made = replace(Calibration("f").with_divergence(torch.rand(2, 50), samples=3), flags=FLAGGED)
     made.save(tmp_path)
     assert Calibration.load(tmp_path, "f", 2) == made
     assert Calibration.load(tmp_path / "nowhere", "f", 2) is None
@@ -46,6 +52,9 @@ def test_the_file_keeps_what_was_measured(tmp_path: Path) -> None:
         {"sinks": [[[1.0]]]},
         {"sinks": [[], []]},
         {"surprise": 1},
+        {"flags": {"attention": 0.4}},
+        {"flags": asdict(FLAGGED) | {"agreement": None}},
+        {"flags": asdict(FLAGGED) | {"raised": {"dissociation": RATES}}},
         {"fingerprint": "another"},
     ],
 )

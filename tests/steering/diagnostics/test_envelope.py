@@ -401,7 +401,9 @@ def test_the_keys_of_every_readout_are_pinned(make_engine: MakeEngine) -> None:
     ]
     assert list(readout["patches"][0]) == ["image", "layers", "rho", "overview"]
     assert list(readout["tam"][0]) == ["position", "token", "image", "map", "overview"]
-    assert list(readout["flags"]) == ["perceptual_blindness", "dissociation", "concentration", "thresholds"]
+    assert list(readout["flags"]) == [
+        *("perceptual_blindness", "dissociation", "concentration", "thresholds", "calibration"),
+    ]
     assert list(readout["anchor"]) == ["sigma", "image"]
     assert list(readout["heatmaps"][0]) == ["image", "kind", "layers", "png"]
     assert list(readout["drift"]) == ["to", "rows", "cosine"]

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from steering import Choice, Diagnose, Generate, Request, RequestError, Sage, Sampling, See, Steer, Think
-from steering.diagnostics.flags import flags
 from steering.diagnostics.residual import NAMES
 from steering.diagnostics.tam import Earlier, without_interference
 from steering.layout import Layout, build_prompt
@@ -201,12 +200,15 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
         assert np.allclose(got["anchor"]["sigma"], sigma, rtol=0, atol=1e-5)
         means = np.mean(sigma[-focus_layers:], axis=0)
         assert got["anchor"]["image"] == (int(means.argmax()) + 1 if means.any() else None)
-    attention = [sum(whole.rho(layer, c) for layer in range(len(whole.attention))[-focus_layers:]) for c in together]
+    attention = [sum(whole.rho(layer, c) for layer in range(len(whole.attention))) for c in together]
     activation = np.sum([one["map"] for one in whole_maps(got["tam"], STEPS)], axis=0)
     concentration = got["flags"]["concentration"]
     for name, values in (("attention", np.array(attention)), ("activation", activation)):
         top = np.sort(values)[::-1][: -(-len(values) // 5)].sum()
         assert concentration[name] == (pytest.approx(top / values.sum(), rel=1e-3) if values.any() else None)
+    if np.std(activation) > 0:
+        correlation = np.corrcoef(attention, activation)[0, 1]
+        assert concentration["agreement"] == pytest.approx(correlation, abs=1e-3)
 
 
 def layout_span(layout: Layout, kind: str) -> list[int]:
@@ -369,23 +371,6 @@ def test_interference_by_hand() -> None:
     # Least squares of [0, 3, 4] on [2, 2, 0]: 6 / 8; what is left: [-1.5, 1.5, 4].
     out = without_interference(maps, torch.tensor([7]), head, 2, earlier)
     assert out.tolist() == [[0.0, 1.5, 4.0]]
-
-
-def test_flags_by_hand() -> None:
-    flat, here, there = (torch.full((10,), 1.0) for _ in range(3))
-    here[2], there[5] = 10.0, 10.0
-    blind = flags(flat, flat)
-    assert (blind["perceptual_blindness"], blind["dissociation"]) == (True, False)
-    assert blind["concentration"] == {"attention": 0.2, "activation": 0.2, "overlap": 1.0}
-    here[3], there[6] = 10.0, 10.0
-    apart = flags(here, there)
-    assert (apart["perceptual_blindness"], apart["dissociation"]) == (False, True)
-    assert apart["concentration"]["overlap"] == 0.0
-    assert apart["concentration"]["attention"] == pytest.approx(20 / 28)
-    same = flags(here, here)
-    assert (same["perceptual_blindness"], same["dissociation"]) == (False, False)
-    assert flags(flat, torch.zeros(10))["perceptual_blindness"] is None
-    assert flags(flat[:2], flat[:2])["dissociation"] is None
 
 
 @pytest.mark.parametrize("layers", [(3,), (-1,), (), (0, 0)])

@@ -1,0 +1,181 @@
+"""The metrics of SPD-Faith Bench (appendix B.2, and the authors' eval/) on claims that were read off answers elsewhere.
+
+Every metric is a quotient of sums over pairs of pictures: `tally` gives what one pair adds, `scores` makes the metrics of
+the sums, so that resampled pairs need no second look. The paper and its code leave some of them open; what is in doubt
+has one name a definition:
+
+- dqr_exact: share of the pairs whose number of differences is claimed exactly (equation 8). ds_tolerance:
+  max(0, 1 - |claimed - true| / true) (equation 9). By these DQR never exceeds DS, which it does in the paper's tables.
+- dqr_ratio: claimed / true, not clipped (the released code's number for DQR). ds_detect: share of the pairs that differ of
+  which any difference is claimed (section 3.2). false_alarms: the same share of the pairs that do not differ.
+- tf1: micro F1 over `TYPES`, by type the smaller of the claimed and the true count; other types do not count (released
+  code, equation 10). PRECISION and RECALL also by type.
+- cf1: the same by category (equation 11). cf1_released: each claimed category that occurs in the truth counts, however
+  often it is claimed, so that recall may exceed 1 (released code).
+- cr: mean over the claims that the answers to "same?" and "different?" share, then over pairs (equations 12 and 13); a pair
+  of which either answer claims nothing specific has none. cr_pairs: share of the pairs that have one.
+- yes_no_consistency: the same weights for the two yes/no answers, which cr leaves out: unlike +1, alike -1, one of them
+  neither yes nor no +0.5. contradictions: share of the pairs answered "yes" twice (section 3.2). yes_same: share of "yes"
+  to "same?" (figure 11).
+
+dqr_ratio, ds_tolerance and ds_detect are means over the pairs that differ, as all of the benchmark's do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+TYPES = ("color", "remove", "position")
+"""The types of difference of the benchmark."""
+
+SHARES = {
+    "dqr_exact": "exact",
+    "ds_detect": "detected",
+    "false_alarms": "alarmed",
+    "contradictions": "contradictions",
+    "yes_same": "yes_same",
+}
+"""Metrics that are shares of pairs, with the sum that counts them: what McNemar's test takes."""
+
+Label = Literal["consistent", "contradictory", "ambiguous"]
+WEIGHTS: dict[Label, float] = {"consistent": 1.0, "contradictory": -1.0, "ambiguous": 0.5}
+"""Equation 13."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One difference, as it is or as an answer describes it: its type (one of `TYPES`, or another), the category of what
+    changed, and what became of it (the new colour, the new place, the place it is gone from). None where it is not said.
+    `sure` is False where the answer hedges."""
+
+    type: str | None
+    category: str | None = None
+    attribute: str | None = None
+    sure: bool = True
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One pair of pictures: the true differences, the claimed ones, and how many were claimed where the answer states a
+    number (None: as many as it describes). `same` and `different`: its yes/no answers, None for neither. `labels`: of the
+    claims of these two answers, see `compare`."""
+
+    true: Sequence[Claim]
+    claimed: Sequence[Claim]
+    count: int | None = None
+    same: bool | None = None
+    different: bool | None = None
+    labels: Sequence[Label] = ()
+
+
+def compare(first: Sequence[Claim], second: Sequence[Claim]) -> list[Label]:
+    """How the specific claims of two answers agree, one label for two claims that belong together and one for a claim
+    without a counterpart, which is ambiguous; none where either answer claims nothing.
+
+    Claims belong together that are of one category and of one type, or of which one says that it is gone or new (it
+    cannot also have changed). They are consistent where type and attribute agree (an attribute that is not said agrees with
+    any), else contradictory; ambiguous where either is unsure, or has no category.
+    """
+    if not first or not second:
+        return []
+    labels: list[Label] = []
+    left, right = list(first), list(second)
+    for wanted in ("consistent", "contradictory", "ambiguous"):
+        for one in tuple(left):
+            other = next((other for other in right if _label(one, other) == wanted), None)
+            if other is not None:
+                left.remove(one)
+                right.remove(other)
+                labels.append("ambiguous" if not (one.sure and other.sure) else wanted)
+    return labels + ["ambiguous"] * (len(left) + len(right))
+
+
+def _label(one: Claim, other: Claim) -> Label | None:
+    """How two claims agree; None where they are about different things."""
+    if one.type is None or other.type is None or one.category is None or other.category is None:
+        alike = (one.type or other.type) == (other.type or one.type)
+        named = (one.category or other.category) == (other.category or one.category)
+        return "ambiguous" if alike and named else None
+    if one.category != other.category:
+        return None
+    if one.type != other.type:
+        return "contradictory" if {one.type, other.type} & {"remove", "add"} else None
+    known = one.attribute is not None and other.attribute is not None
+    return "contradictory" if known and one.attribute != other.attribute else "consistent"
+
+
+def tally(pair: Pair) -> dict[str, float]:
+    """What one pair adds to the sums of which `scores` is made."""
+    claimed = len(pair.claimed) if pair.count is None else pair.count
+    true = len(pair.true)
+    answers = (pair.same, pair.different)
+    judged: Label = "ambiguous" if None in answers else "consistent" if pair.same != pair.different else "contradictory"
+    sums = {
+        "pairs": 1.0,
+        "exact": claimed == true,
+        "differing": true > 0,
+        "tolerance": max(0.0, 1 - abs(claimed - true) / true) if true else 0.0,
+        "ratio": claimed / true if true else 0.0,
+        "detected": claimed > 0 and true > 0,
+        "alike": true == 0,
+        "alarmed": claimed > 0 and true == 0,
+        "yes_no": WEIGHTS[judged],
+        "contradictions": answers == (True, True),
+        "yes_same": pair.same is True,
+        "compared": bool(pair.labels),
+        "cr": sum(WEIGHTS[label] for label in pair.labels) / max(len(pair.labels), 1),
+    }
+    for kind in TYPES:
+        sums |= _matches(kind, *([one.type for one in side if one.type == kind] for side in (pair.claimed, pair.true)))
+    categories = [[one.category for one in side if one.category] for side in (pair.claimed, pair.true)]
+    sums |= _matches("category", *categories)
+    sums["category_occurring"] = sum(name in categories[1] for name in categories[0])
+    return {name: float(value) for name, value in sums.items()}
+
+
+def _matches(name: str, claimed: Sequence[str | None], true: Sequence[str | None]) -> dict[str, float]:
+    matched = sum((Counter(claimed) & Counter(true)).values())
+    return {f"{name}_claimed": len(claimed), f"{name}_true": len(true), f"{name}_matched": matched}
+
+
+def scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The metrics of summed tallies, each of the shape of a sum; NaN where nothing was there to be measured."""
+    types = {part: np.sum([sums[f"{kind}_{part}"] for kind in TYPES], 0) for part in ("claimed", "true", "matched")}
+    found = {
+        "dqr_exact": ratio(sums["exact"], sums["pairs"]),
+        "ds_tolerance": ratio(sums["tolerance"], sums["differing"]),
+        "dqr_ratio": ratio(sums["ratio"], sums["differing"]),
+        "ds_detect": ratio(sums["detected"], sums["differing"]),
+        "false_alarms": ratio(sums["alarmed"], sums["alike"]),
+        "tf1": ratio(2 * types["matched"], types["claimed"] + types["true"]),
+        "cf1": ratio(2 * sums["category_matched"], sums["category_claimed"] + sums["category_true"]),
+        "cf1_released": ratio(2 * sums["category_occurring"], sums["category_claimed"] + sums["category_true"]),
+        "cr": ratio(sums["cr"], sums["compared"]),
+        "cr_pairs": ratio(sums["compared"], sums["pairs"]),
+        "yes_no_consistency": ratio(sums["yes_no"], sums["pairs"]),
+        "contradictions": ratio(sums["contradictions"], sums["pairs"]),
+        "yes_same": ratio(sums["yes_same"], sums["pairs"]),
+    }
+    for kind in (*TYPES, "category"):
+        found[f"{kind}_precision"] = ratio(sums[f"{kind}_matched"], sums[f"{kind}_claimed"])
+        found[f"{kind}_recall"] = ratio(sums[f"{kind}_matched"], sums[f"{kind}_true"])
+    return found
+
+
+def score(pairs: Iterable[Pair]) -> dict[str, float | None]:
+    """The metrics of some pairs; None where nothing was there to be measured."""
+    tallies = [tally(pair) for pair in pairs]
+    sums = {
+        name: np.array(sum(one[name] for one in tallies)) for name in (tallies[0] if tallies else tally(Pair((), ())))
+    }
+    return {name: None if np.isnan(value) else float(value) for name, value in scores(sums).items()}
+
+
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole, NaN where `whole` is 0."""
+    return np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=np.asarray(whole) > 0)
