@@ -189,7 +189,7 @@ def test_diagnostics_come_in_the_versioned_envelope(client: FlaskClient) -> None
         ask(client, data_uri(), "a", data_uri(Image.new("RGB", (84, 84), "blue")), QUESTION, diagnostics=True)
     )
     envelope = choice["diagnostics"]
-    assert envelope["version"] == 1
+    assert envelope["version"] == 2
     assert [image["image"] for image in envelope["images"]] == [1, 2]
     assert {"focus", "modality", "decay"} <= set(envelope)
 
