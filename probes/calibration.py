@@ -1,4 +1,5 @@
-"""What a model's calibration holds: thresholds for SAGE's Think, and its attention sinks, both on ordinary prompts."""
+"""What a model's calibration holds, measured on ordinary prompts: thresholds for SAGE's Think, attention sinks, and how
+surprising a clean text context may be."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from tqdm import tqdm
 
 from probes.mc2 import Sample
 from probes.mc2 import messages as messages_of
-from steering import Diagnose, Engine, Request, Sampling
+from steering import Diagnose, Engine, Request, Sampling, surprises
 from steering.calibration import Calibration
 from steering.diagnostics.sinks import attraction
 
@@ -43,6 +44,21 @@ def calibrate_sinks(engine: Engine, samples: Sequence[Sample], quiet: bool = Fal
     if not maps:
         raise ValueError("No sample holds an image whose tokens are a grid.")
     return _known(engine).with_sinks(attraction(maps), len(maps))
+
+
+def calibrate_surprise(engine: Engine, samples: Sequence[Sample], quiet: bool = False, batch: int = 64) -> Calibration:
+    """The bound of surprise, on the samples' contexts as they are, asked in both orders; raises ValueError where none has
+    two tokens, RequestError where the model cannot read a text without an image."""
+    values: list[float] = []
+    with tqdm(total=len(samples), desc="surprise", disable=quiet or None) as bar:
+        for begin in range(0, len(samples), batch):
+            part = samples[begin : begin + batch]
+            chats = [messages_of(sample, "plain", swapped) for sample in part for swapped in (False, True)]
+            values += [value for value, _ in surprises(engine, chats) if value is not None]
+            bar.update(len(part))
+    if not values:
+        raise ValueError("No sample has a text context of two tokens.")
+    return _known(engine).with_surprise(torch.tensor(values))
 
 
 def _known(engine: Engine) -> Calibration:

@@ -16,12 +16,15 @@ from steering.interventions.see import See
 from steering.interventions.steer import TOKENS, TOWARD, Steer, planned
 from steering.interventions.think import Think
 from steering.mllm import MLLM, load
-from steering.reliability import Auto, Reliability, decide, measure
+from steering.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, decide, find, measure
 from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
+from steering.surprise import Surprise, surprises
 from steering.vectors import NAME, SteeringVector, VectorStore
 
 __all__ = [
     "CHEAP",
+    "CRITERIA",
+    "DROP",
     "MAX_TOP_LOGPROBS",
     "MLLM",
     "NAME",
@@ -35,6 +38,7 @@ __all__ = [
     "Completion",
     "ContextOverflow",
     "Contrast",
+    "Criterion",
     "Diagnose",
     "Engine",
     "Fault",
@@ -51,17 +55,21 @@ __all__ = [
     "Steer",
     "SteeringError",
     "SteeringVector",
+    "Surprise",
     "Think",
     "TokenLogprob",
     "UnsupportedModel",
     "Vcd",
     "VectorError",
     "VectorStore",
+    "check_auto",
     "check_steer",
     "decide",
     "drift",
     "drifted",
+    "find",
     "load",
     "measure",
     "planned",
+    "surprises",
 ]

@@ -104,14 +104,19 @@ class Engine:
             self._refuse(answers)  # before the work of preparing
         return self._enqueue(request, self._refuse)
 
-    def generate(self, requests: Iterable[Request]) -> list[Result]:
+    def generate(
+        self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
+    ) -> list[Result]:
         """Answer requests in order, batched; steps in the calling thread unless the engine was started.
 
-        Requests are prepared as the queue drains, so that memory does not grow with their number.
+        Requests are prepared as the queue drains, so that memory does not grow with their number. `begun` is given each of
+        them as it is queued, so that another thread can cancel it; raises Fault then.
         """
-        return list(self.stream(requests))
+        return list(self.stream(requests, begun))
 
-    def stream(self, requests: Iterable[Request]) -> Iterator[Result]:
+    def stream(
+        self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
+    ) -> Iterator[Result]:
         """As `generate`, but every result is handed over, in order, as soon as it is there; whoever stops listening
         cancels the rest."""
         pending: deque[Completion] = deque()
@@ -120,6 +125,8 @@ class Engine:
                 while len(self._scheduler.waiting) >= self._scheduler.slots:
                     self._advance()
                 pending.append(self._enqueue(request, lambda answers: self._refuse_when_closed()))
+                if begun is not None:
+                    begun(pending[-1])
                 while pending and pending[0].done:
                     yield pending.popleft().result()
             while pending:
@@ -413,6 +420,7 @@ class Engine:
                 wants_states=request.states,
                 wants_divergence=request.divergence,
                 forced=request.forced,
+                wants_scores=request.reply is not None,
                 fork_of=first,
                 expects_forks=first is None and request.n > 1,
             )
