@@ -127,10 +127,10 @@ class Engine:
                 pending.append(self._enqueue(request, lambda answers: self._refuse_when_closed()))
                 if begun is not None:
                     begun(pending[-1])
-                while pending and pending[0].done:
+                while pending and self._left(pending[0]):
                     yield pending.popleft().result()
             while pending:
-                while self._thread is None and not pending[0].done:
+                while self._thread is None and not self._left(pending[0]):
                     self.step()
                 yield pending.popleft().result()
         finally:
@@ -461,6 +461,10 @@ class Engine:
 
     def _free_slots(self) -> int:
         return self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
+
+    def _left(self, completion: Completion) -> bool:
+        """Whether it has heard the last of all its sequences, which one that was cancelled does at the next step."""
+        return not any(sequence in self._alive for sequence in completion.sequences)
 
     def _idle(self) -> bool:
         return not self._alive
