@@ -226,7 +226,7 @@ class Sequence:
         self.embedded = self.held_logits = self.twin_prompt = None
         kept = self.captured
         self.captured = Captured(states=kept.states, divergence=kept.divergence, next_logprobs=kept.next_logprobs)
-        self.captured.norms = kept.norms
+        self.captured.norms, self.captured.scores = kept.norms, kept.scores
         self.prompt = replace(self.prompt, inputs={}, pictures=())
 
     def applied(self) -> dict[str, object] | None:
