@@ -279,7 +279,7 @@ def test_reliability_of_every_task(
     expected = {task: one.to_json() for task, one in task_reliability(tiny, demo_samples(3, 7), quiet=True).items()}
     assert list(written) == ["color", "shape", "all"]
     for task, one in expected.items():
-        assert (written[task]["votes"], written[task]["reliable"]) == (one["votes"], one["reliable"])
+        assert (written[task]["votes"], written[task]["rests_on"]) == (one["votes"], one["rests_on"])
         assert written[task]["drop_text"] == pytest.approx(one["drop_text"], rel=1e-3, abs=0)
     printed = capsys.readouterr().out
     assert "3 samples, both orders" in printed

@@ -293,7 +293,7 @@ def test_the_gap_that_a_criterion_closes_in_words(page: Report) -> None:
     mc2_report.automatic(page, AUTOMATIC)
     said = page.markdown()
     assert "drop: closes +0.25 (+0.25 to +0.25) of the gap, +0.00 (+0.00 to +0.00) with a degraded image, +0.50" in said
-    assert "in an unfamiliar wording -0.25 (-0." in said
+    assert "in an unfamiliar wording -0.25 (" in said
     assert "It decides 50 % of the questions, 50 % of those rightly" in said
     assert "steers away from 50 % of the sound texts, 50 % of those in an unfamiliar wording and 50 % of" in said
 

@@ -156,6 +156,28 @@ def test_it_costs_one_prefill(make_engine: MakeEngine) -> None:
     assert spent == {"finished": 1, "prompt_tokens": length, "generated_tokens": 1}
 
 
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "glm4v", "llava"])
+def test_texts_are_read_in_one_prefill_with_prompts_that_have_images(
+    family: str, make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    chat, bare, context = cases()[0]
+    requests = [
+        Request(bare, Sampling(max_tokens=1), reply=context),
+        Request(chat, Sampling(max_tokens=3, ignore_eos=True, logprobs=0)),
+    ]
+    engine = make_engine(family)
+    read, answered = engine.generate(requests)
+    assert caplog.records == []  # a prefill that fails is run again, prompt by prompt
+    (alone,) = engine.generate(requests[:1])
+    (other,) = engine.generate(requests[1:])
+    assert read.choices[0].reply_logprobs is not None
+    assert alone.choices[0].reply_logprobs is not None
+    torch.testing.assert_close(read.choices[0].reply_logprobs, alone.choices[0].reply_logprobs, rtol=1e-4, atol=1e-4)
+    assert [one.logprob for one in answered.choices[0].logprobs or ()] == pytest.approx(
+        [one.logprob for one in other.choices[0].logprobs or ()], rel=1e-4
+    )
+
+
 def test_a_prompt_ends_with_its_reply(load_mllm: LoadMLLM) -> None:
     mllm = load_mllm("qwen2_vl")
     _, bare, context = cases()[0]
