@@ -251,7 +251,7 @@ export function appliedLines(applied) {
           ? `surprise of the text context ${short(surprise)}, bound ${short(bound)}`
           : `probability ${short(answer)}, without images ${short(without_images)}, without text context ` +
             short(without_context);
-      lines.push([`auto, ${criterion}`, abstained ? `${found}. Not steered: ${abstained}` : found]);
+      lines.push([`auto, ${criterion ?? "drop"}`, abstained ? `${found}. Not steered: ${abstained}` : found]);
     }
     if (item.warning) lines.push(["warning", item.warning]);
   }
