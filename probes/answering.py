@@ -11,7 +11,20 @@ from typing import Any, Literal, Protocol
 from PIL import Image
 
 from probes.versions import versions
-from steering import Auto, Diagnose, Engine, Reliability, Request, Sampling, Steer, SteeringVector, measure
+from steering import (
+    DROP,
+    Auto,
+    Criterion,
+    Diagnose,
+    Engine,
+    Reliability,
+    Request,
+    Sampling,
+    Steer,
+    SteeringVector,
+    Surprise,
+    find,
+)
 from steering.layout import GRAY, pictures_of
 
 Chat = Sequence[Mapping[str, Any]]
@@ -19,13 +32,14 @@ Chat = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Push:
-    """Steering: toward a side, or, with "auto", toward the modality that carries the answer. A server knows the vector by
-    its name. `layers` are the vector's own unless given."""
+    """Steering: toward a side, or, with "auto", the way that the criterion finds. A server knows the vector by its name.
+    `layers` are the vector's own unless given."""
 
     toward: Literal["vision", "text", "auto"]
     vector: SteeringVector | str
     strength: float = 1.0
     layers: tuple[int, ...] | None = None
+    criterion: Criterion = DROP
 
 
 @dataclass(frozen=True)
@@ -64,7 +78,7 @@ class InProcess:
     """An engine's answers, batched. A model that cannot do without images is shown a gray one where a question has none."""
 
     AUTO_AT_ONCE = 64
-    """Questions whose reliable modality is found in one batch."""
+    """Questions whose way is found in one batch."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -75,7 +89,7 @@ class InProcess:
         return " ".join((mllm.fingerprint, str(mllm.dtype), *versions().values()))
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
-        ways: deque[Reliability | None] = deque()
+        ways: deque[Reliability | Surprise | None] = deque()
 
         def requests() -> Iterator[Request]:
             for question, found in self._measured(questions):
@@ -87,16 +101,21 @@ class InProcess:
             ratio = (choice.diagnostics or {})["modality"]["attention_ratio"]
             yield Reply(choice.text, ratio, None if found is None else {"toward": found.toward, **found.report()})
 
-    def _measured(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Reliability | None]]:
+    def _measured(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Reliability | Surprise | None]]:
         """Every question with what "auto" finds for it, None where the way is stated."""
         rest = iter(questions)
         while part := list(itertools.islice(rest, self.AUTO_AT_ONCE)):
-            open_ways = [one.push is not None and one.push.toward == "auto" for one in part]
-            measured = iter(measure(self.engine, [one.chat for one in itertools.compress(part, open_ways)]))
-            for question, is_open in zip(part, open_ways, strict=True):
-                yield question, next(measured) if is_open else None
+            criteria = [one.push.criterion if one.push and one.push.toward == "auto" else None for one in part]
+            found: list[Reliability | Surprise | None] = [None] * len(part)
+            for criterion in dict.fromkeys(criteria):
+                if criterion is not None:
+                    own = [i for i, one in enumerate(criteria) if one == criterion]
+                    ways = find(self.engine, [part[i].chat for i in own], criterion)
+                    for i, way in enumerate(ways):
+                        found[own[i]] = way
+            yield from zip(part, found, strict=True)
 
-    def _request(self, question: Question, found: Reliability | None) -> Request:
+    def _request(self, question: Question, found: Reliability | Surprise | None) -> Request:
         steering: tuple[Steer, ...] = ()
         if (push := question.push) is not None:
             if isinstance(push.vector, str):

@@ -44,6 +44,13 @@ class Answers:
         """The category of every sample."""
         return [outcome(*pair) for pair in self.letters]
 
+    @property
+    def sides(self) -> list[tuple[Side | None, Side | None]]:
+        """Whose answer every question got, unswapped and swapped; None = neither."""
+        first: dict[str | None, Side] = {"A": "vision", "B": "text"}
+        second: dict[str | None, Side] = {"A": "text", "B": "vision"}
+        return [(first.get(one), second.get(other)) for one, other in self.letters]
+
     def right(self, side: Side) -> list[float]:
         """For every sample the share of its two questions that were answered with that side's answer."""
         wanted = ("A", "B") if side == "vision" else ("B", "A")

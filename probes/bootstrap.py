@@ -140,3 +140,18 @@ def area(values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None = Non
         won += float((below + upto).sum()) / 2
         pairs += others * int(those.sum())
     return won / pairs if pairs else math.nan
+
+
+def gap_closed(
+    plain: np.ndarray, prior: np.ndarray, auto: np.ndarray, seed: int = 0
+) -> tuple[float, tuple[float, float]] | None:
+    """(auto - plain) / (prior - plain) of the means, and its 95 % bootstrap interval; all three are one value a sample, and
+    the samples are drawn together. None where the gap between prior and plain could as well be none: there is nothing to
+    close."""
+    gap, gained = prior - plain, auto - plain
+    if interval(gap, seed)[0] <= 0:
+        return None
+    drawn = np.random.default_rng(seed).integers(len(gap), size=(RESAMPLES, len(gap)))
+    gaps, gains = gap[drawn].mean(1), gained[drawn].mean(1)
+    low, high = np.quantile(gains[gaps > 0] / gaps[gaps > 0], (0.025, 0.975))
+    return float(gained.mean() / gap.mean()), (float(low), float(high))

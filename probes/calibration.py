@@ -1,5 +1,5 @@
-"""What a model's calibration holds: thresholds for SAGE's Think and attention sinks, both on ordinary prompts, and
-thresholds of the flags, on questions that it answers rightly and wrongly."""
+"""What a model's calibration holds: thresholds for SAGE's Think, attention sinks and how surprising a clean text context may
+be, all on ordinary prompts, and thresholds of the flags, on questions that it answers rightly and wrongly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from probes import flags
 from probes.flags import Answered
 from probes.mc2 import Sample
 from probes.mc2 import messages as messages_of
-from steering import Diagnose, Engine, Request, Sampling
+from steering import Diagnose, Engine, Request, Sampling, surprises
 from steering.calibration import Calibration
 from steering.diagnostics.sinks import attraction
 
@@ -56,6 +56,21 @@ def calibrate_flags(
     right or all wrong."""
     answers = flags.ask(engine, samples, seed, quiet)
     return replace(_known(engine), flags=flags.calibrate(answers)), answers
+
+
+def calibrate_surprise(engine: Engine, samples: Sequence[Sample], quiet: bool = False, batch: int = 64) -> Calibration:
+    """The bound of surprise, on the samples' contexts as they are, asked in both orders; raises ValueError where none has
+    two tokens, RequestError where the model cannot read a text without an image."""
+    values: list[float] = []
+    with tqdm(total=len(samples), desc="surprise", disable=quiet or None) as bar:
+        for begin in range(0, len(samples), batch):
+            part = samples[begin : begin + batch]
+            chats = [messages_of(sample, "plain", swapped) for sample in part for swapped in (False, True)]
+            values += [value for value, _ in surprises(engine, chats) if value is not None]
+            bar.update(len(part))
+    if not values:
+        raise ValueError("No sample has a text context of two tokens.")
+    return _known(engine).with_surprise(torch.tensor(values))
 
 
 def _known(engine: Engine) -> Calibration:

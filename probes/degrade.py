@@ -1,4 +1,4 @@
-"""Samples of which one modality is spoiled, mildly (errors, noise) or until nothing of it is left.
+"""Samples of which one modality is spoiled, mildly (errors, noise) or until nothing of it is left, or only worded unusually.
 
 The degraded setting of the modality-preference paper's section 4.4 (image noise, texts with syntax errors), and the data
 of its appendix E.5, where only one modality of a sample is reliable and the true answer is that modality's.
@@ -33,13 +33,28 @@ def degraded(sample: Sample, modality: Modality, severity: float, seed: int) -> 
     severity.
     """
     _check(severity)
-    digest = hashlib.blake2b(f"{seed}/{sample.id}".encode(), digest_size=8).digest()
-    own = int.from_bytes(digest, "big")
+    own = _own_seed(sample, seed)
     if modality == "vision":
         return replace(sample, image=lambda: noisy(sample.picture(), severity, own))
     if modality == "text":
         return replace(sample, context=ungrammatical(sample.context, severity, own))
     raise ValueError(f"modality must be 'vision' or 'text', not {modality!r}")
+
+
+FRAMES = (
+    "A friend says: {}",
+    "It was reported as follows: {}",
+    "{} That is how somebody who was there wrote it down.",
+    "{} So it was, as far as anybody could see.",
+    "It has been established beyond reasonable doubt: {}",
+)
+"""Ways to say a text that leave it whole, and as true as it was."""
+
+
+def reworded(sample: Sample, seed: int) -> Sample:
+    """The sample with its context in one of the `FRAMES`: nothing is damaged, but few texts are worded so. Which one depends
+    on the seed and the sample's id."""
+    return replace(sample, context=FRAMES[_own_seed(sample, seed) % len(FRAMES)].format(sample.context))
 
 
 def noisy(image: Image.Image, severity: float, seed: int) -> Image.Image:
@@ -79,6 +94,10 @@ def ungrammatical(text: str, severity: float, seed: int) -> str:
     return " ".join(
         before + _replaced(word, loss, rng) + after for (before, _, after), word in zip(cut, words, strict=True)
     )
+
+
+def _own_seed(sample: Sample, seed: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{sample.id}".encode(), digest_size=8).digest(), "big")
 
 
 def _check(severity: float) -> None:

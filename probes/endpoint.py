@@ -19,7 +19,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from probes.answering import Push, Question, Reply
-from steering import SteeringVector
+from steering import DROP, Criterion, SteeringVector
 
 ATTEMPTS = 6
 """How often a request is sent at most; half as often where its connection broke or it timed out, which takes long."""
@@ -145,7 +145,8 @@ class Endpoint:
         name = push.vector if isinstance(push.vector, str) else push.vector.name
         self._check_vector(name)
         layers = {} if push.layers is None else {"layers": list(push.layers)}
-        return {"vector": name, "toward": push.toward, "strength": push.strength, **layers}
+        auto = {"auto": _criterion(push.criterion)} if push.criterion != DROP else {}
+        return {"vector": name, "toward": push.toward, "strength": push.strength, **layers, **auto}
 
     def _check_vector(self, name: str) -> None:
         if not self.is_helmsight:
@@ -199,6 +200,11 @@ class Endpoint:
             return session.request(method, url, json=body, timeout=limits, allow_redirects=False)
         except requests.RequestException as error:
             raise ValueError(f"{url} did not answer: {_short(str(error))}") from error
+
+
+def _criterion(criterion: Criterion) -> dict[str, Any]:
+    given = {"criterion": criterion.name, "bound": criterion.bound, "one_degraded": criterion.one_degraded}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _base(url: str) -> str:

@@ -92,7 +92,13 @@ def _message(role: str, content: Any, hasher: hashlib._Hash) -> list[Any]:
 
 def _push(push: Push) -> list[Any]:
     vector = push.vector if isinstance(push.vector, str) else _digest(push.vector)
-    return [vector, push.toward, push.strength, push.layers]
+    return [
+        vector,
+        push.toward,
+        push.strength,
+        push.layers,
+        *([asdict(push.criterion)] if push.toward == "auto" else []),
+    ]
 
 
 @lru_cache(maxsize=256)

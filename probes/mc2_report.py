@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from probes import plots
 from probes.ablate import CLOSE, Knee, Latency, Row
-from probes.automatic import NUMBERS, AutomaticReport, vote
+from probes.automatic import AutomaticReport
+from probes.automatic import Row as AutomaticRow
 from probes.evaluate import Evaluation, Measured
 from probes.mc2 import SIDES, Shares
 from probes.report import Report
@@ -163,45 +164,89 @@ def latency(page: Report, rows: Mapping[str, Latency]) -> None:
     )
 
 
-def automatic(page: Report, found: AutomaticReport, severity: float) -> None:
-    """Table 12."""
-    data = found.to_json()
-    right = sum(one.decided.sum() * one.right_if_decided for one in found.sides.values())
-    sure = right / (found.joined("decided").sum() or 1)
-    page.heading("Finding the reliable modality (Table 12)")
+def automatic(page: Report, found: AutomaticReport) -> None:
+    """Table 12, with the gap that each criterion closes."""
+    page.heading("Finding the way without being told (Table 12)")
     page.text(
-        f"One modality of each sample is degraded (severity {severity:g}), the other one's answer is right. The reliable "
-        f"one has the larger drop for {_points(data['identified'])} % of the questions; auto decides "
-        f"{_points(data['decided'])} % of them, {100 * sure:.1f} % of those rightly, and "
-        f"{100 * data['tasks_identified']:.1f} % of the tasks by their majority. Its accuracy is "
-        f"{_points(data['auto_minus_prior'])} points from that of steering where the side is known."
+        "One modality of each sample is degraded, the other one's answer is right. Gap closed: how much of the difference "
+        "between the plain model and one that is steered to the known right side (prior) a criterion makes up, "
+        "(auto - plain) / (prior - plain), with the 95 % interval over samples drawn anew; none where prior is not better "
+        "than plain."
     )
-    rows: list[Sequence[Any]] = []
-    for name, one in (("both", data), *((f"only {side}", data["sides"][side]) for side in SIDES)):
-        numbers = [one[key]["mean"] for key in NUMBERS]
-        numbers.insert(2, one.get("right_if_decided"))
-        rows.append([name, *numbers, one.get("reliable_alone"), one.get("degraded_alone")])
+    pooled = found.groups()
+    for criterion in found.criteria:
+        page.text(_worth(criterion, *(found.row(pooled[group], criterion) for group in pooled)))
+    page.text(
+        "Drop measures what the plain answer rests on, not which side is right. Surprise measures the text alone: it "
+        "abstains where the text is not surprising, unless it is told that one modality is degraded; the rows on unfamiliar "
+        "text show a sound text in a wording that the model does not know."
+    )
+    for severity in (None, *found.severities):
+        page.heading("All severities" if severity is None else f"Severity {severity:g}", 3)
+        _automatic_table(page, found, severity)
+    page.heading("What is left of each modality", 3)
+    page.text(
+        "Right answers where one modality is shown alone, each for its own answer: the sound one's must be readable; of the "
+        "degraded one chance is .5 of two options."
+    )
     page.table(
-        ["reliable", "larger drop is its", "decided", "right if decided", "right answer, plain", "side known", "auto",
-         "reliable modality alone", "degraded modality alone"],
+        ["degraded", "severity", "sound modality alone", "degraded modality alone"],
+        [
+            (
+                "text" if cell.side == "vision" else "image, unfamiliar text" if cell.reworded else "image",
+                f"{cell.severity:g}", cell.reliable_alone, cell.degraded_alone,
+            )
+            for cell in found.cells
+        ],
+    )  # fmt: skip
+
+
+def _automatic_table(page: Report, found: AutomaticReport, severity: float | None) -> None:
+    rows = []
+    for group, cells in found.groups(severity).items():
+        for criterion in found.criteria:
+            row = found.row(cells, criterion)
+            closed, interval = row.gap_closed or (None, None)
+            rows.append(
+                (
+                    group, criterion, row.plain, row.prior, row.auto, closed,
+                    None if interval is None else "{:.3f} to {:.3f}".format(*interval), row.decided, 1 - row.decided,
+                    row.toward_vision, row.right_if_decided, row.follows, row.tasks,
+                )
+            )  # fmt: skip
+    page.table(
+        ["degraded", "criterion", "plain", "prior", "auto", "gap closed", "95 %", "decided", "abstained", "toward vision",
+         "right if decided", "points to the plain answer's side", "tasks by majority"],
         rows,
     )  # fmt: skip
-    page.text(
-        "Auto leaves a question undecided, and unsteered, where the answer stands without either modality. The last two "
-        "columns check the degradation: the answer of the modality that is shown alone, which is chance (.5 of two "
-        "options) where nothing of it is left."
-    )
-    page.table(
-        ["reliable", "task", "votes for vision", "for text", "for none", "majority is right"],
-        [
-            (side, task, votes["vision"], votes["text"], votes["none"], vote(votes) == side)
-            for side, one in found.sides.items()
-            for task, votes in one.votes.items()
-        ],
+
+
+def _worth(
+    criterion: str,
+    either: AutomaticRow,
+    image: AutomaticRow,
+    text: AutomaticRow,
+    unfamiliar: AutomaticRow,
+    either_unfamiliar: AutomaticRow,
+) -> str:
+    """A criterion in one paragraph, over all severities."""
+    return (
+        f"{criterion}: closes {_closed(either)} of the gap, {_closed(image)} with a degraded image, {_closed(text)} with a "
+        f"degraded text; where sound texts are in an unfamiliar wording {_closed(either_unfamiliar)}, {_closed(unfamiliar)} "
+        f"with a degraded image. It decides {100 * either.decided:.0f} % of the questions, "
+        f"{_percent(either.right_if_decided)} of those rightly, and points to the plain answer's side in "
+        f"{_percent(either.follows)}. It steers away from {100 * image.toward_vision:.0f} % of the sound texts, "
+        f"{100 * unfamiliar.toward_vision:.0f} % of those in an unfamiliar wording and {100 * text.toward_vision:.0f} % of "
+        f"the degraded ones."
     )
 
 
-def _points(number: Mapping[str, Any]) -> str:
-    """A mean with its interval, in points."""
-    low, high = (100 * end for end in number["mean_95"])
-    return f"{100 * number['mean']:.1f} ({low:.1f} to {high:.1f})"
+def _closed(row: AutomaticRow) -> str:
+    if row.gap_closed is None:
+        return "(no gap)"
+    closed, (low, high) = row.gap_closed
+    return f"{closed:+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.0f} %"

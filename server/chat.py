@@ -75,7 +75,7 @@ def submit(
     hidden = app.journal_readouts - shown_readouts(resolved)
     try:
         if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
-            resolved = steering.decide(serving.engine, resolved, auto)
+            resolved = decided(app, serving, resolved, auto)
         with serving.preparing:
             completion = serving.engine.submit(with_readouts(resolved, hidden))
     except steering.Fault:
@@ -84,6 +84,47 @@ def submit(
     app.metrics.asked(resolved)
     entry = Entry.of(app.journal, chat, resolved, answer.id, answer.model, completion.prompt_tokens)
     return completion, entry, hidden
+
+
+def decided(app: AppContext, serving: Serving, asked: steering.Request, auto: steering.Auto) -> steering.Request:
+    """The request, steered the way that is found for it; what is measured for that ends when its client leaves."""
+    measuring = Measuring()
+    limit = app.settings.request_timeout
+    with app.watcher.watching(client_socket(request.environ), limit, measuring.cancel) as watch:
+        try:
+            return steering.decide(serving.engine, asked, auto, measuring.begun)
+        except steering.Fault:
+            if watch.outcome:
+                app.metrics.disconnects.labels(watch.outcome).inc()
+            check_watch(app, watch)
+            raise
+
+
+class Measuring:
+    """What runs before a request is answered, to be cancelled together."""
+
+    def __init__(self) -> None:
+        self._running: list[steering.Completion] = []
+        self._cancelled = False
+
+    def begun(self, completion: steering.Completion) -> None:
+        self._running.append(completion)
+        if self._cancelled:
+            completion.cancel()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        for completion in list(self._running):
+            completion.cancel()
+
+
+def check_watch(app: AppContext, watch: Watch) -> None:
+    """Raise if a request was given up: its client is gone, or it took too long."""
+    if watch.outcome == "gone":
+        raise ApiError(CLIENT_CLOSED, "The client closed the connection.", code="client_closed")
+    if watch.outcome == "late":
+        limit = app.settings.request_timeout
+        raise ApiError(504, f"The answer took longer than {limit:g} seconds.", code="request_timeout")
 
 
 def shown_readouts(request: steering.Request) -> frozenset[str]:
@@ -162,11 +203,7 @@ class Running:
 
     def check(self) -> None:
         """Raise if the answer was given up: its client is gone, it took too long, or the server shuts down."""
-        if self.watch.outcome == "gone":
-            raise ApiError(CLIENT_CLOSED, "The client closed the connection.", code="client_closed")
-        if self.watch.outcome == "late":
-            limit = self.app.settings.request_timeout
-            raise ApiError(504, f"The answer took longer than {limit:g} seconds.", code="request_timeout")
+        check_watch(self.app, self.watch)
         self.app.runtime.serving()
 
     def whole(self) -> steering.Result:

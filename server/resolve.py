@@ -8,6 +8,7 @@ from typing import Any
 from server.errors import BadRequest
 from server.images import ImageLoader
 from server.settings import Settings
+from server.wire import Auto as WireAuto
 from server.wire import ChatRequest, Diagnostics, Message, NamedVector, Steering
 from server.wire import Icd as WireIcd
 from server.wire import Pai as WirePai
@@ -18,6 +19,7 @@ from steering import (
     MLLM,
     Auto,
     Contrast,
+    Criterion,
     Diagnose,
     Generate,
     Icd,
@@ -95,7 +97,14 @@ def automatic(wire: Steering | None, store: VectorStore, settings: Settings) -> 
         return None
     _check_strength(wire.strength, settings.max_strength, "steering.strength")
     layers = None if wire.layers is None else tuple(wire.layers)
-    return Auto(_vector(store, wire.vector, "steering.vector"), wire.strength, layers, wire.apply.tokens)
+    how = wire.auto or WireAuto()
+    return Auto(
+        _vector(store, wire.vector, "steering.vector"),
+        wire.strength,
+        layers,
+        wire.apply.tokens,
+        Criterion(how.criterion, how.bound, how.one_degraded),
+    )
 
 
 def _named(item: NamedVector, param: str, store: VectorStore, settings: Settings) -> Steer:

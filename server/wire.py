@@ -93,11 +93,20 @@ class NamedVector(Strict):
         return value
 
 
+class Auto(Strict):
+    """How `toward: "auto"` finds the way."""
+
+    criterion: Literal["drop", "surprise"] = "drop"
+    bound: Number | None = None
+    one_degraded: Flag = False
+
+
 class Steering(Strict):
     """Either the short form (vector, toward, strength) or the long one (vectors)."""
 
     vector: str = "modality-preference"
     toward: Literal["vision", "text", "auto"] = "vision"
+    auto: Auto | None = None
     strength: Number = 1.0
     layers: Layers | None = None
     apply: Apply = Apply()
@@ -111,6 +120,10 @@ class Steering(Strict):
                 "forms",
                 "'vectors' cannot be combined with {keys}; set them for each vector",
                 {"keys": ", ".join(mixed)},
+            )
+        if self.auto is not None and self.toward != "auto":
+            raise PydanticCustomError(
+                "auto", "'auto' goes with 'toward': 'auto', not with '{way}'", {"way": self.toward}
             )
         return self
 

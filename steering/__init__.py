@@ -20,13 +20,16 @@ from steering.interventions.see import See
 from steering.interventions.steer import TOKENS, TOWARD, Steer, planned
 from steering.interventions.think import Think
 from steering.mllm import MLLM, load
-from steering.reliability import Auto, Reliability, decide, measure
+from steering.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, decide, find, measure
 from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
+from steering.surprise import Surprise, surprises
 from steering.vector_info import NAME
 from steering.vectors import SteeringVector, VectorStore
 
 __all__ = [
     "CHEAP",
+    "CRITERIA",
+    "DROP",
     "MAX_TOP_LOGPROBS",
     "MLLM",
     "NAME",
@@ -40,6 +43,7 @@ __all__ = [
     "Completion",
     "ContextOverflow",
     "Contrast",
+    "Criterion",
     "Diagnose",
     "Engine",
     "Fault",
@@ -56,17 +60,21 @@ __all__ = [
     "Steer",
     "SteeringError",
     "SteeringVector",
+    "Surprise",
     "Think",
     "TokenLogprob",
     "UnsupportedModel",
     "Vcd",
     "VectorError",
     "VectorStore",
+    "check_auto",
     "check_steer",
     "decide",
     "drift",
     "drifted",
+    "find",
     "load",
     "measure",
     "planned",
+    "surprises",
 ]

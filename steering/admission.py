@@ -29,7 +29,7 @@ class Admitted:
 
 def admit(mllm: MLLM, request: Request, max_length: int, max_images: int) -> Admitted:
     """Tokenise and check a request; raises RequestError, ContextOverflow or VectorError when it is wrong."""
-    prompt = build_prompt(mllm, request.messages)
+    prompt = build_prompt(mllm, request.messages, request.reply)
     max_tokens = _room(request, prompt, max_length)
     images = len(prompt.layout.images)
     if images > max_images:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ FORMAT = "helmsight.calibration/1"
 FILE = "calibration.json"
 SHARES = tuple(i / 100 for i in range(101))
 """The shares of tokens whose quantiles are kept."""
+SURPRISE = 0.98
+"""The share of clean text contexts that are to be within the bound of surprise."""
 
 
 @dataclass(frozen=True)
 class Calibration:
     """divergence: for each layer the quantiles of D (see `interventions.think`) at `SHARES`, over `tokens` prompt tokens
     of `samples` prompts. sinks: (layers, rows, columns) as `diagnostics.sinks.attraction`, over `images`. flags: where its
-    numbers become flags. Each None, or 0, until it was measured."""
+    numbers become flags. surprise: the `SURPRISE` quantile of how surprising clean text contexts are (see `surprise`), over
+    `contexts`. Each None, or 0, until it was measured."""
 
     fingerprint: str
     divergence: tuple[tuple[float, ...], ...] | None = None
@@ -32,6 +36,8 @@ class Calibration:
     sinks: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     images: int = 0
     flags: Thresholds | None = None
+    surprise: float | None = None
+    contexts: int = 0
 
     def with_divergence(self, values: torch.Tensor, samples: int) -> Calibration:
         """values: (layers, tokens), D of every prompt token."""
@@ -43,6 +49,10 @@ class Calibration:
         """values: (layers, rows, columns)."""
         rounded = tuple(tuple(tuple(round(x, 4) for x in row) for row in layer) for layer in values.tolist())
         return replace(self, sinks=rounded, images=images)
+
+    def with_surprise(self, values: torch.Tensor) -> Calibration:
+        """values: (contexts,), the surprise of each in nats."""
+        return replace(self, surprise=round(float(values.double().quantile(SURPRISE)), 4), contexts=len(values))
 
     def thresholds(self, quantile: float) -> torch.Tensor | None:
         """(layers,) D that a share of `quantile` of the tokens does not exceed, between the kept shares linearly; None where
@@ -79,7 +89,9 @@ class Calibration:
                 sinks = tuple(tuple(tuple(map(float, row)) for row in layer) for layer in sinks)
                 if len(sinks) != layers or len({(len(layer), len(layer[0])) for layer in sinks}) != 1:
                     raise ValueError(f"must hold the sinks of {layers} layers")
-            flags = content.pop("flags", None)
+            flags, surprise = content.pop("flags", None), content.get("surprise")
+            if surprise is not None and not (isinstance(surprise, float) and math.isfinite(surprise)):
+                raise ValueError("must hold a bound of surprise that is a number")
             loaded = cls(
                 flags=None if flags is None else Thresholds.of(flags), divergence=table, sinks=sinks, **content
             )

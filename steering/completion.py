@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+
 from steering.diagnostics.drift import drifted
 from steering.diagnostics.envelope import Surroundings, envelope
 from steering.errors import Fault
@@ -113,6 +115,7 @@ class Completion:
             divergence=sequence.captured.divergence,
             next_logprobs=sequence.captured.next_logprobs,
             answer_states=None if sequence.readings is None else sequence.readings.states,
+            reply_logprobs=torch.cat(sequence.captured.scores) if sequence.wants_scores else None,
         )
 
     def _diagnostics(self, sequence: Sequence, baseline: Choice | None) -> dict[str, Any] | None:

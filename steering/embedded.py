@@ -108,14 +108,17 @@ class Embedded:
     def join(prompts: Sequence[Embedded]) -> Embedded:
         """Several divisible prompts as one batch, padded on the right, where a causal mask never looks.
 
-        Padded positions go on counting: transformers would take a jump back for the begin of a packed sequence.
+        Padded positions go on counting: transformers would take a jump back for the begin of a packed sequence. Where only
+        prompts with images have positions on several axes, those of a text are the same on each.
         """
+        axes = next((prompt.positions.shape[:1] for prompt in prompts if prompt.positions.ndim == 3), ())
         width = max(prompt.length for prompt in prompts)
         embeds = prompts[0].embeds.new_zeros(len(prompts), width, prompts[0].embeds.shape[2])
         positions = []
         for row, prompt in enumerate(prompts):
             embeds[row, : prompt.length] = prompt.embeds[0]
-            beyond = prompt.positions[..., -1:] + 1 + torch.arange(width - prompt.length, device=embeds.device)
-            positions.append(torch.cat([prompt.positions, beyond], dim=-1))
+            own = prompt.positions.expand(*axes, 1, -1)
+            beyond = own[..., -1:] + 1 + torch.arange(width - prompt.length, device=embeds.device)
+            positions.append(torch.cat([own, beyond], dim=-1))
         overlay = Overlay.join([prompt.overlay for prompt in prompts], width)
         return Embedded(embeds, torch.cat(positions, dim=-2), overlay=overlay)

@@ -104,14 +104,19 @@ class Engine:
             self._refuse(answers)  # before the work of preparing
         return self._enqueue(request, self._refuse)
 
-    def generate(self, requests: Iterable[Request]) -> list[Result]:
+    def generate(
+        self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
+    ) -> list[Result]:
         """Answer requests in order, batched; steps in the calling thread unless the engine was started.
 
-        Requests are prepared as the queue drains, so that memory does not grow with their number.
+        Requests are prepared as the queue drains, so that memory does not grow with their number. `begun` is given each of
+        them as it is queued, so that another thread can cancel it; raises Fault then.
         """
-        return list(self.stream(requests))
+        return list(self.stream(requests, begun))
 
-    def stream(self, requests: Iterable[Request]) -> Iterator[Result]:
+    def stream(
+        self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
+    ) -> Iterator[Result]:
         """As `generate`, but every result is handed over, in order, as soon as it is there; whoever stops listening
         cancels the rest."""
         pending: deque[Completion] = deque()
@@ -120,10 +125,12 @@ class Engine:
                 while len(self._scheduler.waiting) >= self._scheduler.slots:
                     self._advance()
                 pending.append(self._enqueue(request, lambda answers: self._refuse_when_closed()))
-                while pending and pending[0].done:
+                if begun is not None:
+                    begun(pending[-1])
+                while pending and self._left(pending[0]):
                     yield pending.popleft().result()
             while pending:
-                while self._thread is None and not pending[0].done:
+                while self._thread is None and not self._left(pending[0]):
                     self.step()
                 yield pending.popleft().result()
         finally:
@@ -416,6 +423,7 @@ class Engine:
                 wants_states=request.states,
                 wants_divergence=request.divergence,
                 forced=request.forced,
+                wants_scores=request.reply is not None,
                 fork_of=first,
                 expects_forks=first is None and request.n > 1,
             )
@@ -457,6 +465,10 @@ class Engine:
 
     def _free_slots(self) -> int:
         return self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
+
+    def _left(self, completion: Completion) -> bool:
+        """Whether it has heard the last of all its sequences, which one that was cancelled does at the next step."""
+        return not any(sequence in self._alive for sequence in completion.sequences)
 
     def _idle(self) -> bool:
         return not self._alive

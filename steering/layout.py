@@ -14,7 +14,7 @@ from PIL import Image
 from steering.errors import RequestError
 from steering.images import Picture, divide
 from steering.mllm import MLLM
-from steering.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, SYSTEM, USER
+from steering.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
 
 GRAY = (128, 128, 128)
 CONTEXT_LINE = "Text context:"
@@ -102,17 +102,24 @@ class _Part:
     span: int
 
 
-def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]], reply: str | None = None) -> Prompt:
     """Render, tokenise and lay out a chat; raises RequestError when the chat cannot be rendered.
+
+    A `reply` is rendered after it as the assistant's, and the prompt ends with it; its tokens are the span `REPLY`.
 
     Messages follow the Hugging Face chat format with PIL images; see `Request`. The ids equal those of
     `processor.apply_chat_template(..., tokenize=True)`, except that special tokens written by a user stay text.
     """
     special = mllm.special_pattern
+    if reply is not None:
+        said = {"type": "text", "text": reply, "span": "reply"}
+        messages = [*messages, {"role": "assistant", "content": [said]}]
     chat, parts, images = _normalise(messages, special)
     if mllm.image_size is not None:
         images = [image.resize(mllm.image_size, Image.Resampling.BICUBIC) for image in images]
     text, text_spans = _lay_out(mllm, chat, parts)
+    if reply is not None:
+        text = text[: text_spans[-1][1]]
     bos = mllm.tokenizer.bos_token
     encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)))
     replaced = encoded.pop(
@@ -175,7 +182,7 @@ def _normalise(
             if message["role"] == "user":
                 span = CONTEXT if part.get("span") == "context" else QUESTION if position >= question_from else USER
             else:
-                span = SYSTEM if message["role"] == "system" else OTHER
+                span = SYSTEM if message["role"] == "system" else REPLY if part.get("span") == "reply" else OTHER
             parts.append(_Part(text, span))
         chat.append({"role": message["role"], "content": normal})
     return chat, parts, images
@@ -283,6 +290,22 @@ def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
             content = [{**part, "text": rest(part["text"])} if part["type"] == "text" else part for part in kept]
         out.append({**message, "content": content})
     return out
+
+
+def contexts_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The users' text contexts in order, those that `without_context` leaves out; what marks a line is no part of them."""
+    found = []
+    for message in messages:
+        if message["role"] != "user":
+            continue
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for part in parts:
+            if part.get("span") == "context":
+                found.append(part["text"])
+            elif part["type"] == "text":
+                found += [line for line in part["text"].splitlines() if line.startswith(CONTEXT_LINE)]
+    return [said for context in found if (said := context.strip().removeprefix(CONTEXT_LINE).strip())]
 
 
 def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:

@@ -77,7 +77,8 @@ class Request:
     `n` answers are generated; `baseline` adds, in the same batch, each answer without interventions; `states` returns
     the residual stream after each layer at the prompt's last token, and the distribution of the next one; `divergence` how
     far the updates of every prompt token diverge in each layer (see `interventions.think`). `forced` tokens are generated
-    whatever the model says, so that their log-probabilities can be read.
+    whatever the model says, so that their log-probabilities can be read. A `reply` is read, not generated: the prompt ends
+    with it, as the model's template renders an answer to the chat, and its tokens' log-probabilities come from the prefill.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -91,6 +92,7 @@ class Request:
     states: bool = False
     divergence: bool = False
     forced: tuple[int, ...] = ()
+    reply: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class Choice:
     `states` is (layers, d) float32 on the CPU: the residual stream after each layer at the prompt's last token.
     `next_logprobs`, with them, is (vocabulary,): the log-probabilities (nats) of the first token, before sampling.
     `divergence` is (layers, prompt tokens), in nats. `answer_states`, where drift is read out, is (2, layers, d): as
-    `states`, the mean over the rows that generated the answer's tokens, and at the last of them.
+    `states`, the mean over the rows that generated the answer's tokens, and at the last of them. `reply_logprobs` is
+    (tokens of the request's reply,) float32, in nats.
     """
 
     index: int
@@ -126,6 +129,7 @@ class Choice:
     divergence: torch.Tensor | None = None
     next_logprobs: torch.Tensor | None = None
     answer_states: torch.Tensor | None = None
+    reply_logprobs: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from steering.interventions.think import ThinkSlots
 from steering.mllm import MLLM
 from steering.residual import DecodeResidual, PrefillResidual
 from steering.sampler import Needs, Sampled, SamplerRows, sample
+from steering.scores import reply_logprobs
 from steering.sequence import Measured, Readings, RowCounts, Sequence
 from steering.spans import CONTEXT, FIRST_IMAGE
 
@@ -136,6 +137,10 @@ class Runner:
             arguments["attention_mask"] = self._own_mask(1)
         hidden = self.mllm.decoder(**arguments, use_cache=False, step=step).last_hidden_state
         self._keep(sequences, step, lengths, hidden, start)
+        for row, sequence in enumerate(sequences):
+            if sequence.wants_scores:
+                scores = reply_logprobs(self.mllm, sequence.prompt, hidden[row, : lengths[row]], start)
+                sequence.captured.scores.append(scores)
         if not complete:
             return None
         logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])

@@ -78,7 +78,8 @@ class Captured:
     sums: (layers, groups, spans), attention of the prompt's rows by the groups of `PrefillCapture`. last_patches: (layers,
     columns), that of its last row. norms: per steered layer (2, classes). image_states and text_states: (k, d) each,
     normalised, after the last layer, of image tokens, and of the user's text and the rows that generate. states: (layers,
-    d). divergence: (layers, prompt tokens). next_logprobs, prompt_logits: (vocabulary,).
+    d). divergence: (layers, prompt tokens). scores: chunk by chunk, the log-probabilities of the reply's tokens.
+    next_logprobs, prompt_logits: (vocabulary,).
     """
 
     sums: torch.Tensor | None = None
@@ -88,6 +89,7 @@ class Captured:
     text_states: list[torch.Tensor] = field(default_factory=list)
     states: torch.Tensor | None = None
     divergence: torch.Tensor | None = None
+    scores: list[torch.Tensor] = field(default_factory=list)
     next_logprobs: torch.Tensor | None = None
     prompt_logits: torch.Tensor | None = None
     prompt_measured: Measured | None = None
@@ -112,6 +114,7 @@ class Sequence:
     wants_states: bool = False
     wants_divergence: bool = False
     forced: tuple[int, ...] = ()
+    wants_scores: bool = False
     fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
     expects_forks: bool = False
     leader: Sequence | None = None  # the sequence whose tokens this one repeats, as its contrast
@@ -223,7 +226,7 @@ class Sequence:
         self.embedded = self.held_logits = self.twin_prompt = None
         kept = self.captured
         self.captured = Captured(states=kept.states, divergence=kept.divergence, next_logprobs=kept.next_logprobs)
-        self.captured.norms = kept.norms
+        self.captured.norms, self.captured.scores = kept.norms, kept.scores
         self.prompt = replace(self.prompt, inputs={}, pictures=())
 
     def applied(self) -> dict[str, object] | None:

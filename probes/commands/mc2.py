@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from probes.evaluate import Evaluation, Steering
     from probes.mc2 import Sample
     from probes.report import Report
-    from steering import Engine, SteeringVector
+    from steering import Criterion, Engine, SteeringVector
 
 KINDS = ("plain", "instruct", "chain", "shots", "steer")  # those of `probes.evaluate`, which brings torch
+CRITERIA = ("drop", "surprise")  # those of `steering.reliability`, likewise
+SEVERITIES = (0.3, 0.5, 0.7)
 ABLATIONS = ("samples", "tasks", "strength", "latency")
 SHOTS = 4
 PROBED, LEAST_PROBED = 250, 25
@@ -64,12 +67,14 @@ def register(benchmarks: Any, defaults: Defaults) -> None:
         help=f"also the paper's ablations, of {', '.join(ABLATIONS)} (its Tables 8 to 11)",
     )  # fmt: skip
     parser.add_argument(
-        "--auto", action="store_true",
-        help="also steering toward the modality that is found reliable, on degraded copies of the samples (Table 12)",
+        "--auto", nargs="*", choices=CRITERIA, metavar="CRITERION",
+        help="also steering whose way is found by a criterion, on degraded copies of the samples (Table 12): of "
+        f"{', '.join(CRITERIA)} (default: both)",
     )  # fmt: skip
     parser.add_argument(
-        "--severity", type=float, default=1.0, help="of that degradation, 0 to 1 (default %(default)s: nothing is left)"
-    )
+        "--severity", type=float, nargs="+", default=list(SEVERITIES), metavar="S",
+        help="of that degradation, 0 to 1 (nothing is left); default: " + " ".join(map(str, SEVERITIES)),
+    )  # fmt: skip
     parser.add_argument(
         "--base-url", metavar="URL",
         help="ask this OpenAI-compatible server in place of a model in this process; --model then names its model, the "
@@ -102,6 +107,7 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
         raise ValueError(f"{len(drawn)} samples are too few.")
     probe = _probe_samples(arguments, defaults, drawn)
     engine, asked = _answerer(endpoint, load)
+    criteria = _criteria(arguments, engine)
     steering = None if vector is None else Steering(vector, arguments.strength)
     folder = Path(arguments.out)
     answerer = Remembering(asked, folder / "answers.jsonl")
@@ -119,6 +125,8 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
     data: dict[str, Any] = {"about": about, "conditions": evaluation.to_json()}
     if steering is not None:
         _more(arguments, engine, answerer, probe, samples, steering, page, data)
+        if criteria:
+            _automatic(arguments, answerer, samples, steering, criteria, page, data)
     page.write(folder, data)
     if arguments.json:
         write_json(arguments.json, evaluation.to_json())
@@ -128,13 +136,14 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    wants_vector = arguments.ablate or arguments.auto or arguments.random_directions
+    wants_vector = arguments.ablate or arguments.auto is not None or arguments.random_directions
     if wants_vector and "steer" not in arguments.conditions:
         raise ValueError("--ablate, --auto and --random-directions go with the condition 'steer'")
     if arguments.base_url and (inside := {"samples", "tasks", "latency"} & set(arguments.ablate)):
         raise ValueError(f"--ablate {' '.join(sorted(inside))} needs the model in this process, not --base-url")
-    if not 0 <= arguments.severity <= 1:
-        raise ValueError(f"--severity must be from 0 to 1, not {arguments.severity:g}")
+    for severity in arguments.severity:
+        if not 0 <= severity <= 1:
+            raise ValueError(f"--severity must be from 0 to 1, not {severity:g}")
 
 
 def _endpoint(arguments: argparse.Namespace, defaults: Defaults) -> Endpoint | None:
@@ -190,9 +199,8 @@ def _more(
     page: Report,
     data: dict[str, Any],
 ) -> None:
-    """The ablations and the automatic direction that were asked for, each added to the report."""
+    """The ablations that were asked for, each added to the report."""
     from probes import ablate, mc2_report
-    from probes.automatic import automatic
 
     options: dict[str, Any] = {"seed": arguments.seed, "quiet": arguments.quiet}
     if engine is not None and "samples" in arguments.ablate:
@@ -212,10 +220,44 @@ def _more(
         taken_each = ablate.latency(engine, samples[:100], steering, quiet=arguments.quiet)
         mc2_report.latency(page, taken_each)
         data["latency"] = {name: one.to_json() for name, one in taken_each.items()}
-    if arguments.auto:
-        found = automatic(answerer, samples, steering, severity=arguments.severity, **options)
-        mc2_report.automatic(page, found, arguments.severity)
-        data["auto"] = found.to_json() | {"severity": arguments.severity}
+
+
+def _criteria(arguments: argparse.Namespace, engine: Engine | None) -> dict[str, Criterion]:
+    """The criteria of --auto by their names in the report. The bound of the model in this process is stated, so that answers
+    that were kept are not taken for those of another bound; that of a server is its own."""
+    from probes.automatic import CRITERIA
+    from steering.surprise import bound_of
+
+    if arguments.auto is None:
+        return {}
+    chosen = {name: one for name, one in CRITERIA.items() if not arguments.auto or one.name in arguments.auto}
+    if engine is None:
+        return chosen
+    return {
+        name: replace(one, bound=bound_of(engine.mllm, None)) if one.name == "surprise" else one
+        for name, one in chosen.items()
+    }
+
+
+def _automatic(
+    arguments: argparse.Namespace,
+    answerer: Answerer,
+    samples: list[Sample],
+    steering: Steering,
+    criteria: dict[str, Criterion],
+    page: Report,
+    data: dict[str, Any],
+) -> None:
+    """Steering whose way is found, added to the report."""
+    from probes import mc2_report
+    from probes.automatic import automatic
+
+    found = automatic(
+        answerer, samples, steering, criteria=criteria, severities=arguments.severity, seed=arguments.seed,
+        quiet=arguments.quiet,
+    )  # fmt: skip
+    mc2_report.automatic(page, found)
+    data["auto"] = found.to_json() | {"bounds": {name: one.bound for name, one in criteria.items()}}
 
 
 def print_table(evaluation: Evaluation, title: str) -> None:

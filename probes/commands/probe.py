@@ -40,8 +40,8 @@ def register(subparsers: Any, defaults: Defaults) -> None:
     )
     parser.add_argument(
         "part", nargs="?", choices=("reliability",),
-        help="instead of building anything, tell which modality the answers of each task rest on: a question votes for the "
-        "one without which its answer's probability drops more",
+        help="instead of building anything, tell which modality the answers of each task rest on, right or wrong: a "
+        "question votes for the one without which its answer's probability drops more",
     )  # fmt: skip
     add_model(parser, defaults)
     add_data(parser)
@@ -97,6 +97,11 @@ def register(subparsers: Any, defaults: Defaults) -> None:
         help="choose the thresholds of the flags instead, on --samples questions with clean and noisy pictures, measure how "
         "often they raise each on right and on wrong answers, and keep both in MODEL",
     )  # fmt: skip
+    parser.add_argument(
+        "--calibrate-surprise", action="store_true",
+        help="measure how surprising clean text contexts are instead, the bound of steering 'auto' by surprise, and keep it "
+        "in MODEL",
+    )  # fmt: skip
     parser.add_argument("--markdown", metavar="FILE", help="with --calibrate-flags: write its report here")
     parser.add_argument("--json", metavar="FILE", help="with reliability: write the votes here")
     parser.set_defaults(func=guarded(_run, defaults))
@@ -111,7 +116,7 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
         raise ValueError("--markdown goes with --calibrate-flags; a probe's report is in the folder of --report")
     if arguments.calibrate_flags:
         return _calibrate_flags(arguments, defaults)
-    if arguments.calibrate_sage or arguments.calibrate_sinks:
+    if arguments.calibrate_sage or arguments.calibrate_sinks or arguments.calibrate_surprise:
         return _calibrate(arguments, defaults)
     return _probe(arguments, defaults)
 
@@ -250,13 +255,22 @@ def _calibration_folder(arguments: argparse.Namespace, part: str) -> Path:
 
 
 def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
-    from probes.calibration import calibrate_sinks, calibrate_think
+    from probes.calibration import calibrate_sinks, calibrate_surprise, calibrate_think
+    from steering.calibration import SURPRISE
 
-    folder = _calibration_folder(arguments, "sinks" if arguments.calibrate_sinks else "divergence")
+    part, measure = "divergence", calibrate_think
+    if arguments.calibrate_sinks:
+        part, measure = "sinks", calibrate_sinks
+    elif arguments.calibrate_surprise:
+        part, measure = "surprise", calibrate_surprise
+    folder = _calibration_folder(arguments, part)
     samples = samples_of(arguments, defaults, arguments.samples, PROBE_SEEDS + arguments.seed)
-    measure = calibrate_sinks if arguments.calibrate_sinks else calibrate_think
     calibration = measure(engine_of(arguments), samples, arguments.quiet)
     path = calibration.save(folder)
+    if arguments.calibrate_surprise:
+        bound = f"{calibration.surprise:.2f} nats"
+        print(f"{path}: {SURPRISE:.0%} of {calibration.contexts} contexts surprise by at most {bound}")
+        return 0
     if arguments.calibrate_sinks:
         print(f"{path}: attention to places of {calibration.images} images, greatest by layer, in average patches")
         for layer, places in enumerate(calibration.sinks or ()):
@@ -297,10 +311,10 @@ def _reliability(arguments: argparse.Namespace, defaults: Defaults) -> int:
     if arguments.json:
         write_json(arguments.json, {task: one.to_json() for task, one in found.items()})
     table = Table(title=f"Which modality answers rest on: {len(samples)} samples, both orders", title_justify="left")
-    for name in ("task", "votes for vision", "for text", "none", "drop without images", "without context", "reliable"):
-        table.add_column(name, justify="left" if name in ("task", "reliable") else "right")
+    for name in ("task", "votes for vision", "for text", "none", "drop without images", "without context", "rests on"):
+        table.add_column(name, justify="left" if name in ("task", "rests on") else "right")
     for task, one in found.items():
         votes = [str(one.votes.get(side, 0)) for side in ("vision", "text", "none")]
-        table.add_row(task, *votes, f"{one.drop_vision:.3f}", f"{one.drop_text:.3f}", one.reliable or "-")
+        table.add_row(task, *votes, f"{one.drop_vision:.3f}", f"{one.drop_text:.3f}", one.rests_on or "-")
     show(table)
     return 0

@@ -259,12 +259,13 @@ export function appliedLines(applied) {
       [toward, layersOf(item.layers), `${item.tokens} tokens`, `dose ${short(item.dose)}`].join(", "),
     ]);
     if (item.auto) {
-      const { answer, without_images, without_context, undecided } = item.auto;
-      lines.push([
-        "auto",
-        `probability ${short(answer)}, without images ${short(without_images)}, without text context ` +
-          `${short(without_context)}${undecided ? ": it stands without either, so it was not steered" : ""}`,
-      ]);
+      const { criterion, answer, without_images, without_context, surprise, bound, abstained } = item.auto;
+      const found =
+        criterion === "surprise"
+          ? `surprise of the text context ${short(surprise)}, bound ${short(bound)}`
+          : `probability ${short(answer)}, without images ${short(without_images)}, without text context ` +
+            short(without_context);
+      lines.push([`auto, ${criterion ?? "drop"}`, abstained ? `${found}. Not steered: ${abstained}` : found]);
     }
     if (item.warning) lines.push(["warning", item.warning]);
   }

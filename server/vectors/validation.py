@@ -30,6 +30,7 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     steers = resolve(asked, serving.mllm, serving.store, app.settings, app.image_loader()).steering
     auto = automatic(asked.steering, serving.store, app.settings)
     if auto is not None:
+        steering.check_auto(serving.mllm, auto)
         steers = (auto.toward("vision"),)
     for steer in steers:
         steering.check_steer(serving.mllm, steer, images)

@@ -15,7 +15,7 @@ import steering
 from probes import answering
 from probes.answering import Chat, InProcess, Push, Question, Reply
 from probes.mc2 import messages
-from steering import Auto, Diagnose, Engine, Reliability, Request, Sampling, Steer, SteeringVector
+from steering import DROP, Auto, Criterion, Diagnose, Engine, Reliability, Request, Sampling, Steer, SteeringVector
 from tests import families
 from tests.probes.conftest import make_samples
 from tests.steering.plain import Plain
@@ -127,7 +127,8 @@ def test_auto_is_decided_for_every_question_also_among_stated_ones(
     for one, other in zip(replies, expected, strict=True):
         if one.auto is not None and other.auto is not None:
             numbers, others = dict(one.auto), dict(other.auto)
-            assert numbers.pop("toward") == others.pop("toward")
+            for name in ("toward", "criterion", "abstained"):
+                assert numbers.pop(name) == others.pop(name)
             assert numbers == pytest.approx(others, rel=1e-2)
 
 
@@ -141,12 +142,12 @@ def test_the_way_of_a_question_is_its_own_whatever_is_found_for_the_others(
     ]  # fmt: skip
     batches = []
 
-    def measured(engine: Engine, some: Sequence[Chat]) -> list[Reliability]:
-        assert engine is tiny
+    def measured(engine: Engine, some: Sequence[Chat], criterion: Criterion) -> list[Reliability]:
+        assert (engine, criterion) == (tiny, DROP)
         batches.append(len(some))
         return [ways[asked.index(chat)] for chat in some]
 
-    monkeypatch.setattr(answering, "measure", measured)
+    monkeypatch.setattr(answering, "find", measured)
     monkeypatch.setattr(InProcess, "AUTO_AT_ONCE", 5)
     push = Push("auto", vector, 0.4)
     replies = list(InProcess(tiny).answers(Question(chat, push, TOKENS) for chat in asked))
@@ -159,8 +160,30 @@ def test_the_way_of_a_question_is_its_own_whatever_is_found_for_the_others(
         ],
     )
     assert [one.auto for one in replies] == [{"toward": way.toward, **way.report()} for way in ways]
-    assert [one.auto["undecided"] for one in replies if one.auto] == [side is None for side in toward]
+    assert [one.auto["toward"] for one in replies if one.auto] == toward
     assert batches == [5, 2]
+
+
+def test_every_question_has_its_own_criterion(tiny: Engine, vector: SteeringVector) -> None:
+    asked = chats(6)
+    values = [value for value, _ in steering.surprises(tiny, asked)]
+    bound = sorted(value for value in values if value is not None)[2]
+    criteria = [DROP, Criterion("surprise", bound), Criterion("surprise", bound, one_degraded=True)] * 2
+    pushes = [Push("auto", vector, 0.3, criterion=criterion) for criterion in criteria]
+    replies = list(InProcess(tiny).answers(Question(*one, TOKENS) for one in zip(asked, pushes, strict=True)))
+    toward = []
+    for reply, chat, value, criterion in zip(replies, asked, values, criteria, strict=True):
+        assert reply.auto is not None
+        assert value is not None
+        (found,) = steering.find(tiny, [chat], criterion)
+        toward.append(found.toward)
+        assert (reply.auto["toward"], reply.auto["criterion"]) == (found.toward, criterion.name)
+        if criterion.name == "surprise":
+            within = "text" if criterion.one_degraded else None
+            assert found.toward == ("vision" if value > bound * (1 + 1e-3) else within) or value == pytest.approx(bound)
+            assert reply.auto["surprise"] == pytest.approx(value, rel=1e-3)
+        same([reply], [replace(alone(tiny, chat, (Auto(vector, 0.3).steer(found),)), auto=reply.auto)])
+    assert len(set(toward)) > 1
 
 
 def test_more_questions_than_are_measured_at_once(
@@ -168,11 +191,11 @@ def test_more_questions_than_are_measured_at_once(
 ) -> None:
     batches = []
 
-    def measured(engine: Engine, some: Sequence[Chat]) -> list[Reliability]:
+    def measured(engine: Engine, some: Sequence[Chat], criterion: Criterion) -> list[Reliability]:
         batches.append(len(some))
         return [Reliability(0.9, 0.1, 0.8)] * len(some)
 
-    monkeypatch.setattr(answering, "measure", measured)
+    monkeypatch.setattr(answering, "find", measured)
     chat, push = chats(1)[0], Push("auto", vector, 0.3)
     replies = list(InProcess(tiny).answers([Question(chat, push, 1)] * (InProcess.AUTO_AT_ONCE + 3)))
     assert replies == [replies[0]] * (InProcess.AUTO_AT_ONCE + 3)

@@ -12,54 +12,64 @@ from PIL import Image
 
 import steering
 from probes.answering import Reply
-from probes.automatic import AutomaticReport, automatic, task_reliability, vote
+from probes.automatic import AutomaticReport, Cell, Ways, automatic, task_reliability, vote
 from probes.evaluate import Steering
-from probes.mc2 import SIDES, Sample, messages
+from probes.mc2 import Sample, Side, messages
+from steering import Criterion
 from tests.probes.conftest import make_samples
 from tests.probes.test_evaluate import Asked, Scripted, balls, said, simple_vector
 
-# What is answered, by the modality that is reliable and by what is done; four balls, color shape color shape.
+# What is answered, by the modality that is reliable, the wording of the text and what is done; four balls, color shape color
+# shape.
 SCRIPT = {
-    "vision": {
-        "plain": "vtva", "prior": "vvva", "auto": "vvtn", "image_only": "vvva", "context_only": "ttva",
+    ("vision", False): {
+        "plain": "vtva", "prior": "vvva", "drop": "vvtn", "surprise": "vvvv", "image_only": "vvva", "context_only": "ttva",
     },
-    "text": {
-        "plain": "tttt", "prior": "ttta", "auto": "ttvt", "image_only": "vvvt", "context_only": "tttt",
+    ("text", False): {
+        "plain": "tttv", "prior": "ttta", "drop": "ttvt", "surprise": "tttv", "image_only": "vvvt", "context_only": "tttt",
+    },
+    ("text", True): {
+        "plain": "ttvn", "prior": "tttt", "drop": "ttvn", "surprise": "vvvv", "image_only": "vvvt", "context_only": "tttv",
     },
 }  # fmt: skip
-# What auto finds: the modality (v, t) in the unswapped and the swapped order; a capital where it is undecided.
-FOUND = {"vision": ["vv", "vt", "TV", "vT"], "text": ["tt", "vv", "tv", "tv"]}
+# Which way is found: the modality (v, t) in the unswapped and the swapped order, - where the criterion abstains.
+FOUND = {
+    ("vision", False): {"drop": ["vv", "tt", "v-", "vt"], "surprise": ["vv", "vv", "vv", "v-"]},
+    ("text", False): {"drop": ["tt", "vv", "tv", "--"], "surprise": ["--", "--", "--", "-v"]},
+    ("text", True): {"drop": ["tt", "tt", "vv", "--"], "surprise": ["vv", "vv", "vv", "vv"]},
+}
+WAYS: dict[str, Side | None] = {"v": "vision", "t": "text", "-": None}
+NAMES = {"drop": Criterion(), "surprise": Criterion("surprise", 3.0)}
 
 VECTOR = simple_vector()
 SAMPLES = balls(4)
 
 
-def reliable_in(one: Asked) -> str:
-    """Of which modality something is left: the picture is the sample's own, or the context is."""
-    whole = one.image is None or one.image.tobytes() == SAMPLES[one.ball].picture().tobytes()
-    intact = one.setting == "image_only" or f"Text context: {SAMPLES[one.ball].context}\n" in one.text
+def cell_of(one: Asked) -> tuple[str, bool]:
+    """Of which modality something is left, the picture or the context, and whether that is reworded."""
+    sample = SAMPLES[one.ball]
+    plainly = f"Text context: {sample.context}\n" in one.text
     if one.image is None:
-        return "text" if intact else "vision"
-    if one.setting == "image_only":
-        return "vision" if whole else "text"
-    assert whole != intact
-    return "vision" if whole else "text"
+        return ("text", not plainly) if sample.context in one.text else ("vision", False)
+    if one.image.tobytes() == sample.picture().tobytes():
+        assert sample.context not in one.text
+        return "vision", False
+    assert one.setting == "image_only" or sample.context in one.text
+    return "text", one.setting != "image_only" and not plainly
 
 
 def rule(one: Asked) -> Reply:
-    side = reliable_in(one)
-    done = one.setting if one.setting != "plain" else "prior"
-    if one.push is None and one.setting == "plain":
-        done = "plain"
-    if one.push is not None and one.push.toward == "auto":
-        done = "auto"
-    elif one.push is not None:
-        assert one.push.toward == side
-    auto = None
-    if done == "auto":
-        code = FOUND[side][one.ball][one.swapped]
-        auto = {"toward": "vision" if code in "vV" else "text", "undecided": code.isupper(), "drop_vision": 0.5}
-    return Reply(said(SCRIPT[side][done][one.ball], one.swapped), None, auto)
+    cell, auto, done = cell_of(one), None, one.setting
+    if one.push is None:
+        done = "plain" if one.setting == "plain" else one.setting
+    elif one.push.toward != "auto":
+        assert one.push.toward == cell[0]
+        done = "prior"
+    else:
+        done = one.push.criterion.name
+        assert one.push.criterion == NAMES[done]
+        auto = {"toward": WAYS[FOUND[cell][done][one.ball][one.swapped]], "criterion": done}
+    return Reply(said(SCRIPT[cell][done][one.ball], one.swapped), None, auto)
 
 
 @pytest.fixture(scope="module")
@@ -69,95 +79,142 @@ def scripted() -> Scripted:
 
 @pytest.fixture(scope="module")
 def report(scripted: Scripted) -> AutomaticReport:
-    return automatic(scripted, SAMPLES, Steering(VECTOR, 1.5, (0, 2)), quiet=True)
+    return automatic(scripted, SAMPLES, Steering(VECTOR, 1.5, (0, 2)), criteria=NAMES, severities=(1.0,), quiet=True)
 
 
 def test_right_answers_are_the_reliable_modalitys(report: AutomaticReport) -> None:
-    vision, text = (report.sides[side] for side in SIDES)
-    assert (vision.side, text.side) == ("vision", "text")
+    vision, text, unfamiliar = report.cells
+    assert [(one.side, one.severity, one.reworded) for one in report.cells] == [
+        ("vision", 1.0, False), ("text", 1.0, False), ("text", 1.0, True),
+    ]  # fmt: skip
     assert vision.plain.tolist() == [1, 0, 1, 0.5]
     assert vision.prior.tolist() == [1, 1, 1, 0.5]
-    assert vision.auto.tolist() == [1, 1, 0, 0]
-    assert text.plain.tolist() == [1, 1, 1, 1]
-    assert text.prior.tolist() == [1, 1, 1, 0.5]
-    assert text.auto.tolist() == [1, 1, 0, 1]
+    assert vision.ways["drop"].right.tolist() == [1, 1, 0, 0]
+    assert vision.ways["surprise"].right.tolist() == [1, 1, 1, 1]
+    assert text.ways["drop"].right.tolist() == [1, 1, 0, 1]
+    assert unfamiliar.prior.tolist() == [1, 1, 1, 1]
+    assert unfamiliar.ways["surprise"].right.tolist() == [0, 0, 0, 0]
+    assert vision.followed == (("vision", "vision"), ("text", "text"), ("vision", "vision"), ("vision", "text"))
+    assert unfamiliar.followed[3] == (None, None)
 
 
-def test_identified_and_decided_by_hand(report: AutomaticReport) -> None:
-    vision, text = (report.sides[side] for side in SIDES)
-    assert vision.identified.tolist() == [1, 0.5, 0.5, 0.5]  # vv, vt, TV, vT
-    assert vision.decided.tolist() == [1, 1, 0, 0.5]
-    assert vision.right_if_decided == pytest.approx(4 / 5)
-    assert text.identified.tolist() == [1, 0, 0.5, 0.5]  # tt, vv, tv, tv
-    assert text.decided.tolist() == [1, 1, 1, 1]
-    assert text.right_if_decided == pytest.approx(4 / 8)
-
-
-def test_votes_by_task_by_hand(report: AutomaticReport) -> None:
-    assert report.sides["vision"].votes == {
-        "color": Counter(vision=2, none=2), "shape": Counter(vision=2, text=1, none=1),
+def test_a_criterion_on_one_side_by_hand(report: AutomaticReport) -> None:
+    groups = report.groups()
+    row = report.row(groups["text"], "drop")  # the degraded one: vision is right
+    assert (row.plain, row.prior, row.auto) == (2.5 / 4, 3.5 / 4, 2 / 4)
+    assert (row.decided, row.toward_vision) == (7 / 8, 4 / 8)
+    assert row.right_if_decided == pytest.approx(4 / 7)
+    assert row.follows == 1  # vv, tt, v- and vt are the sides of the plain answers
+    assert row.tasks == 1 / 2  # color: three votes for vision; shape: one for vision, three for text
+    assert report.votes(report.cells[0], "drop") == {
+        "color": Counter(vision=3, none=1), "shape": Counter(text=3, vision=1),
     }  # fmt: skip
-    assert report.sides["text"].votes == {"color": Counter(text=3, vision=1), "shape": Counter(vision=3, text=1)}
-    assert report.tasks_identified == 3 / 4  # all but shape, where the text is reliable
+
+
+def test_both_sides_together_by_hand(report: AutomaticReport) -> None:
+    groups = report.groups()
+    assert [[cell.side for cell in cells] for cells in groups.values()] == [
+        ["text", "vision"], ["text"], ["vision"], ["text"], ["text", "vision"],
+    ]  # fmt: skip
+    row = report.row(groups["either"], "surprise")
+    assert (row.plain, row.prior, row.auto) == ((2.5 + 3) / 8, (3.5 + 3.5) / 8, (4 + 3) / 8)
+    assert (row.decided, row.right_if_decided) == (8 / 16, 7 / 8)
+    assert row.gap_closed is None  # four samples of which two have a gap: it could as well be none
+    bad = report.row(groups["image, unfamiliar text"], "surprise")
+    assert (bad.auto, bad.decided, bad.toward_vision, bad.right_if_decided) == (0, 1, 1, 0)
+    assert bad.follows == 2 / 8
 
 
 def test_each_modality_alone_checks_the_degradation(report: AutomaticReport) -> None:
-    vision, text = (report.sides[side] for side in SIDES)
+    vision, text, unfamiliar = report.cells
     # Image only vvva for the image's answer, context only ttva for the context's.
     assert (vision.reliable_alone, vision.degraded_alone) == (7 / 8, 5 / 8)
     assert (text.reliable_alone, text.degraded_alone) == (1, 6 / 8)
+    assert (unfamiliar.reliable_alone, unfamiliar.degraded_alone) == (6 / 8, 6 / 8)
 
 
-def test_both_sides_joined_by_hand(report: AutomaticReport) -> None:
-    assert report.joined("auto").tolist() == [1, 1, 0, 0, 1, 1, 0, 1]
+def test_the_report_as_json(report: AutomaticReport) -> None:
     data = report.to_json()
-    means = {name: data[name]["mean"] for name in ("identified", "decided", "plain", "prior", "auto")}
-    assert means == pytest.approx(
-        {"identified": 4.5 / 8, "decided": 6.5 / 8, "plain": 6.5 / 8, "prior": 7 / 8, "auto": 5 / 8}
-    )
-    assert data["auto_minus_prior"]["mean"] == pytest.approx(-2 / 8)
-    low, high = data["auto_minus_prior"]["mean_95"]
-    assert low < -2 / 8 < high < 0.3
-    assert data["tasks_identified"] == 3 / 4
-    assert data["sides"]["vision"]["right_if_decided"] == pytest.approx(0.8)
-    assert data["sides"]["text"]["auto"]["mean"] == 3 / 4
-    assert data["sides"]["vision"]["votes"]["shape"] == {"vision": 2, "text": 1, "none": 1}
     assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert (data["severities"], data["criteria"]) == ([1.0], ["drop", "surprise"])
+    assert len(data["rows"]) == 2 * 5 * 2
+    found = {(row["severity"], row["degraded"], row["criterion"]): row for row in data["rows"]}
+    assert found[None, "text", "drop"]["right_if_decided"] == pytest.approx(4 / 7)
+    assert found[1.0, "text", "drop"] == found[None, "text", "drop"] | {"severity": 1.0}
+    assert data["cells"][0]["votes"]["drop"]["shape"] == {"text": 3, "vision": 1}
+
+
+def a_cell(side: Side, severity: float, plain: list[float], prior: list[float], auto: list[float]) -> Cell:
+    nothing: tuple[tuple[Side | None, ...], ...] = ((None, None),) * len(plain)
+    ways = {"drop": Ways(np.array(auto), nothing)}
+    return Cell(side, severity, False, np.array(plain), np.array(prior), nothing, ways, 1, 1)
+
+
+def test_the_gap_that_is_closed_by_hand() -> None:
+    # Of forty samples plain is right in 20, prior in 40: auto adds 12 and loses 2 at one severity, nothing at the other.
+    plain, prior = [1.0] * 20 + [0.0] * 20, [1.0] * 40
+    auto = [1.0] * 18 + [0.0] * 2 + [1.0] * 12 + [0.0] * 8
+    cells = [a_cell("vision", 0.3, plain, prior, auto), a_cell("text", 0.7, plain, prior, plain)]
+    found = AutomaticReport(cells, ["color"] * 40)
+    alone, other, both = (
+        found.row(some, "drop").gap_closed
+        for some in (found.groups(0.3)["text"], found.groups(0.7)["image"], found.groups()["either"])
+    )
+    assert alone is not None
+    assert other is not None
+    assert both is not None
+    assert alone[0] == pytest.approx(0.5)
+    low, high = alone[1]
+    assert 0.2 < low < 0.4
+    assert 0.6 < high < 0.8
+    assert other == (0, (0, 0))
+    assert both[0] == pytest.approx(0.25)
+    assert both[1] == pytest.approx([end / 2 for end in alone[1]])  # the same samples are drawn together
+    row = found.row(found.groups(0.3)["text"], "drop")
+    assert (row.decided, row.right_if_decided, row.follows, row.tasks) == (0, None, None, 0)
+    assert row.to_json()["gap_closed_95"] == list(alone[1])
+
+
+def test_where_steering_rightly_is_no_better_there_is_no_gap() -> None:
+    for prior in ([1.0] * 10, [0.0] * 10, [0.0] + [1.0] * 9):
+        cell = a_cell("vision", 0.3, [1.0] * 10, prior, [0.0] * 10)
+        assert AutomaticReport([cell], ["color"] * 10).row([cell], "drop").gap_closed is None
 
 
 def test_every_way_is_asked_of_every_sample_with_the_same_vector(scripted: Scripted, report: AutomaticReport) -> None:
-    assert len(scripted.asked) == 2 * 5 * 4 * 2
-    pushes = Counter(one.push for one in scripted.asked)
-    assert pushes.pop(None) == 2 * 3 * 4 * 2
-    assert {(push.toward, number) for push, number in pushes.items() if push} == {
-        ("auto", 16), ("vision", 8), ("text", 8),
+    assert len(scripted.asked) == 3 * 6 * 4 * 2
+    pushes = Counter((one.push.toward, one.push.criterion.name) for one in scripted.asked if one.push)
+    assert pushes == {
+        ("vision", "drop"): 8, ("text", "drop"): 16, ("auto", "drop"): 24, ("auto", "surprise"): 24,
     }  # fmt: skip
-    for push in pushes:
-        assert push is not None
-        assert (push.vector, push.strength, push.layers) == (VECTOR, 1.5, (0, 2))
+    for one in scripted.asked:
+        if one.push is not None:
+            assert (one.push.vector, one.push.strength, one.push.layers) == (VECTOR, 1.5, (0, 2))
 
 
 def test_what_is_not_reliable_is_really_degraded(scripted: Scripted, report: AutomaticReport) -> None:
-    half = len(scripted.asked) // 2
-    for one in scripted.asked[:half]:  # the image is reliable
+    third = len(scripted.asked) // 3
+    for one in scripted.asked[:third]:  # the image is reliable
         original = SAMPLES[one.ball]
         if one.image is not None:
             assert one.image is original.image
         assert original.context not in one.text
         assert one.setting == "image_only" or one.text.startswith("Text context: ")
         assert original.question in one.text
-    for one in scripted.asked[half:]:
+    for number, one in enumerate(scripted.asked[third:]):
         original = SAMPLES[one.ball]
         if one.image is not None:
             pixels = np.asarray(one.image, float)
             assert pixels.shape == np.asarray(original.picture()).shape
             assert pixels.std() > 50  # noise; the samples' own pictures are of one colour
         assert (original.context in one.text) == (one.setting != "image_only")
+        if one.setting != "image_only":
+            assert (f"Text context: {original.context}\n" in one.text) == (number < third)
 
 
 def test_a_degraded_picture_is_the_same_in_every_condition(scripted: Scripted, report: AutomaticReport) -> None:
     noise: dict[int, set[bytes]] = {}
-    for one in scripted.asked[len(scripted.asked) // 2 :]:
+    for one in scripted.asked[len(scripted.asked) // 3 :]:
         if one.image is not None:
             noise.setdefault(one.ball, set()).add(one.image.tobytes())
     assert all(len(pictures) == 1 for pictures in noise.values())
@@ -165,20 +222,12 @@ def test_a_degraded_picture_is_the_same_in_every_condition(scripted: Scripted, r
 
 
 def test_without_severity_nothing_is_degraded() -> None:
-    answerer = Scripted(lambda one: Reply("A", None, {"toward": "vision", "undecided": False}))
-    automatic(answerer, SAMPLES, Steering(VECTOR), severity=0.0, quiet=True)
+    answerer = Scripted(lambda one: Reply("A", None, {"toward": "vision"}))
+    found = automatic(answerer, SAMPLES, Steering(VECTOR), severities=(0.0,), quiet=True)
     for one in answerer.asked:
         assert one.image is None or one.image.tobytes() == SAMPLES[one.ball].picture().tobytes()
         assert one.setting == "image_only" or SAMPLES[one.ball].context in one.text
-
-
-def test_nothing_decided_is_no_share_of_right_ones() -> None:
-    answerer = Scripted(lambda one: Reply("A", None, {"toward": "vision", "undecided": True}))
-    found = automatic(answerer, SAMPLES, Steering(VECTOR), quiet=True)
-    assert found.sides["vision"].right_if_decided == 0
-    assert found.sides["vision"].votes["color"] == Counter(none=4)
-    assert found.sides["vision"].identified.tolist() == [1, 1, 1, 1]
-    json.dumps(found.to_json(), allow_nan=False)
+    assert found.criteria == ("drop", "surprise", "surprise, one degraded")
 
 
 @pytest.mark.parametrize(
@@ -218,16 +267,16 @@ def test_a_tasks_reliability_is_that_of_its_chats_one_by_one(tiny: steering.Engi
     for task, of in (("color", "02"), ("shape", "1"), ("all", "012")):
         measured = [one for name in of for one in single[name]]
         reports = [one.report() for one in measured]
-        votes = Counter("none" if one.undecided else one.toward for one in measured)
+        votes = Counter(one.toward or "none" for one in measured)
         assert found[task].votes == votes
         assert found[task].drop_vision == pytest.approx(
             np.mean([one["drop_vision"] for one in reports]), rel=1e-3, abs=0
         )
         assert found[task].drop_text == pytest.approx(np.mean([one["drop_text"] for one in reports]), rel=1e-3, abs=0)
-        assert found[task].reliable == ("vision" if votes["vision"] >= votes["text"] else "text")
+        assert found[task].rests_on == ("vision" if votes["vision"] >= votes["text"] else "text")
     assert found["color"].drop_vision != found["shape"].drop_vision
     assert found["all"].to_json() == {
-        "reliable": found["all"].reliable, "votes": dict(found["all"].votes),
+        "rests_on": found["all"].rests_on, "votes": dict(found["all"].votes),
         "drop_vision": found["all"].drop_vision, "drop_text": found["all"].drop_text,
     }  # fmt: skip
 
@@ -244,7 +293,7 @@ def test_votes_and_drops_of_a_task_by_hand(monkeypatch: pytest.MonkeyPatch, tiny
     assert found["color"].drop_vision == pytest.approx((0.6 + 0.4 + 0.1 + 0.7) / 4)
     assert found["color"].drop_text == pytest.approx((0.1 + 0.5 + 0.3 + 0.1) / 4)
     assert (found["shape"].drop_vision, found["shape"].drop_text) == pytest.approx((0.62 / 2, 0.2 / 2))
-    assert {task: one.reliable for task, one in found.items()} == {
+    assert {task: one.rests_on for task, one in found.items()} == {
         "color": "vision",
         "shape": "vision",
         "all": "vision",

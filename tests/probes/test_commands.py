@@ -17,18 +17,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import steering
-from probes import command, evaluate
+from probes import automatic, command, evaluate
 from probes.answering import InProcess, Question, Reply
 from probes.automatic import task_reliability
 from probes.build import build
 from probes.commands import common, mc2
 from probes.commands.common import Defaults, samples_of
-from probes.mc2 import SIDES, Sample
+from probes.mc2 import SIDES, Sample, messages
 from server import cli
 from server.runtime import vector_store
 from server.settings import load_settings
@@ -435,7 +436,7 @@ def test_reliability_of_every_task(
     expected = {task: one.to_json() for task, one in task_reliability(tiny, demo_samples(3, 7), quiet=True).items()}
     assert list(written) == ["color", "shape", "all"]
     for task, one in expected.items():
-        assert (written[task]["votes"], written[task]["reliable"]) == (one["votes"], one["reliable"])
+        assert (written[task]["votes"], written[task]["rests_on"]) == (one["votes"], one["rests_on"])
         assert written[task]["drop_text"] == pytest.approx(one["drop_text"], rel=1e-3, abs=0)
     printed = capsys.readouterr().out
     assert "3 samples, both orders" in printed
@@ -517,7 +518,7 @@ def test_ablations_and_the_automatic_direction(
     evaluation: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("probes.commands.mc2.PROBED", 50)
-    words = ("--ablate", "samples", "tasks", "strength", "latency", "--auto", "--severity", "0.75")
+    words = ("--ablate", "samples", "tasks", "strength", "latency", "--auto", "drop", "--severity", "0.5", "0.75")
     assert run(*evaluation, "--conditions", "plain", "steer", *words) == 0
     report = strict(tmp_path / "mc2" / "report.json")
     assert set(report) == {"about", "conditions", "samples", "tasks", "strength", "latency", "auto"}
@@ -532,11 +533,40 @@ def test_ablations_and_the_automatic_direction(
             assert rows["0"][side][name] == report["conditions"]["plain"][name]
     assert set(report["strength"]["knee"]) == {"strength", "slope_before", "slope_after", "breaks_at", "visible"}
     assert set(report["latency"]) == {"plain", "probing", "steering"}
-    assert report["auto"]["severity"] == 0.75
-    assert set(report["auto"]["sides"]) == {"vision", "text"}
+    assert (report["auto"]["severities"], report["auto"]["bounds"]) == ([0.5, 0.75], {"drop": None})
+    assert {row["criterion"] for row in report["auto"]["rows"]} == {"drop"}
     written = (tmp_path / "mc2" / "report.md").read_text()
     for table in ("Table 8", "Table 9", "Table 10", "Table 11", "Table 12"):
         assert f"({table})" in written
+
+
+@pytest.fixture
+def own_model(model: str, tmp_path: Path) -> str:
+    """A copy of the model, which a calibration is written into."""
+    return str(shutil.copytree(model, tmp_path / "own"))
+
+
+def test_surprise_is_calibrated_and_then_evaluated(
+    own_model: str, vector: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], questions: list[Question]
+) -> None:
+    given = ("--model", own_model, "--device", "cpu", "--quiet")
+    words = ("--conditions", "plain", "steer", "--auto", "surprise", "--severity", "1")
+    evaluated = ("eval", "mc2", *given, "--vector", vector, "--limit", "2", "--out", str(tmp_path / "mc2"), *words)
+    assert run(*evaluated) == 1
+    assert "'helmsight probe --calibrate-surprise'" in last_error(capsys)
+    assert questions == []
+    assert run("probe", *given, "--samples", "5", "--calibrate-surprise") == 0
+    kept = strict(Path(own_model) / "calibration.json")
+    assert f"98% of 10 contexts surprise by at most {kept['surprise']:.2f} nats" in capsys.readouterr().out
+    engine = steering.Engine(steering.load(own_model, device="cpu"), slots=4)
+    samples = demo_samples(5, common.PROBE_SEEDS)
+    chats = [messages(sample, "plain", swapped) for sample in samples for swapped in (False, True)]
+    values = [value for value, _ in steering.surprises(engine, chats)]
+    assert kept["surprise"] == pytest.approx(float(np.quantile([v for v in values if v is not None], 0.98)), rel=1e-3)
+    assert run(*evaluated) == 0
+    report = strict(tmp_path / "mc2" / "report.json")["auto"]
+    assert report["bounds"] == dict.fromkeys(("surprise", "surprise, one degraded"), kept["surprise"])
+    assert {row["decided"] for row in report["rows"] if row["criterion"] == "surprise, one degraded"} == {1}
 
 
 def test_a_probe_of_an_ablation_never_meets_the_evaluated_samples(tmp_path: Path) -> None:
@@ -558,6 +588,8 @@ def test_a_probe_of_an_ablation_never_meets_the_evaluated_samples(tmp_path: Path
 
 def test_the_command_offers_the_conditions_that_there_are() -> None:
     assert mc2.KINDS == evaluate.KINDS
+    assert mc2.CRITERIA == steering.CRITERIA
+    assert mc2.SEVERITIES == automatic.SEVERITIES
 
 
 def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, questions: list[Question]) -> None:
@@ -668,7 +700,7 @@ class Server:
             push, text = question.push, question.chat[-1]["content"][-1]["text"]
             assert push is None or push.vector.name == "served"
             side = "text" if push is not None and push.toward == "text" else "vision"
-            yield Reply(said(side[0], "A. blue" in text), 0.25, {"toward": side, "undecided": False})
+            yield Reply(said(side[0], "A. blue" in text), 0.25, {"toward": side})
 
 
 @pytest.mark.usefixtures("no_model")
@@ -685,7 +717,9 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
         "plain": 1, "vision": 1, "text": 0,
     }  # fmt: skip
     assert report["strength"]["rows"]["2"]["text"]["s_text"] == 1
-    assert report["auto"]["sides"]["text"]["prior"]["mean"] == 1
+    assert report["auto"]["criteria"] == ["drop", "surprise", "surprise, one degraded"]
+    prior = {row["degraded"]: row["prior"] for row in report["auto"]["rows"]}
+    assert (prior["image"], prior["text"]) == (1, 1)
     assert run(*words, "--model", "its-model") == 0
     assert Server.made == [("http://there/v1", None), ("http://there/v1", "its-model")]
 
@@ -704,7 +738,7 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
         (("eval", "mc2", "--conditions", "plain", "--auto"), "go with the condition 'steer'"),
         (("eval", "mc2", "--conditions", "plain", "--random-directions", "2"), "go with the condition 'steer'"),
         (("eval", "mc2", "--severity", "1.5"), "--severity must be from 0 to 1, not 1.5"),
-        (("eval", "mc2", "--severity", "nan"), "--severity must be from 0 to 1, not nan"),
+        (("eval", "mc2", "--severity", "0.5", "nan"), "--severity must be from 0 to 1, not nan"),
         (
             ("eval", "mc2", "--conditions", "plain", "--tasks", "sport"),
             "--tasks: unknown sport; there are color, shape",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from probes.degrade import degraded, noisy, ungrammatical
+from probes.degrade import FRAMES, degraded, noisy, reworded, ungrammatical
 from probes.mc2 import Sample
 from tests.probes.conftest import make_samples
 
@@ -144,3 +144,16 @@ def test_a_severity_outside_0_to_1_is_refused(modality: str, severity: float) ->
 def test_another_modality_is_refused() -> None:
     with pytest.raises(ValueError, match="modality must be 'vision' or 'text', not 'audio'"):
         degraded(make_samples(1)[0], "audio", 0.5, seed=1)
+
+
+def test_a_reworded_context_is_whole_in_its_frame() -> None:
+    samples = make_samples(60)
+    frames = set()
+    for sample in samples:
+        other = reworded(sample, seed=1)
+        assert other == reworded(sample, seed=1)
+        assert dataclasses.replace(other, context=sample.context) == sample
+        assert sample.context in other.context
+        frames.add(other.context.replace(sample.context, "{}"))
+    assert frames == set(FRAMES)
+    assert any(reworded(sample, 1) != reworded(sample, 2) for sample in samples)

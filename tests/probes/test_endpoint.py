@@ -28,6 +28,7 @@ import steering
 from probes import endpoint
 from probes.answering import InProcess, Push, Question, Reply
 from probes.endpoint import Endpoint
+from steering import DROP, Criterion
 from tests import families
 
 ROOT = Path(__file__).parents[2]
@@ -270,21 +271,30 @@ def test_a_helmsight_server_is_asked_to_steer_and_to_measure(server: Server) -> 
     auto = {"answer": 0.5, "drop_vision": 0.4}
     applied = {"steering": [{"name": "calm", "toward": "text", "auto": auto}]}
     server.answer = lambda body: said("x", diagnostics={"modality": {"attention_ratio": 0.25}}, applied=applied)
+    criteria = (DROP, Criterion("surprise"), Criterion("surprise", 3.5, one_degraded=True))
     there = Endpoint(server.url, concurrency=1)
     assert there.identity == f"{server.url}/v1 small abc"
     assert there.vectors == ("modality-preference", "calm")
     marked = Question([{"role": "user", "content": [{"type": "text", "text": "x", "span": "context"}]}])
     replies = there.answers(
-        [marked, asked("?", push=Push("vision", "calm", 0.5, (1, 2))), asked("?", push=Push("auto", vector("calm")))]
+        [
+            marked,
+            asked("?", push=Push("vision", "calm", 0.5, (1, 2))),
+            *(asked("?", push=Push("auto", vector("calm"), criterion=criterion)) for criterion in criteria),
+        ]
     )
-    assert list(replies) == [Reply("x", 0.25), Reply("x", 0.25), Reply("x", 0.25, {"toward": "text", **auto})]
-    plain, stated, found = server.bodies
+    automatic = Reply("x", 0.25, {"toward": "text", **auto})
+    assert list(replies) == [Reply("x", 0.25), Reply("x", 0.25), *[automatic] * 3]
+    plain, stated, found, surprised, bounded = server.bodies
     for body in server.bodies:
         assert (body["diagnostics"], body["repetition_penalty"]) == ({"include": ["modality"]}, 1.0)
     assert "steering" not in plain
     assert plain["messages"] == marked.chat
     assert stated["steering"] == {"vector": "calm", "toward": "vision", "strength": 0.5, "layers": [1, 2]}
-    assert found["steering"] == {"vector": "calm", "toward": "auto", "strength": 1.0}
+    short = {"vector": "calm", "toward": "auto", "strength": 1.0}
+    assert found["steering"] == short
+    assert surprised["steering"] == {**short, "auto": {"criterion": "surprise", "one_degraded": False}}
+    assert bounded["steering"] == {**short, "auto": {"criterion": "surprise", "bound": 3.5, "one_degraded": True}}
 
 
 @pytest.mark.parametrize(
@@ -551,9 +561,12 @@ def test_a_server_answers_as_its_engine_does(helmsight: str, engine: steering.En
         assert reply.attention_ratio == pytest.approx(expected.attention_ratio, abs=1e-4)
         assert (reply.auto is None) == (expected.auto is None) == (toward != "auto")
         if toward == "auto":
-            (way, *numbers), (expected_way, *expected_numbers) = reply.auto.values(), expected.auto.values()
-            assert (way, list(reply.auto)) == (expected_way, list(expected.auto))
-            assert numbers == pytest.approx(expected_numbers, rel=1e-3, abs=0)  # as small as 1e-113
+            assert list(reply.auto) == list(expected.auto)
+            for name, value in expected.auto.items():
+                exact = value is None or isinstance(value, str)
+                assert reply.auto[name] == (
+                    value if exact else pytest.approx(value, rel=1e-3, abs=0)
+                )  # 1e-113 at least
     if push is not None:  # else the comparison would prove nothing
         assert here != list(InProcess(engine).answers(questions(None)))
 

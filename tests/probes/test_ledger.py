@@ -20,7 +20,7 @@ from PIL import Image
 
 from probes.answering import Push, Question, Reply
 from probes.ledger import Remembering, key
-from steering import SteeringVector
+from steering import Criterion, SteeringVector
 from tests.probes.conftest import Scripted, text_of
 
 
@@ -35,7 +35,7 @@ def questions(*numbers: int) -> list[Question]:
 def echo(one: Question) -> Reply:
     """A reply with every field set, different for every question."""
     text = text_of(one)
-    return Reply(f"Re: {text} ä\n", len(text) / 7, {"toward": "text", "undecided": False, "drop_text": 1e-17})
+    return Reply(f"Re: {text} ä\n", len(text) / 7, {"toward": "text", "abstained": None, "drop_text": 1e-17})
 
 
 def run(path: Path, asked: list[Question], ahead: int = 0, identity: str = "scripted") -> tuple[list[Reply], list[str]]:
@@ -329,6 +329,9 @@ OTHERS = {
     "no push": replace(BASE, push=None),
     "toward vision": _pushed(toward="vision"),
     "toward auto": _pushed(toward="auto"),
+    "by surprise": _pushed(toward="auto", criterion=Criterion("surprise")),
+    "by surprise, with a bound": _pushed(toward="auto", criterion=Criterion("surprise", 3.0)),
+    "by surprise, one degraded": _pushed(toward="auto", criterion=Criterion("surprise", one_degraded=True)),
     "strength": _pushed(strength=0.51),
     "another layer": _pushed(layers=(1,)),
     "layers in addition": _pushed(layers=(0, 1)),

@@ -13,7 +13,7 @@ import pytest
 
 from probes import mc2_report
 from probes.ablate import Knee, Latency, Row
-from probes.automatic import Automatic, AutomaticReport
+from probes.automatic import AutomaticReport, Cell, Ways
 from probes.commands.mc2 import print_table
 from probes.evaluate import Evaluation, Measured
 from probes.mc2 import SIDES, Outcome, Shares, Side
@@ -246,53 +246,63 @@ def test_latencies(page: Report) -> None:
 # ------------------------------------------------------------------------------------------------------- automatic
 
 
-def one_side(side: Side, decided: list[float], right: float, votes: dict[str, Counter[str]]) -> Automatic:
-    return Automatic(
-        side=side, plain=np.array([0.5, 1]), prior=np.array([1.0, 1]), auto=np.array([1.0, 0.5]),
-        identified=np.array([1.0, 0.5 if side == "vision" else 0]), decided=np.array(decided), right_if_decided=right,
-        votes=votes, reliable_alone=0.95, degraded_alone=0.45,
+def a_cell(side: Side, severity: float, reworded: bool, auto: list[float], toward: str) -> Cell:
+    """Ten samples: five right plainly, all of them where the side is known."""
+    ways: dict[str, Side | None] = {"v": "vision", "t": "text", "-": None}
+    return Cell(
+        side, severity, reworded, np.array([1.0, 0.0] * 5), np.ones(10), ((side, None),) * 10,
+        {"drop": Ways(np.array(auto), (tuple(ways[way] for way in toward),) * 10)}, 0.95, 0.45,
     )  # fmt: skip
 
 
-AUTOMATIC = AutomaticReport(
-    {
-        "vision": one_side("vision", [1, 0.5], 2 / 3, {"color": Counter(vision=2, text=1, none=1)}),
-        "text": one_side("text", [0.5, 0], 1.0, {"color": Counter(vision=1, none=3), "shape": Counter(text=1)}),
-    }
-)
+def an_automatic(toward: str) -> AutomaticReport:
+    half = [1.0, 0.0] * 5
+    cells = [
+        cell
+        for severity, auto in ((0.3, half), (0.7, [1.0] * 10))
+        for cell in (
+            a_cell("vision", severity, False, auto, toward),
+            a_cell("text", severity, False, half, toward),
+            a_cell("text", severity, True, [0.0] * 10, toward),
+        )
+    ]
+    return AutomaticReport(cells, ["color", "shape"] * 5)
 
 
-def test_the_automatic_direction_with_its_votes(page: Report) -> None:
-    mc2_report.automatic(page, AUTOMATIC, 0.75)
-    table, _ = tables(page)
-    assert list(table["both"].values()) == [
-        "both", "0.625", "0.500", "-", "0.750", "1.000", "0.750", "-", "-",
+AUTOMATIC = an_automatic("v-")
+
+
+def test_the_gap_that_a_criterion_closes(page: Report) -> None:
+    mc2_report.automatic(page, AUTOMATIC)
+    pooled, first, second, alone = tables(page)
+    assert list(pooled) == ["either", "image", "text", "image, unfamiliar text", "either, unfamiliar text"]
+    assert list(pooled["text"].values())[1:6] == ["drop", "0.500", "1.000", "0.750", "0.500"]
+    assert list(first["text"].values())[4:7] == ["0.500", "0.000", "0.000 to 0.000"]
+    assert list(second["text"].values())[4:7] == ["1.000", "1.000", "1.000 to 1.000"]
+    assert pooled["either"]["gap closed"] == "0.250"
+    assert pooled["image, unfamiliar text"]["gap closed"] == "-1.000"
+    assert [pooled["text"][name] for name in ("decided", "abstained", "toward vision", "right if decided")] == [
+        "0.500", "0.500", "0.500", "1.000",
     ]  # fmt: skip
-    assert list(table["only vision"].values()) == [
-        "only vision", "0.750", "0.750", "0.667", "0.750", "1.000", "0.750", "0.950", "0.450",
-    ]  # fmt: skip
-    assert list(table["only text"].values())[1:4] == ["0.500", "0.250", "1.000"]
-    lines = page.markdown().splitlines()
-    assert "| vision | color | 2 | 1 | 1 | yes |" in lines
-    assert "| text | color | 1 | 0 | 3 | no |" in lines
-    assert "| text | shape | 0 | 1 | 0 | yes |" in lines
+    assert pooled["text"]["points to the plain answer's side"] == "1.000"
+    assert (pooled["text"]["tasks by majority"], pooled["image"]["tasks by majority"]) == ("1.000", "0.000")
+    assert list(alone["text"].values()) == ["text", "0.7", "0.950", "0.450"]
 
 
-def test_the_automatic_direction_in_words(page: Report) -> None:
-    mc2_report.automatic(page, AUTOMATIC, 0.75)
+def test_the_gap_that_a_criterion_closes_in_words(page: Report) -> None:
+    mc2_report.automatic(page, AUTOMATIC)
     said = page.markdown()
-    assert "severity 0.75" in said
-    assert "larger drop for 62.5 (" in said
-    # Of the 3 decided questions with the image and the 1 with the text, 2 and 1 are right.
-    assert "% of them, 75.0 % of those rightly, and 66.7 % of the tasks" in said
-    assert "Its accuracy is -25.0 (" in said
+    assert "drop: closes +0.25 (+0.25 to +0.25) of the gap, +0.00 (+0.00 to +0.00) with a degraded image, +0.50" in said
+    assert "in an unfamiliar wording -0.25 (" in said
+    assert "It decides 50 % of the questions, 50 % of those rightly" in said
+    assert "steers away from 50 % of the sound texts, 50 % of those in an unfamiliar wording and 50 % of" in said
 
 
-def test_a_direction_that_is_never_decided_is_reported(page: Report, tmp_path: Path) -> None:
-    votes = {"color": Counter(none=4)}
-    found = AutomaticReport({side: one_side(side, [0, 0], 0.0, votes) for side in ("vision", "text")})
-    mc2_report.automatic(page, found, 1.0)
+def test_a_criterion_that_always_abstains_is_reported(page: Report, tmp_path: Path) -> None:
+    found = an_automatic("--")
+    mc2_report.automatic(page, found)
     assert not re.search(r"\bnan\b", page.markdown().lower())
+    assert "It decides 0 % of the questions, none of those rightly" in page.markdown()
     page.write(tmp_path, found.to_json())
 
 
@@ -320,14 +330,15 @@ def test_the_whole_report_is_written(page: Report, tmp_path: Path) -> None:
     mc2_report.tasks(page, {"color": row((1, 1, 0), (1, 1, 0))})
     mc2_report.strength(page, {0.0: row((1, 1, 0), (1, 1, 0)), 1.0: row((2, 0, 0), (0, 2, 0))}, Knee(1.0, 0.5, 0, None))
     mc2_report.latency(page, {"plain": Latency(0.05, 1, (1, 1))})
-    mc2_report.automatic(page, AUTOMATIC, 1.0)
+    mc2_report.automatic(page, AUTOMATIC)
     page.write(tmp_path, {"conditions": EVALUATION.to_json(), "auto": AUTOMATIC.to_json()})
     tags = Tags()
     tags.feed((tmp_path / "report.html").read_text())
-    assert tags.count["table"] == len(tables(page)) == 9
+    assert tags.count["table"] == len(tables(page)) == 11
     assert tags.count["img"] == 4
     assert {"Conditions", "Probe size (Table 8)", "One task only (Table 9)", "Strength (Table 10)",
-            "Latency of one request (Table 11)", "Finding the reliable modality (Table 12)"} <= set(tags.text)  # fmt: skip
+            "Latency of one request (Table 11)",
+            "Finding the way without being told (Table 12)"} <= set(tags.text)  # fmt: skip
     plots = {"conditions.svg", "probe-size.svg", "probe-task.svg", "strength.svg"}
     assert {path.name for path in tmp_path.iterdir()} == {*plots, "report.md", "report.html", "report.json"}
     assert json.loads((tmp_path / "report.json").read_text())["conditions"]["plain"]["s_vision"] == 0.25

@@ -137,6 +137,76 @@ def test_automatic_steering_follows_the_modality_that_carries_the_answer(client:
     assert choice["message"] == choice_of(ask(client, data_uri(), f"{context}\n{QUESTION}", steering=stated))["message"]
 
 
+DAMAGED = "Text context: crilce qoe gxrae."
+
+
+def surprised(client: FlaskClient, context: str, **fields: Any) -> dict[str, Any]:
+    auto = {"criterion": "surprise", **fields.pop("auto", {})}
+    steering = {"toward": "auto", "auto": auto}
+    return choice_of(ask(client, data_uri(), f"{context}\n{QUESTION}", steering=steering, **fields))
+
+
+def test_a_surprising_text_is_steered_away_from(client: FlaskClient, engine: steering.Engine) -> None:
+    calibrated = engine.mllm.calibration
+    assert calibrated is not None
+    choice = surprised(client, DAMAGED)
+    (applied,) = choice["applied"]["steering"]
+    assert (applied["toward"], applied["strength"]) == ("vision", 1.0)
+    found = applied["auto"]
+    assert set(found) == {"criterion", "surprise", "bound", "contexts", "one_degraded", "abstained"}
+    assert (found["criterion"], found["bound"], found["abstained"]) == ("surprise", calibrated.surprise, None)
+    assert found["surprise"] > found["bound"]
+    stated = ask(client, data_uri(), f"{DAMAGED}\n{QUESTION}", steering={"toward": "vision"})
+    assert choice["message"] == choice_of(stated)["message"]
+
+
+def test_within_the_bound_nothing_is_steered_unless_one_modality_is_degraded(client: FlaskClient) -> None:
+    plain = choice_of(ask(client, data_uri(), f"{DAMAGED}\n{QUESTION}"))
+    abstaining = surprised(client, DAMAGED, auto={"bound": 1000})
+    (applied,) = abstaining["applied"]["steering"]
+    assert (applied["toward"], applied["strength"]) == (None, 0.0)
+    assert "is within the bound of 1000" in applied["auto"]["abstained"]
+    assert abstaining["message"] == plain["message"]
+    (applied,) = surprised(client, DAMAGED, auto={"bound": 1000, "one_degraded": True})["applied"]["steering"]
+    assert (applied["toward"], applied["auto"]["abstained"]) == ("text", None)
+
+
+def test_surprise_of_several_contexts_and_answers_with_their_baselines(client: FlaskClient) -> None:
+    text = f"{DAMAGED}\nText context: The circle is red.\n{QUESTION}"
+    steered = {"toward": "auto", "auto": {"criterion": "surprise"}}
+    response = ask(client, data_uri(), text, steering=steered, n=2, baseline=True)
+    assert len(response.json["choices"]) == 2
+    for choice in response.json["choices"]:
+        (applied,) = choice["applied"]["steering"]
+        assert (applied["toward"], applied["auto"]["contexts"]) == ("vision", 2)
+        assert choice["baseline"]["message"] == choice_of(ask(client, data_uri(), text))["message"]
+
+
+def test_surprise_of_a_stream_in_a_chat_of_several_turns(client: FlaskClient) -> None:
+    context = {"type": "text", "text": DAMAGED, "span": "context"}
+    first = {"role": "user", "content": [*user(data_uri())["content"], context]}
+    chat = [first, {"role": "assistant", "content": "I see."}, user(QUESTION)]
+    fields = {"messages": chat, "steering": {"toward": "auto", "auto": {"criterion": "surprise"}}}
+    whole = choice_of(ask(client, **fields))
+    (applied,) = whole["applied"]["steering"]
+    assert (applied["toward"], applied["auto"]["contexts"]) == ("vision", 1)
+    lines = ask(client, **fields, stream=True).text.splitlines()
+    pieces = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    assert "".join(piece["delta"].get("content", "") for piece in pieces) == whole["message"]["content"]
+    assert pieces[-1]["applied"] == whole["applied"]
+
+
+def test_a_model_that_was_not_calibrated_is_told_the_command(
+    client: FlaskClient, engine: steering.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.mllm, "calibration", None)
+    asked = {"toward": "auto", "auto": {"criterion": "surprise"}}
+    error = refused(ask(client, data_uri(), f"{DAMAGED}\n{QUESTION}", steering=asked))
+    assert error["param"] == "steering.auto.bound"
+    assert "'helmsight probe --calibrate-surprise'" in error["message"]
+    assert surprised(client, DAMAGED, auto={"bound": 1})["applied"]["steering"][0]["auto"]["bound"] == 1
+
+
 @pytest.mark.parametrize("kind", ["vcd", "icd", "pai"])
 def test_a_contrast_is_reported(client: FlaskClient, kind: str) -> None:
     applied = choice_of(ask(client, data_uri(), QUESTION, contrast={"kind": kind, "alpha": 0.5}, logprobs=True))
@@ -236,6 +306,8 @@ def test_too_many_maps_are_refused_with_the_bound(client: FlaskClient, monkeypat
         ({"steering": {"vector": "stranger"}}, "steering.vector", "wrong_model"),
         ({"steering": {"toward": "auto"}}, "steering.toward", "invalid_value"),
         ({"steering": {"toward": "auto", "strength": 9}}, "steering.strength", "steering_strength_exceeded"),
+        ({"steering": {"toward": "auto", "auto": {"criterion": "surprise"}}}, "steering.toward", "invalid_value"),
+        ({"steering": {"toward": "auto", "auto": {"bound": 1}}}, "steering.auto.bound", "invalid_value"),
         ({"steering": {"strength": 4.1}}, "steering.strength", "steering_strength_exceeded"),
         ({"steering": {"strength": -1}}, "steering.strength", "invalid_value"),
         ({"steering": {"layers": [99]}}, "steering.layers", "invalid_value"),

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from flask import Flask
@@ -121,6 +121,42 @@ def test_an_answer_that_takes_too_long_is_given_up(fake: FakeEngine, stream: boo
     assert response.status_code == (200 if stream else 504)
     assert error["code"] == "request_timeout"
     assert fake.completions[0].cancelled.is_set()
+
+
+@pytest.fixture
+def measuring(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """An engine in which what is measured for "auto" does not end by itself."""
+    fake.script = (threading.Event(),)
+
+    def decide(engine: FakeEngine, asked: Any, auto: steering.Auto, begun: Callable[[Any], object]) -> NoReturn:
+        completion = engine.submit(asked)
+        begun(completion)
+        list(completion)
+        raise steering.Fault("The request was cancelled.")
+
+    monkeypatch.setattr(steering, "decide", decide)
+    return fake
+
+
+AUTO = {"steering": {"toward": "auto"}}
+
+
+def test_what_is_measured_ends_when_its_client_leaves(measuring: FakeEngine, settings: Settings, live: Live) -> None:
+    app = create_app(settings, engine=measuring)  # type: ignore[arg-type]
+    connection = post_and_hold(live(app), stream=False, **AUTO)
+    wait_for(lambda: len(measuring.completions) == 1)
+    assert not measuring.completions[0].cancelled.is_set()
+    connection.close()
+    wait_for(measuring.completions[0].cancelled.is_set)
+    wait_for(lambda: 'helmsight_disconnects_total{reason="gone"} 1.0' in app.test_client().get("/metrics").text)
+
+
+def test_what_takes_too_long_to_measure_is_given_up(measuring: FakeEngine, settings: Settings) -> None:
+    settings = settings.model_copy(update={"request_timeout": 0.3})
+    response = ask(create_app(settings, engine=measuring).test_client(), **AUTO)  # type: ignore[arg-type]
+    assert (response.status_code, response.json["error"]["code"]) == (504, "request_timeout")
+    assert measuring.completions[0].cancelled.is_set()
+    assert len(measuring.completions) == 1
 
 
 def test_a_stream_that_nobody_reads_is_cancelled(fake: FakeEngine) -> None:

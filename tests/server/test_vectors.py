@@ -562,6 +562,11 @@ def test_a_dry_run_of_several_vectors_and_of_none(open_client: FlaskClient) -> N
 def test_a_dry_run_leaves_the_way_of_auto_open(open_client: FlaskClient) -> None:
     (report,) = validate(open_client, steering={"toward": "auto", "strength": 0.5}).json["steering"]
     assert (report["toward"], report["strength"], report["scale"]) == ("auto", 0.5, None)
+    surprise = {"toward": "auto", "auto": {"criterion": "surprise", "bound": 2.0, "one_degraded": True}}
+    assert validate(open_client, steering=surprise).status_code == 200
+    for auto in ({"bound": 2.0}, {"criterion": "surprise", "bound": -1}):
+        refused = validate(open_client, steering={"toward": "auto", "auto": auto})
+        assert (refused.status_code, problem(refused)[2]) == (400, "steering.auto.bound")
 
 
 def test_a_dry_run_takes_a_whole_chat_request_and_counts_its_images(open_client: FlaskClient) -> None:

@@ -55,3 +55,11 @@ def test_a_batch_keeps_every_feature_with_its_token() -> None:
 
 def test_a_batch_of_texts_has_no_overlay() -> None:
     assert Embedded.join([prompt(3, []), prompt(2, [])]).overlay is None
+
+
+def test_a_text_among_prompts_with_multi_axis_positions_counts_on_every_axis() -> None:
+    axes = torch.tensor([[0, 1, 1, 2], [0, 1, 2, 3], [0, 1, 1, 3]])[:, None]
+    batch = Embedded.join([prompt(2, []), Embedded(torch.ones(1, 4, 2), axes), prompt(3, [])])
+    assert batch.positions.shape == (3, 3, 4)
+    assert torch.equal(batch.positions[:, 1], axes[:, 0])
+    assert batch.positions[:, [0, 2]].tolist() == [[[0, 1, 2, 3]] * 2] * 3

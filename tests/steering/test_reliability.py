@@ -98,8 +98,8 @@ def test_the_larger_drop_wins() -> None:
     assert Reliability(0.9, 0.1, 0.8).toward == "vision"
     assert Reliability(0.9, 0.8, 0.1).toward == "text"
     assert Reliability(0.9, 0.2, 0.5).report() == {
-        "answer": 0.9, "without_images": 0.2, "without_context": 0.5,
-        "drop_vision": pytest.approx(0.7), "drop_text": pytest.approx(0.4), "undecided": False,
+        "criterion": "drop", "answer": 0.9, "without_images": 0.2, "without_context": 0.5,
+        "drop_vision": pytest.approx(0.7), "drop_text": pytest.approx(0.4), "abstained": None,
     }  # fmt: skip
 
 
@@ -110,7 +110,10 @@ def test_an_answer_that_stands_without_either_is_not_steered(make_engine: MakeEn
     assert not Reliability(0.9, 0.95, 0.80).undecided
     assert not Reliability(1e-9, 0.8e-9, 0.95e-9).undecided  # a long answer is improbable as a whole
     vector = _vector(make_engine("qwen2_vl"))
-    assert Auto(vector, 0.5).steer(Reliability(0.9, 0.82, 0.85)).scale == 0
+    abstained = Auto(vector, 0.5, (2,), "prompt").steer(Reliability(0.9, 0.82, 0.85))
+    assert (abstained.scale, abstained.toward, abstained.layers, abstained.tokens) == (0, None, (2,), "prompt")
+    assert abstained.auto is not None
+    assert "stands without either modality" in abstained.auto["abstained"]
     assert Auto(vector, 0.5).steer(Reliability(0.9, 0.1, 0.85)).scale == -0.5
     assert Auto(vector, 0.5).steer(Reliability(0.9, 0.85, 0.1)).scale == 0.5
 
