@@ -414,6 +414,7 @@ class Engine:
                 thresholds=admitted.thresholds,
                 diagnose=request.diagnose,
                 wants_states=request.states,
+                state_position=request.state_position,
                 wants_divergence=request.divergence,
                 forced=request.forced,
                 fork_of=first,

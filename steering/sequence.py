@@ -110,6 +110,7 @@ class Sequence:
     thresholds: torch.Tensor | None = None  # (layers,), of the divergence where it thinks
     diagnose: Diagnose | None = None
     wants_states: bool = False
+    state_position: int = -1  # counted from the prompt's end
     wants_divergence: bool = False
     forced: tuple[int, ...] = ()
     fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
