@@ -138,7 +138,7 @@ def tasks(page: Report, rows: Mapping[str, Row]) -> None:
     _ablation(page, ["probe task"], {(task,): row for task, row in rows.items()})
 
 
-def strength(page: Report, rows: Mapping[float, Row], bend: Knee, published: float | None) -> None:
+def strength(page: Report, rows: Mapping[float, Row], bend: Knee, published: float | None = None) -> None:
     """Table 10. `rows` and `bend` are by strength in published units, of which the vector's strength 1.0 is `published`; by
     its own strength where that is not known."""
     page.heading("Strength (Table 10)")
@@ -152,7 +152,7 @@ def strength(page: Report, rows: Mapping[float, Row], bend: Knee, published: flo
         else f"Strengths are in published units; the vector's own strength 1.0 is {published:g} of them."
     )
     page.text(
-        f"{units} Knee {'visible' if bend.visible else 'NOT visible'}: at {bend.strength:g} the effect is within "
+        f"{units} Knee {'visible' if bend.visible else 'NOT visible'}: at strength {bend.strength:g} the effect is within "
         f"{100 * CLOSE:.0f} points of its greatest; it grows by {100 * bend.slope_before:.0f} points a unit of strength "
         f"before and {after}."
     )
