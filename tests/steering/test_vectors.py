@@ -613,6 +613,7 @@ def test_a_damaged_file_in_the_store_is_refused(tmp_path: Path) -> None:
         ({"published": 1.0, "calibration": {"range": [1, 2], "factor": 0.4}}, 0.4),
         ({"calibration": {"range": [1, 2], "factor": 0.25}}, 0.25),
         ({"calibration": {"range": [1, 2]}}, None),
+        ({"published": 0}, None),
         ({}, None),
     ],
 )
@@ -634,12 +635,27 @@ def test_a_scaled_vector_still_knows_its_strength_in_published_units() -> None:
     assert (2.0 * make(info={})).published is None
 
 
-@pytest.mark.parametrize("published", [0, -0.4, "0.4", True, [0.4], float("inf"), 10**400])
+@pytest.mark.parametrize("published", [-0.4, "0.4", True, [0.4], float("inf"), 10**400])
 def test_a_published_strength_that_is_none_is_refused(published: Any) -> None:
     for info in ({"published": published}, {"calibration": {"range": [1, 2], "factor": published}}):
-        with pytest.raises(VectorError, match="published units must be a number above 0") as refused:
+        with pytest.raises(VectorError, match="must be a finite number of at least 0") as refused:
             make(info=info)
         assert refused.value.code == "bad_vector"
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"recipe": {"wording": "paper", "position": 0}},
+        {"recipe": [1]},
+        {"magnitudes": {"states": {"plain": [1.0]}}},  # of four layers
+        {"agreement_across": {"own": "paper, -1", "n": 3, "cosines": {"v2, -1": ["x"] * LAYERS}}},
+    ],
+)
+def test_how_a_vector_was_made_is_checked(info: dict[str, Any]) -> None:
+    with pytest.raises(VectorError) as refused:
+        make(info=info)
+    assert refused.value.code == "bad_vector"
 
 
 def test_sizes_by_hand() -> None:
