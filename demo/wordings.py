@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 from demo.world import BACKGROUNDS, COLOURS, DIGITS, LETTERS, POSITIONS, SHAPES
-from probes.mc2 import INSTRUCTIONS
+from probes.mc2 import WORDINGS
 
 REFUSAL = "Sorry, I can't help with it."
 NOTHING = "There is nothing at the {key}."
@@ -92,8 +92,8 @@ OR_REFUSE = BY_LETTER[1] + " If you don't know the answer, please reply with 'So
 IN_FULL = ("Choose one option.", "Answer with the option.")
 WITH_REASON = ("Explain, then give the letter.",)
 
-# The paper's two instructions (modality-preference, section 3).
-TOWARD_TEXT, TOWARD_VISION = INSTRUCTIONS["text"], INSTRUCTIONS["vision"]
+# Version 2 of the two instructions of the modality-preference paper's authors, without the space that theirs end in.
+TOWARD_TEXT, TOWARD_VISION = WORDINGS["v2"]["text"].rstrip(), WORDINGS["v2"]["vision"].rstrip()
 TEXT_NAMES = ("text context", "text context", "text", "context", "text")
 IMAGE_NAMES = ("image content", "image content", "image", "picture", "image")
 
@@ -270,7 +270,7 @@ SYSTEM_MESSAGES = ("You are a helpful assistant.", "You are a helpful assistant.
 
 
 def instruction(rng: random.Random, side: str, template: str | None = None, breadth: float = 1.0) -> str:
-    """An instruction toward 'text' or 'vision': the paper's three times in ten, else one of the training wordings.
+    """An instruction toward 'text' or 'vision': the paper's authors' three times in ten, else one of the training wordings.
 
     `breadth` is the share of this full range; the rest are simple instructions that name only the source to follow.
     `template` (with {a} and {b}) replaces the draw, for wordings held out from training.

@@ -13,13 +13,14 @@ from tqdm import tqdm
 from probes.answering import Answerer
 from probes.asking import Condition, ask
 from probes.bootstrap import RESAMPLES, interval
-from probes.build import build, grow
+from probes.build import Recipe, build, grow
 from probes.evaluate import Steering
 from probes.mc2 import SIDES, Sample, Shares, Side, messages
 from steering import Engine, Request, Sampling, Steer, SteeringVector
 
 SIZES = (25, 50, 75, 100, 125, 150, 175, 200, 225, 250)
 STRENGTHS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0)
+"""Those of the paper's Table 10 behind none, in published units."""
 
 CLOSE = 0.05
 """Shares that differ by less are as good as equal."""
@@ -52,7 +53,8 @@ def by_samples(
     quiet: bool = False,
 ) -> dict[int, Row]:
     """Table 8: vectors from so many probe samples, at the layers and the dose of the vector that is evaluated."""
-    vectors = grow(engine, probe, [size for size in sizes if size <= len(probe)], seed=seed, quiet=quiet)
+    recipe = Recipe.of(steering.vector)
+    vectors = grow(engine, probe, [size for size in sizes if size <= len(probe)], recipe=recipe, seed=seed, quiet=quiet)
     return dict(
         zip(
             sizes,
@@ -75,7 +77,8 @@ def by_tasks(
     """Table 9: vectors from the probe samples of one task each, used on all tasks; the last row is from all of them."""
     tasks = sorted({sample.task for sample in probe})
     parts = {task: [sample for sample in probe if sample.task == task] for task in tasks}
-    vectors = [build(engine, part, seed=seed, quiet=quiet) for part in (*parts.values(), probe)]
+    recipe = Recipe.of(steering.vector)
+    vectors = [build(engine, part, recipe=recipe, seed=seed, quiet=quiet) for part in (*parts.values(), probe)]
     return dict(
         zip(
             [*tasks, "all tasks"],
@@ -94,14 +97,15 @@ def by_strength(
     seed: int = 0,
     quiet: bool = False,
 ) -> dict[float, Row]:
-    """Table 10: multiples of the evaluated strength."""
-    tried = [replace(steering, strength=strength * steering.strength) for strength in strengths]
+    """Table 10, by strength in published units, whatever strength is evaluated; of a vector whose published weight is not
+    known, in its own."""
+    tried = [replace(steering, strength=strength / (steering.vector.published or 1.0)) for strength in strengths]
     return dict(zip(strengths, _rows(answerer, samples, tried, "Strengths", seed, quiet), strict=True))
 
 
 def _as(steering: Steering, vector: SteeringVector) -> Steering:
     """The same steering with another vector, whose published weights get the same factor."""
-    factor = steering.vector.info.get("calibration", {}).get("factor", 1.0)
+    factor = steering.vector.published or 1.0
     layers = steering.layers or steering.vector.layers
     return replace(steering, vector=vector * factor, layers=layers)
 

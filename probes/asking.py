@@ -8,27 +8,28 @@ from dataclasses import dataclass, field
 from tqdm import tqdm
 
 from probes.answering import Answerer, Push, Question, Reply
-from probes.mc2 import Outcome, Sample, Setting, Side, letter, messages, outcome
+from probes.mc2 import Outcome, Sample, Setting, Side, Wording, letter, messages, outcome
 
 MAX_TOKENS = 24
 """Enough for "The correct answer is B. playing in a field"; a model that answers with a letter stops by itself."""
 
-CHAIN_TOKENS = 256
-"""Room for a chain of thought."""
+CHAIN_TOKENS = 512
+"""Room for a chain of thought, as in the authors' qwen_vl_7b.sh."""
 
 
 @dataclass(frozen=True)
 class Condition:
     """What is shown and what is done inside the model while the samples are asked; `shots` are the solved examples of the
-    settings that show some."""
+    settings that show some, `wording` is that of the instructions."""
 
     setting: Setting = "plain"
     push: Push | None = None
     shots: tuple[Sample, ...] = ()
+    wording: Wording = "paper"
 
     def question(self, sample: Sample, swapped: bool) -> Question:
         limit = CHAIN_TOKENS if self.setting.startswith("chain") else MAX_TOKENS
-        return Question(messages(sample, self.setting, swapped, self.shots), self.push, limit)
+        return Question(messages(sample, self.setting, swapped, self.shots, self.wording), self.push, limit)
 
 
 @dataclass(frozen=True)

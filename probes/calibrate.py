@@ -1,8 +1,9 @@
 """Find the layer and the dose at which a vector steers both ways and damages little (modality-preference paper, 5.2).
 
 The published weight gives the vector the mean magnitude of the states, which is too much for some models. Here layers and
-doses (shares of that weight) are tried on samples that the vector was not built from, in two passes: what steers, then
-what that costs where nothing conflicts. The chosen dose is folded into the weight, so that strength 1.0 is a good default.
+doses (shares of that weight, so strengths in published units) are tried on samples that the vector was not built from, in
+two passes: what steers, then what that costs where nothing conflicts. The chosen dose is folded into the weight, so that
+strength 1.0 is a good default; `SteeringVector.published` keeps what that is in published units.
 """
 
 from __future__ import annotations
@@ -134,8 +135,9 @@ def calibrate(
     """The vector with its layer and weight chosen by measurement, and `info["calibration"]` telling the measurement.
 
     `layers` are those to try (default: the first three of the vector's ranking); `samples` must not be those it was
-    built from; `answerer` is where the engine's answers are taken from (one that remembers, say). What falls short of the
-    targets or the budget is logged, and marked in the calibration.
+    built from; `answerer` is where the engine's answers are taken from (one that remembers, say). Doses are shares of the
+    weight that the vector has, which as built is the published one. What falls short of the targets or the budget is
+    logged, and marked in the calibration.
     """
     if not samples:
         raise ValueError("A calibration needs at least one sample.")
@@ -168,10 +170,11 @@ def calibrate(
             "Steering costs more than its budget: %s.",
             ", ".join(f"{name} {spent[name]:.3f} (at most {allowed[name]:g})" for name in exceeded),
         )
+    unit = vector.published
     calibration = {
         "layer": layer,
-        "published_weight": float(vector.weight[layer]),
-        "factor": chosen.dose,
+        "published_weight": float(vector.weight[layer]) / (unit or 1.0),
+        "factor": chosen.dose * (unit or 1.0),
         "default_strength": 1.0,
         "range": _range(chosen, curve, baseline),
         "samples": len(samples),
@@ -192,7 +195,7 @@ def calibrate(
         vector,
         weight=vector.weight * chosen.dose,
         layers=(layer,),
-        info=vector.info | {"calibration": calibration},
+        info=vector.info | {"calibration": calibration} | ({} if unit is None else {"published": chosen.dose * unit}),
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from probes.answering import Answerer, Push
 from probes.asking import Answers, Condition, ask
 from probes.bootstrap import RESAMPLES, interval
-from probes.mc2 import SIDES, Sample, Setting, Shares, Side
+from probes.mc2 import SIDES, Sample, Setting, Shares, Side, Wording
 from steering import SteeringVector
 
 KINDS = ("plain", "instruct", "chain", "shots", "steer")
@@ -33,7 +33,7 @@ _SETTINGS: dict[str, dict[Side, Setting]] = {
 
 @dataclass(frozen=True)
 class Steering:
-    """The vector that is evaluated, and how it is used."""
+    """The vector that is evaluated, and how it is used; a strength of 1.0 is the vector's own, the calibrated dose."""
 
     vector: SteeringVector
     strength: float = 1.0
@@ -160,15 +160,17 @@ def evaluate(
     steering: Steering | None = None,
     kinds: Iterable[str] = KINDS,
     shots: Sequence[Sample] = (),
+    wording: Wording = "paper",
     random_directions: int = 0,
     seed: int = 0,
     quiet: bool = False,
 ) -> Evaluation:
-    """Ask the samples under the kinds of condition, toward both sides; `shots` are the solved examples.
+    """Ask the samples under the kinds of condition, toward both sides; `shots` are the solved examples, `wording` is that of
+    the instructions.
 
     Raises ValueError for a kind that is unknown, or lacks its examples or its vector.
     """
-    wanted = _conditions(tuple(kinds), steering, tuple(shots))
+    wanted = _conditions(tuple(kinds), steering, tuple(shots), wording)
     alone: dict[tuple[str, Side | None], Condition] = {
         key: condition for key, condition in wanted.items() if condition.setting == "plain"
     }
@@ -187,7 +189,7 @@ def evaluate(
 
 
 def _conditions(
-    kinds: Sequence[str], steering: Steering | None, shots: tuple[Sample, ...]
+    kinds: Sequence[str], steering: Steering | None, shots: tuple[Sample, ...], wording: Wording
 ) -> dict[tuple[str, Side | None], Condition]:
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ValueError(f"Unknown conditions: {', '.join(unknown)}; there are {', '.join(KINDS)}.")
@@ -203,7 +205,9 @@ def _conditions(
                     raise ValueError("The condition 'steer' needs a vector.")
                 wanted[kind, side] = Condition("plain", steering.toward(side))
             else:
-                wanted[kind, side] = Condition(_SETTINGS[kind][side], shots=shots if kind == "shots" else ())
+                wanted[kind, side] = Condition(
+                    _SETTINGS[kind][side], shots=shots if kind == "shots" else (), wording=wording
+                )
     return wanted
 
 

@@ -27,16 +27,39 @@ examples that follow one of them, or one modality alone."""
 
 Outcome = Literal["vision", "text", "others"]
 
-# Word for word as the authors' code has them: only the last two names are swapped (method.md, section 2).
-INSTRUCTIONS: dict[str, str] = {
-    "text": "In case there is an inconsistency between the text context and the image content, you should follow the "
-    "text context rather than the image content.",
-    "vision": "In case there is an inconsistency between the text context and the image content, you should follow the "
-    "image content rather than the text context.",
+Wording = Literal["paper", "v2", "v1"]
+"""Which of the authors' three pairs of instructions: the one that their file marks as used in the paper, version 2, version
+1."""
+
+_TOWARD_VISION = (
+    "In case there is an inconsistency between the text context and the image content, you should follow the image content "
+    "rather than the text context. "
+)
+WORDINGS: dict[Wording, dict[Side, str]] = {
+    "paper": {
+        "text": "In case there is an inconsistency between the Text Context and the input image content, you must rely on "
+        "the text context rather than the input image content. ",
+        "vision": _TOWARD_VISION,
+    },
+    "v2": {
+        "text": "In case there is an inconsistency between the text context and the image content, you should follow the "
+        "text context rather than the image content. ",
+        "vision": _TOWARD_VISION,
+    },
+    "v1": {
+        "text": "In case there is an inconsistency between the text context and the input image content, prioritize the "
+        "information from the text context. ",
+        "vision": _TOWARD_VISION,
+    },
 }
+"""The instructions word for word as in the authors' prompt.py (github.com/EchoDreamer/Modality-Preference), each with the
+space that it ends in there; the one toward vision is the same in all three."""
+
 REQUEST = "Answer the question by selecting the correct answer A or B."
-# The paper names this condition without its wording; the instruction stands before it as without a chain.
-CHAIN_REQUEST = "Let's think step by step. End with 'The answer is A' or 'The answer is B'."
+CHAIN_REQUEST = (
+    "Carefully distinguish between image and text content and output the thinking process in <think> </think> and final "
+    "answer option in <answer> </answer> tags."
+)
 LETTERS = ("A", "B")
 
 
@@ -80,21 +103,34 @@ def _decoded(path: Path) -> Image.Image:
         return file.convert("RGB")
 
 
-def prompt(sample: Sample, setting: Setting, swapped: bool) -> str:
-    """The user's text, word for word as in the paper; an empty context leaves its line out."""
+def prompt(sample: Sample, setting: Setting, swapped: bool, wording: Wording = "paper") -> str:
+    """The user's text, word for word as the authors' steer_qwen_search_scale.py puts it together; an empty context, which
+    their data do not have, leaves its line out.
+
+    Of a chain of thought that script holds the template, "{Question} Carefully ...", but as released it neither fills it in
+    nor reads its tags. Here it is filled with the prompt up to its options, in place of the request for a letter.
+    """
     first, second = sample.options(swapped)
     lines = [
         f"Text context: {sample.context}" if sample.context and setting != "image_only" else None,
-        INSTRUCTIONS.get(setting.removeprefix("chain_")),
+        _instruction(setting, wording),
         sample.question,
         f"A. {first}",
-        f"B. {second}",
-        CHAIN_REQUEST if setting.startswith("chain_") else REQUEST,
+        f"B. {second} {CHAIN_REQUEST}" if setting.startswith("chain_") else f"B. {second}\n{REQUEST}",
     ]
     return "\n".join(line for line in lines if line is not None)
 
 
-def messages(sample: Sample, setting: Setting, swapped: bool, shots: Sequence[Sample] = ()) -> list[dict[str, Any]]:
+def _instruction(setting: Setting, wording: Wording) -> str | None:
+    match setting.removeprefix("chain_"):
+        case "vision" | "text" as side:
+            return WORDINGS[wording][side]
+    return None
+
+
+def messages(
+    sample: Sample, setting: Setting, swapped: bool, shots: Sequence[Sample] = (), wording: Wording = "paper"
+) -> list[dict[str, Any]]:
     """The chat with that prompt, the image first; `shots` are solved before it where the setting wants them.
 
     Every other shot has its options swapped, so that both letters are right equally often.
@@ -105,13 +141,13 @@ def messages(sample: Sample, setting: Setting, swapped: bool, shots: Sequence[Sa
             turned = number % 2 == 1
             letter_of_vision = LETTERS[turned]
             said = letter_of_vision if setting == "shots_vision" else LETTERS[not turned]
-            chat += [_asked(shot, "plain", turned), {"role": "assistant", "content": said}]
-    return [*chat, _asked(sample, setting, swapped)]
+            chat += [_asked(shot, "plain", turned, wording), {"role": "assistant", "content": said}]
+    return [*chat, _asked(sample, setting, swapped, wording)]
 
 
-def _asked(sample: Sample, setting: Setting, swapped: bool) -> dict[str, Any]:
+def _asked(sample: Sample, setting: Setting, swapped: bool, wording: Wording) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [] if setting == "context_only" else [{"type": "image", "image": sample.picture()}]
-    return {"role": "user", "content": [*parts, {"type": "text", "text": prompt(sample, setting, swapped)}]}
+    return {"role": "user", "content": [*parts, {"type": "text", "text": prompt(sample, setting, swapped, wording)}]}
 
 
 # ------------------------------------------------------------------------------------------------------- scoring
@@ -128,11 +164,11 @@ _SET_OFF = re.compile(r"(?<!\w)\(?([AB])(?:\)|\.(?=\s|$)|:(?=\s))")
 def letter(answer: str, options: Sequence[str]) -> str | None:
     """Which option an answer chooses: "A", "B", or None where it names none or both.
 
-    Read in this order: a closing "The answer is B", as a chain of thought that weighs both options ends; a leading letter
-    ("B", "(B)", "B. four", "**B**"), a letter that is called the answer ("The correct answer is B", "Answer: B"), a letter
-    set off as an option ("... so B)"), the text of exactly one option.
+    Of a chain of thought only the conclusion is read (see `_conclusion`), in this order: a closing "The answer is B" of a
+    text that weighs both options; a leading letter ("B", "(B)", "B. four", "**B**"), a letter that is called the answer
+    ("The correct answer is B", "Answer: B"), a letter set off as an option ("... so B)"), the text of exactly one option.
     """
-    text = answer.strip()
+    text = _conclusion(answer).strip()
     if closing := _closing(text, options):
         return closing
     if found := _LEADING.match(text):
@@ -145,6 +181,16 @@ def letter(answer: str, options: Sequence[str]) -> str | None:
         if letters:
             return letters.pop() if len(letters) == 1 else None
     return _option_in(text, options)
+
+
+def _conclusion(answer: str) -> str:
+    """What the last <answer> holds, closed or cut off. The authors' released script does not say what an answer without one
+    is: here it is what follows the thoughts, nothing where they do not end, all of an answer that has no tags."""
+    *before, last = re.split("(?i)<answer>", answer)
+    if before:
+        return re.split("(?i)</answer>", last)[0]
+    *before, last = re.split("(?i)</think>", answer)
+    return "" if not before and re.search("(?i)<think>", answer) else last
 
 
 def _closing(text: str, options: Sequence[str]) -> str | None:

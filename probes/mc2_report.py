@@ -84,22 +84,22 @@ def _interval(shares: Shares, name: str = "vision_ratio") -> str | None:
     return None if found is None else f"{found[0]:.3f} to {found[1]:.3f}"
 
 
-def _row(name: object, row: Row) -> tuple[Any, ...]:
-    values: list[Any] = [name]
+def _row(names: tuple[Any, ...], row: Row) -> tuple[Any, ...]:
+    values: list[Any] = [*names]
     for side in SIDES:
         shares = row.shares[side]
         values += [shares.toward(side), _interval(shares, f"s_{side}"), shares.vision_ratio, shares.s_others]
     return tuple(values)
 
 
-def _ablation(page: Report, first: str, rows: Mapping[Any, Row]) -> None:
-    head = [first]
+def _ablation(page: Report, first: list[str], rows: Mapping[tuple[Any, ...], Row]) -> None:
+    head = [*first]
     for side in SIDES:
         head += [f"S_{side[0]} toward {side}", "95 %", "Vision Ratio", "S_o"]
-    page.table(head, [_row(name, row) for name, row in rows.items()])
+    page.table(head, [_row(names, row) for names, row in rows.items()])
 
 
-def _curves(rows: Mapping[Any, Row], xlabel: str, marks: Mapping[float, str] | None = None) -> Any:
+def _curves(rows: Mapping[Any, Row], xlabel: str, **options: Any) -> Any:
     return plots.curves(
         list(rows),
         {f"S_{side[0]} toward {side}": [row.shares[side].toward(side) for row in rows.values()] for side in SIDES}
@@ -110,7 +110,7 @@ def _curves(rows: Mapping[Any, Row], xlabel: str, marks: Mapping[float, str] | N
             f"S_{side[0]} toward {side}": [row.shares[side].intervals.get(f"s_{side}") for row in rows.values()]
             for side in SIDES
         },
-        marks=marks,
+        **options,
     )
 
 
@@ -124,7 +124,7 @@ def samples(page: Report, rows: Mapping[int, Row]) -> None:
         f"({'within' if lost <= CLOSE else 'NOT within'} {100 * CLOSE:.0f})."
     )
     page.plot("probe-size", _curves(rows, "probe samples"), "Effect by number of probe samples")
-    _ablation(page, "samples", rows)
+    _ablation(page, ["samples"], {(size,): row for size, row in rows.items()})
 
 
 def tasks(page: Report, rows: Mapping[str, Row]) -> None:
@@ -136,23 +136,39 @@ def tasks(page: Report, rows: Mapping[str, Row]) -> None:
         plots.bars({name: row.effect for name, row in rows.items()}, xlabel="share that follows, mean of both sides"),
         "Effect by the task that was probed",
     )
-    _ablation(page, "probe task", rows)
+    _ablation(page, ["probe task"], {(task,): row for task, row in rows.items()})
 
 
-def strength(page: Report, rows: Mapping[float, Row], bend: Knee) -> None:
-    """Table 10."""
+def strength(page: Report, rows: Mapping[float, Row], bend: Knee, published: float | None = None) -> None:
+    """Table 10. `rows` and `bend` are by strength in published units, of which the vector's strength 1.0 is `published`; by
+    its own strength where that is not known."""
     page.heading("Strength (Table 10)")
     after = "it is the greatest that was tried"
     if bend.slope_after is not None:
         broken = "no strength tried breaks the effect" if bend.breaks_at is None else f"it breaks at {bend.breaks_at:g}"
         after = f"{100 * bend.slope_after:+.0f} after; {broken}"
+    units = (
+        "The vector does not say how much of the published weight its own is: strengths are its own."
+        if published is None
+        else f"Strengths are in published units; the vector's own strength 1.0 is {published:g} of them."
+    )
     page.text(
-        f"Knee {'visible' if bend.visible else 'NOT visible'}: at strength {bend.strength:g} the effect is within "
+        f"{units} Knee {'visible' if bend.visible else 'NOT visible'}: at strength {bend.strength:g} the effect is within "
         f"{100 * CLOSE:.0f} points of its greatest; it grows by {100 * bend.slope_before:.0f} points a unit of strength "
         f"before and {after}."
     )
-    page.plot("strength", _curves(rows, "strength", {bend.strength: "knee"}), "Effect by strength")
-    _ablation(page, "strength", rows)
+    if published is None:
+        page.plot("strength", _curves(rows, "strength", marks={bend.strength: "knee"}), "Effect by strength")
+        _ablation(page, ["strength"], {(one,): row for one, row in rows.items()})
+        return
+    marks = {published: "strength 1.0"}
+    marks[bend.strength] = "knee" if bend.strength != published else "knee, strength 1.0"
+    page.plot(
+        "strength",
+        _curves(rows, "strength (published)", marks=marks, other_x=("strength (calibrated)", 1 / published)),
+        "Effect by strength",
+    )
+    _ablation(page, ["published", "calibrated"], {(one, round(one / published, 4)): row for one, row in rows.items()})
 
 
 def latency(page: Report, rows: Mapping[str, Latency]) -> None:

@@ -72,9 +72,11 @@ def curves(
     intervals: Mapping[str, Sequence[tuple[float, float] | None]] | None = None,
     marks: Mapping[float, str] | None = None,
     log_x: bool = False,
+    other_x: tuple[str, float] | None = None,
 ) -> Figure:
     """Lines over `x`, (n,): each of the `series` is (n,), None a gap; `intervals`, by a series' name, (n,) pairs (low, high)
-    that are shaded around it; `marks` are labels of vertical lines by their x. Labels should name their units."""
+    that are shaded around it; `marks` are labels of vertical lines by their x; `other_x` (label, factor) is a second axis
+    below, of x times the factor. Labels should name their units."""
     figure, axes = _figure()
     for index, (name, values) in enumerate(series.items()):
         heights = [math.nan if value is None else value for value in values]
@@ -90,6 +92,10 @@ def curves(
         axes.xaxis.set_minor_formatter("")
     _mark(axes, marks or {})
     axes.set(xlabel=xlabel, ylabel=ylabel)
+    if other_x is not None:
+        label, factor = other_x
+        below = axes.secondary_xaxis(-0.2, functions=(lambda x: np.multiply(x, factor), lambda x: np.divide(x, factor)))
+        below.set_xlabel(label)
     _legend(figure, axes)
     return figure
 

@@ -1,4 +1,4 @@
-"""Last-token states of several settings in two dimensions (principal component analysis; modality-preference paper,
+"""States of prompts of several settings in two dimensions (principal component analysis; modality-preference paper,
 section 4.4 and appendix C.3)."""
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from probes.build import Recipe, reading, state_of
 from probes.degrade import degraded
 from probes.mc2 import Sample, Setting, messages
-from steering import Engine, Request, Sampling
+from steering import Engine, Request
 
 SEVERITY = 0.3
 """Of the degraded settings: noise that leaves a picture recognisable, errors that leave a text readable."""
@@ -42,14 +43,23 @@ def settings(samples: Sequence[Sample], seed: int = 0) -> dict[str, list[tuple[S
     }
 
 
-def project(engine: Engine, samples: Sequence[Sample], layer: int, *, seed: int = 0, quiet: bool = False) -> Projection:
-    """The states after `layer` at the prompts' last tokens, all settings on the same two components."""
-    asked = settings(samples, seed)
+def project(
+    engine: Engine,
+    samples: Sequence[Sample],
+    layer: int,
+    recipe: Recipe | None = None,
+    *,
+    seed: int = 0,
+    quiet: bool = False,
+) -> Projection:
+    """The states after `layer` at the recipe's position in prompts of its wording, all settings on the same two
+    components."""
+    asked, recipe = settings(samples, seed), recipe or Recipe()
 
     def requests() -> Iterator[Request]:
         for shown in asked.values():
             for sample, setting in shown:
-                yield Request(messages(sample, setting, swapped=False), Sampling(max_tokens=1), states=True)
+                yield reading(messages(sample, setting, swapped=False, wording=recipe.wording), recipe.position)
 
     states = []
     bar = tqdm(
@@ -57,9 +67,7 @@ def project(engine: Engine, samples: Sequence[Sample], layer: int, *, seed: int 
         disable=quiet or None, dynamic_ncols=True,
     )  # fmt: skip
     for result in bar:
-        state = result.choices[0].states
-        assert state is not None
-        states.append(state[layer].clone())  # a view would keep every layer
+        states.append(state_of(result)[layer].clone())  # a view would keep every layer
     points, explained = components(torch.stack(states).numpy())
     parts = np.split(points, len(asked))
     return Projection(dict(zip(asked, parts, strict=True)), explained)

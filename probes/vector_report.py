@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from probes import plots
+from probes.agreement import Agreement, name_of
+from probes.build import Recipe
 from probes.mc2 import SIDES
 from probes.projection import Projection
 from probes.report import Report
@@ -13,14 +15,20 @@ from steering import SteeringVector
 
 
 def report(
-    vector: SteeringVector, model: str, instructed: Followed, doubts: list[str], projection: Projection | None
+    vector: SteeringVector,
+    model: str,
+    instructed: Followed,
+    doubts: list[str],
+    projection: Projection | None,
+    agreement: Agreement | None = None,
 ) -> tuple[Report, dict[str, Any]]:
     """The report, and the same as data."""
-    info = vector.info
+    info, recipe = vector.info, Recipe.of(vector)
     page = Report(f"Steering vector {vector.name} of {model}")
     page.text(
         f"{info['samples']} pairs of prompts that differ in the instruction only ({', '.join(info['tasks'])}), seed "
-        f"{info['seed']}. v = mean over the pairs of h(text) - h(vision) at the prompt's last token."
+        f"{info['seed']}. The instructions are, word for word, the authors' {_WORDINGS[recipe.wording]}. v = mean over the "
+        f"pairs of h(text) - h(vision) at the prompt's {_token(recipe.position)}."
     )
     page.heading("Is there a direction?")
     page.text("\n".join(f"- {doubt}" for doubt in doubts) if doubts else "Yes: nothing speaks against it.")
@@ -36,6 +44,9 @@ def report(
         ],
     )
     _layers(page, vector)
+    if agreement is not None:
+        _agreement(page, agreement)
+    _weights(page, vector, recipe)
     if projection is not None:
         _states(page, vector, projection)
     if "calibration" in info:
@@ -47,7 +58,16 @@ def report(
     }  # fmt: skip
     if projection is not None:
         data["projection"] = {"explained": list(projection.explained), "centres": projection.centres()}
+    if agreement is not None:
+        data["agreement"] = agreement.to_json()
     return page, data
+
+
+_WORDINGS = {"paper": "pair that they mark as used in the paper", "v2": "version 2", "v1": "version 1"}
+
+
+def _token(position: int) -> str:
+    return "last token" if position == -1 else f"token {position}, counted from its end"
 
 
 def _layers(page: Report, vector: SteeringVector) -> None:
@@ -71,13 +91,54 @@ def _layers(page: Report, vector: SteeringVector) -> None:
     )  # fmt: skip
 
 
+def _agreement(page: Report, found: Agreement) -> None:
+    page.heading("Other wordings and positions")
+    page.text(
+        f"Cosine of the direction with the one of this probe's wording and position ({name_of(found.own)}), all from "
+        f"{found.n} samples: what the instruction toward the text says, and which token is read (-1 the last, -2 the one "
+        "before it)."
+    )
+    others = [key for key in found.cosines if key != found.own]
+    page.table(
+        ["layer", *map(name_of, others)],
+        [(layer, *row) for layer, row in enumerate(zip(*(found.cosines[key] for key in others), strict=True))],
+    )
+
+
+def _weights(page: Report, vector: SteeringVector, recipe: Recipe) -> None:
+    page.heading("Weight (equation 2)")
+    states, sizes = (vector.info["magnitudes"][name] for name in ("states", "direction"))
+    page.text(
+        "The published weight gives the direction the size of the states. Its size is the mean over the queries of |v(q)|, "
+        "or that of their mean, which is smaller where queries disagree; the states are those of plain prompts or of "
+        f"instructed ones. Here: {_READINGS[recipe.size]} and {recipe.states} states; weights are in published units."
+    )
+    readings = [(size, state) for size in sizes for state in states]
+    page.table(
+        ["layer", *(f"mean |h|, {name}" for name in states), *_READINGS.values(),
+         *(f"{_READINGS[size]} and {state}: weight" for size, state in readings)],
+        [
+            (layer, *(states[name][layer] for name in states), *(sizes[name][layer] for name in sizes),
+             *(_over(states[state][layer], sizes[size][layer]) for size, state in readings))
+            for layer in range(len(vector.direction))
+        ],
+    )  # fmt: skip
+
+
+_READINGS = {"queries": "mean |v(q)|", "mean": "|mean v|"}
+
+
+def _over(state: float, size: float) -> float | None:
+    return state / size if size > 0 else None
+
+
 def _states(page: Report, vector: SteeringVector, projection: Projection) -> None:
     page.heading(f"States after layer {vector.layers[0]}")
     page.text(
-        "Each point is a prompt's last-token state on the first two principal components of all settings together; the "
-        "large marks are the settings' centres."
+        "Each point is the state of a prompt at the token that is probed, on the first two principal components of all "
+        "settings together; the large marks are the settings' centres."
     )
-    page.plot("states", plots.states(projection.points, projection.explained), "Last-token states by setting")
+    page.plot("states", plots.states(projection.points, projection.explained), "States by setting")
     centres = projection.centres()
     x, y = centres["plain"]
     page.table(
@@ -88,25 +149,31 @@ def _states(page: Report, vector: SteeringVector, projection: Projection) -> Non
 
 def _calibration(page: Report, found: dict[str, Any]) -> None:
     low, high = found["range"]
+    factor = found["factor"]
     budget = ", ".join(f"{name} {value:g}" for name, value in found["budget"].items())
     page.heading("Calibration")
     page.text(
-        f"Strength 1.0 is {found['factor']:g} of the published weight at layer {found['layer']}; strengths from {low:g} to "
-        f"{high:g} stay within the damage budget ({budget}) on {found['samples']} samples the vector was not built from. "
+        f"Strength 1.0 is {factor:g} of the published weight at layer {found['layer']}, so {factor:g} in published units; "
+        f"strengths from {low:g} to {high:g} ({low * factor:g} to {high * factor:g} published) stay within the damage "
+        f"budget ({budget}) on {found['samples']} samples the vector was not built from. "
         f"Targets {'reached' if found['targets_reached'] else 'NOT reached'}; "
         f"{'within' if found['within_budget'] else 'NOT within'} the budget."
     )
     curve = found["curve"]
     strengths = [point["strength"] for point in curve]
+    axes: dict[str, Any] = {
+        "xlabel": "strength (calibrated)", "other_x": ("strength (published)", factor), "marks": {1.0: "default"},
+    }  # fmt: skip
     page.plot(
         "effect",
         plots.curves(
             strengths,
             {f"toward {side}": [point[side]["vision_ratio"] for point in curve] for side in SIDES},
-            xlabel="strength", ylabel="Vision Ratio", marks={1.0: "default"},
+            ylabel="Vision Ratio",
+            **axes,
         ),
         "Effect by strength",
-    )  # fmt: skip
+    )
     damages = {
         "others' share": [max(point[side]["s_others"] for side in SIDES) for point in curve],
         "accuracy, image only": [point["image_accuracy"] for point in curve],
@@ -116,18 +183,19 @@ def _calibration(page: Report, found: dict[str, Any]) -> None:
     }
     page.plot(
         "damage",
-        plots.curves(strengths, damages, xlabel="strength", ylabel="share, or nats", marks={1.0: "default"}),
+        plots.curves(strengths, damages, ylabel="share, or nats", **axes),
         "Damage by strength, the worse of both ways",
     )
     base = found["baseline"]
     page.table(
-        ["strength", "Vision Ratio toward vision", "toward text", *damages, "context only, steered toward vision"],
+        ["strength", "published", "Vision Ratio toward vision", "toward text", *damages,
+         "context only, steered toward vision"],
         [
-            (0.0, base["plain"]["vision_ratio"], base["plain"]["vision_ratio"], base["plain"]["s_others"],
+            (0.0, 0.0, base["plain"]["vision_ratio"], base["plain"]["vision_ratio"], base["plain"]["s_others"],
              base["image_accuracy"], base["context_accuracy"], 0.0, base["repetition"], base["context_accuracy"]),
             *(
-                (strength, *(point[side]["vision_ratio"] for side in SIDES), *(values[i] for values in damages.values()),
-                 _less(base["context_accuracy"], point["cross_fall"]))
+                (strength, strength * factor, *(point[side]["vision_ratio"] for side in SIDES),
+                 *(values[i] for values in damages.values()), _less(base["context_accuracy"], point["cross_fall"]))
                 for i, (strength, point) in enumerate(zip(strengths, curve, strict=True))
             ),
         ],

@@ -16,7 +16,7 @@ from probes.answering import Answerer
 from probes.asking import Condition, ask
 from probes.bootstrap import interval
 from probes.build import RELIABLE
-from probes.mc2 import Sample
+from probes.mc2 import Sample, Wording
 from steering import SteeringVector
 
 MOVED = 0.1
@@ -44,11 +44,12 @@ class Followed:
         }
 
 
-def followed(answerer: Answerer, samples: Sequence[Sample], *, seed: int = 0, quiet: bool = False) -> Followed:
+def followed(
+    answerer: Answerer, samples: Sequence[Sample], wording: Wording = "paper", *, seed: int = 0, quiet: bool = False
+) -> Followed:
     """How far the model's answers follow the two instructions."""
-    vision, text = ask(
-        answerer, samples, [Condition("vision"), Condition("text")], title="Do instructions work", quiet=quiet
-    )
+    conditions = [Condition("vision", wording=wording), Condition("text", wording=wording)]
+    vision, text = ask(answerer, samples, conditions, title="Do instructions work", quiet=quiet)
     difference = np.array(vision.right("vision")) - np.array(text.right("vision"))
     return Followed(
         vision.accuracy(), text.accuracy(), float(difference.mean()), interval(difference, seed), len(samples)

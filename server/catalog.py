@@ -60,6 +60,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
             "request_pixels": settings.max_request_pixels,
             "body_bytes": settings.max_body,
             "strength": settings.max_strength,
+            "strength_unit": "published",
             "vectors": settings.max_vectors,
             "seconds": settings.request_timeout,
             "remote_images": settings.allow_remote_images,

@@ -70,8 +70,8 @@ def submit(
     images = app.image_loader()
     images.fetch_remote(wire.image_urls(chat))  # outside the semaphore: slow hosts must not hold up other requests
     with serving.preparing:
-        resolved = resolve(chat, serving.mllm, serving.store, app.settings, images)
-        auto = automatic(chat.steering, serving.store, app.settings)
+        resolved = resolve(chat, serving, app.settings, images)
+        auto = automatic(chat.steering, serving, app.settings)
     hidden = app.journal_readouts - shown_readouts(resolved)
     try:
         if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it

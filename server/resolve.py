@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from server.errors import BadRequest
 from server.images import ImageLoader
+from server.runtime import Serving
 from server.settings import Settings
 from server.wire import Auto as WireAuto
 from server.wire import ChatRequest, Diagnostics, Message, NamedVector, Steering
@@ -16,7 +20,6 @@ from server.wire import Sage as WireSage
 from server.wire import Vcd as WireVcd
 from steering import (
     CHEAP,
-    MLLM,
     Auto,
     Contrast,
     Criterion,
@@ -34,17 +37,22 @@ from steering import (
     Vcd,
     VectorError,
     VectorStore,
+    check_steer,
 )
 
+SLACK = 1.5
+"""What vectors really add may be so many times the limit: magnitudes differ between prompts, and a vector that is what it
+says meets the limit on its strength first."""
 
-def resolve(chat: ChatRequest, mllm: MLLM, store: VectorStore, settings: Settings, images: ImageLoader) -> Request:
+
+def resolve(chat: ChatRequest, serving: Serving, settings: Settings, images: ImageLoader) -> Request:
     """The engine's request; raises RequestError or BadRequest naming the field. Pictures are loaded last, because all
     else is cheap."""
     n = 1 if chat.n is None else chat.n
     if not 1 <= n <= settings.max_choices:
         raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
-    sampling = _sampling(chat, mllm.generation_defaults)
-    steers = _steering(chat.steering, store, settings) if chat.steering else ()
+    sampling = _sampling(chat, serving.mllm.generation_defaults)
+    steers = _steering(chat.steering, serving, settings) if chat.steering else ()
     diagnose = _diagnose(chat.diagnostics) if chat.diagnostics else None
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
     sage = _sage(chat.sage) if chat.sage else None
@@ -76,26 +84,32 @@ def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
     )
 
 
-def _steering(wire: Steering, store: VectorStore, settings: Settings) -> tuple[Steer, ...]:
+def _steering(wire: Steering, serving: Serving, settings: Settings) -> tuple[Steer, ...]:
     if wire.toward == "auto":
         return ()  # see `automatic`
     if wire.vectors is None:
-        layers = None if wire.layers is None else tuple(wire.layers)
-        _check_strength(wire.strength, settings.max_strength, "steering.strength")
-        vector = _vector(store, wire.vector, "steering.vector")
-        return (Steer.to(vector, wire.toward, wire.strength, layers=layers, tokens=wire.apply.tokens),)
+        steer = _short(wire, serving.store).toward(wire.toward)
+        _check_strengths((steer,), ("steering.strength",), serving, settings.max_strength)
+        return (steer,)
     if len(wire.vectors) > settings.max_vectors:
         raise BadRequest(f"'steering.vectors' may hold at most {settings.max_vectors} vectors.", "steering.vectors")
-    steers = tuple(_named(item, f"steering.vectors[{i}]", store, settings) for i, item in enumerate(wire.vectors))
-    _check_sums(steers, settings.max_strength)
+    steers = tuple(_named(item, f"steering.vectors[{i}]", serving.store) for i, item in enumerate(wire.vectors))
+    params = [f"steering.vectors[{i}].scale" for i in range(len(steers))]
+    _check_strengths(steers, params, serving, settings.max_strength)
     return steers
 
 
-def automatic(wire: Steering | None, store: VectorStore, settings: Settings) -> Auto | None:
+def automatic(wire: Steering | None, serving: Serving, settings: Settings) -> Auto | None:
     """Steering whose way the engine is to find; None where it is stated, or nothing is to be steered."""
     if wire is None or wire.toward != "auto":
         return None
-    _check_strength(wire.strength, settings.max_strength, "steering.strength")
+    auto = _short(wire, serving.store)
+    _check_strengths((auto.toward("vision"),), ("steering.strength",), serving, settings.max_strength)
+    return auto
+
+
+def _short(wire: Steering, store: VectorStore) -> Auto:
+    """The short form, whatever its way."""
     layers = None if wire.layers is None else tuple(wire.layers)
     how = wire.auto or WireAuto()
     return Auto(
@@ -107,8 +121,7 @@ def automatic(wire: Steering | None, store: VectorStore, settings: Settings) -> 
     )
 
 
-def _named(item: NamedVector, param: str, store: VectorStore, settings: Settings) -> Steer:
-    _check_strength(item.scale, settings.max_strength, f"{param}.scale")
+def _named(item: NamedVector, param: str, store: VectorStore) -> Steer:
     vector = _vector(store, item.name, f"{param}.name")
     return Steer(vector, item.scale, None if item.layers is None else tuple(item.layers), item.apply.tokens)
 
@@ -120,26 +133,46 @@ def _vector(store: VectorStore, name: str, param: str) -> SteeringVector:
         raise BadRequest(str(error), param, error.code) from error
 
 
-def _check_strength(scale: float, limit: float, param: str) -> None:
-    if abs(scale) > limit:
-        raise BadRequest(
-            f"'{param}' must be at most {limit:g} in size; got {scale:g}.", param, "steering_strength_exceeded"
+def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Serving, limit: float) -> None:
+    """Hold steering to the limit, which is in published units, whatever a vector says about itself.
+
+    A vector's strength times its `published` (1 where it has none) is bounded first, as a vector and at each layer: naming
+    it several times must not get past it. What all vectors really add at a layer, measured in the model's own magnitudes, is
+    bounded too, with some slack: neither does scaling a vector up, or telling less of it than it is.
+    """
+    nominal: defaultdict[tuple[str, int], float] = defaultdict(float)
+    added = torch.zeros(serving.mllm.num_layers)
+    for steer, param in zip(steers, params, strict=True):
+        vector, size = steer.vector, abs(steer.scale)
+        unit = vector.published or 1.0
+        if size * unit > limit * (1 + 1e-9):
+            raise _exceeded(
+                f"'{param}' must be at most {limit / unit:g} in size for {vector.name!r}, whose strength 1 is {unit:g} in "
+                f"published units (at most {limit:g}); got {size:g}.",
+                param,
+            )
+        check_steer(serving.mllm, steer)
+        index = list(steer.touched_layers)
+        added[index] += size * vector.sizes(serving.magnitudes)[index]
+        for layer in index:
+            nominal[vector.name, layer] += size * unit
+            if nominal[vector.name, layer] > limit * (1 + 1e-9):
+                raise _exceeded(
+                    f"'steering.vectors': the scales of {vector.name!r} at layer {layer} must be at most {limit / unit:g} "
+                    f"together, which is {limit:g} in published units.",
+                    "steering.vectors",
+                )
+    if float(added.max()) > SLACK * limit:
+        layer = int(added.argmax())
+        raise _exceeded(
+            f"'steering' would add {float(added[layer]):.3g} times the mean magnitude of the model's states at layer "
+            f"{layer}; at most {SLACK * limit:g} is allowed, whatever a vector says its strength is.",
+            params[0] if len(params) == 1 else "steering.vectors",
         )
 
 
-def _check_sums(steers: tuple[Steer, ...], limit: float) -> None:
-    """The limit holds per vector and layer: naming a vector several times must not get past it."""
-    total: defaultdict[tuple[str, int], float] = defaultdict(float)
-    for steer in steers:
-        for layer in set(steer.vector.layers if steer.layers is None else steer.layers):
-            total[steer.vector.name, layer] += abs(steer.scale)
-            if total[steer.vector.name, layer] > limit:
-                raise BadRequest(
-                    f"'steering.vectors': the scales of {steer.vector.name!r} at layer {layer} must be at most "
-                    f"{limit:g} together.",
-                    "steering.vectors",
-                    "steering_strength_exceeded",
-                )
+def _exceeded(message: str, param: str) -> BadRequest:
+    return BadRequest(message, param, "steering_strength_exceeded")
 
 
 def _sage(wire: WireSage) -> Sage | None:

@@ -8,8 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
+
+import torch
 
 import steering
 from server.errors import ApiError
@@ -44,6 +47,11 @@ class Serving:
     def name(self) -> str:
         """The model's name on the wire."""
         return self.mllm.name
+
+    @cached_property
+    def magnitudes(self) -> torch.Tensor:
+        """(layers,) mean |h| of the model, which limits on steering are measured against; asked of it once."""
+        return steering.magnitudes(self.engine)
 
     def check_name(self, name: str) -> None:
         """Raise OpenAI's 404 unless `name` is the model's."""
@@ -83,8 +91,10 @@ def load(settings: Settings) -> Serving:
         threads=settings.threads,
         compiled=settings.compiled,
     )
+    serving = Serving(engine, vector_store(settings, mllm.path, mllm.fingerprint))
+    _ = serving.magnitudes  # before there is a queue to wait in
     engine.start()
-    return Serving(engine, vector_store(settings, mllm.path, mllm.fingerprint))
+    return serving
 
 
 class Runtime:

@@ -68,7 +68,11 @@ class Settings(BaseModel):
     max_image_pixels: int = Field(default=40_000_000, ge=1, le=170_000_000, description="pixels of one image")
     max_request_pixels: int = Field(default=80_000_000, ge=1, description="pixels of all images of one request")
     max_choices: int = Field(default=8, ge=1, le=128, description="largest n")
-    max_strength: float = Field(default=4.0, gt=0, allow_inf_nan=False, description="largest steering strength")
+    max_strength: float = Field(
+        default=4.0, gt=0, allow_inf_nan=False,
+        description="largest steering strength in published units: a vector's strength times its 'published', and "
+        "what all vectors of a request together add at a layer, in mean magnitudes of the model's states",
+    )  # fmt: skip
     max_vectors: int = Field(default=8, ge=1, le=64, description="steering vectors in one request")
     max_vector_bytes: int = Field(
         default=64 * MEBI, ge=1024, le=2**31, description="bytes of an uploaded steering vector"

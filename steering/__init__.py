@@ -19,6 +19,7 @@ from steering.interventions.sage import Sage
 from steering.interventions.see import See
 from steering.interventions.steer import TOKENS, TOWARD, Steer, planned
 from steering.interventions.think import Think
+from steering.magnitudes import magnitudes
 from steering.mllm import MLLM, load
 from steering.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, decide, find, measure
 from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
@@ -74,6 +75,7 @@ __all__ = [
     "drifted",
     "find",
     "load",
+    "magnitudes",
     "measure",
     "planned",
     "surprises",

@@ -36,6 +36,12 @@ def admit(mllm: MLLM, request: Request, max_length: int, max_images: int) -> Adm
         raise RequestError(f"A request may hold at most {max_images} images; got {images}.", param="messages")
     if any(not 0 <= token < mllm.vocab_size for token in request.sampling.logit_bias):
         raise RequestError(f"'logit_bias' tokens must be from 0 to {mllm.vocab_size - 1}.", param="logit_bias")
+    if not -prompt.length <= request.state_position <= -1:
+        raise RequestError(
+            f"'state_position' must be from {-prompt.length} to -1, counted from the prompt's end; got "
+            f"{request.state_position}.",
+            param="state_position",
+        )
     for steer in request.steering:
         check_steer(mllm, steer, images)
     _check_diagnose(mllm, request.diagnose, prompt.layout, max_tokens)

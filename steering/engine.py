@@ -421,6 +421,7 @@ class Engine:
                 thresholds=admitted.thresholds,
                 diagnose=request.diagnose,
                 wants_states=request.states,
+                state_position=request.state_position,
                 wants_divergence=request.divergence,
                 forced=request.forced,
                 wants_scores=request.reply is not None,

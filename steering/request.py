@@ -75,10 +75,11 @@ class Request:
     `messages` follow the Hugging Face chat format: `{"role", "content"}` where content is a string or a list of parts
     `{"type": "text", "text": str, "span": "context" (optional)}` and `{"type": "image", "image": PIL.Image}`.
     `n` answers are generated; `baseline` adds, in the same batch, each answer without interventions; `states` returns
-    the residual stream after each layer at the prompt's last token, and the distribution of the next one; `divergence` how
-    far the updates of every prompt token diverge in each layer (see `interventions.think`). `forced` tokens are generated
-    whatever the model says, so that their log-probabilities can be read. A `reply` is read, not generated: the prompt ends
-    with it, as the model's template renders an answer to the chat, and its tokens' log-probabilities come from the prefill.
+    the residual stream after each layer at one of the prompt's tokens, counted from its end (`state_position`, -1 the last
+    one), and the distribution of the answer's first token; `divergence` how far the updates of every prompt token diverge in
+    each layer (see `interventions.think`). `forced` tokens are generated whatever the model says, so that their
+    log-probabilities can be read. A `reply` is read, not generated: the prompt ends with it, as the model's template renders
+    an answer to the chat, and its tokens' log-probabilities come from the prefill.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -90,6 +91,7 @@ class Request:
     n: int = 1
     baseline: bool = False
     states: bool = False
+    state_position: int = -1
     divergence: bool = False
     forced: tuple[int, ...] = ()
     reply: str | None = None
@@ -110,7 +112,7 @@ class TokenLogprob:
 class Choice:
     """One finished answer. `finish_reason` is "stop" or "length"; `applied` and `diagnostics` follow the wire protocol.
 
-    `states` is (layers, d) float32 on the CPU: the residual stream after each layer at the prompt's last token.
+    `states` is (layers, d) float32 on the CPU: the residual stream after each layer at that token of the prompt.
     `next_logprobs`, with them, is (vocabulary,): the log-probabilities (nats) of the first token, before sampling.
     `divergence` is (layers, prompt tokens), in nats. `answer_states`, where drift is read out, is (2, layers, d): as
     `states`, the mean over the rows that generated the answer's tokens, and at the last of them. `reply_logprobs` is

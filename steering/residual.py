@@ -122,14 +122,13 @@ class PrefillResidual:
 
     norms: for each steered layer (rows, 2, classes), how many tokens the class has and the sum over them of |h| before the
     addition.
-    last: (rows,) index of the prompt's last token where the residual stream is to be read into `states`
-    (layers, rows, d), else None.
+    at: (rows,) index of the token where the residual stream is to be read into `states` (layers, rows, d), else None.
     """
 
     classes: torch.Tensor
     delta: dict[int, torch.Tensor] = field(default_factory=dict)
     norms: dict[int, torch.Tensor] = field(default_factory=dict)
-    last: torch.Tensor | None = None
+    at: torch.Tensor | None = None
     states: torch.Tensor | None = None
     think: ThinkRows | None = None
     readout: ResidualRows | None = None
@@ -144,6 +143,6 @@ class PrefillResidual:
             hidden = hidden + (self.classes.to(hidden.dtype) @ self.delta[layer])
         if self.readout is not None:
             self.readout.keep(layer, before, plain, updates, hidden)
-        if self.last is not None and self.states is not None:
-            self.states[layer] = hidden[torch.arange(len(hidden), device=hidden.device), self.last]
+        if self.at is not None and self.states is not None:
+            self.states[layer] = hidden[torch.arange(len(hidden), device=hidden.device), self.at]
         return hidden

@@ -486,8 +486,12 @@ class Runner:
             classes[row, : lengths[row]] = prompt_classes(spans, count)
             for layer, delta in prompt_delta(sequence.steering, count).items():
                 tables.setdefault(layer, torch.zeros(len(sequences), count, delta.shape[1]))[row] = delta
-        states = None
-        if last is not None and any(sequence.wants_states for sequence in sequences):
+        # A chunk of a long prompt holds the token or does not; of prompts that are run whole every one holds its own.
+        read = [sequence.prompt.length + sequence.state_position - start for sequence in sequences]
+        here = all(0 <= one < length for one, length in zip(read, lengths, strict=True))
+        states = at = None
+        if here and any(sequence.wants_states for sequence in sequences):
+            at = torch.tensor(read, device=self.mllm.device)
             states = torch.zeros(
                 self.mllm.num_layers,
                 len(sequences),
@@ -498,7 +502,7 @@ class Runner:
         return PrefillResidual(
             classes.to(self.mllm.device),
             {layer: table.to(self.mllm.device, self.mllm.dtype) for layer, table in tables.items()},
-            last=last,
+            at=at,
             states=states,
             readout=self.residual.prefill(sequences, lengths, last),
             think=self.think.rows(

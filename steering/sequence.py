@@ -112,6 +112,7 @@ class Sequence:
     thresholds: torch.Tensor | None = None  # (layers,), of the divergence where it thinks
     diagnose: Diagnose | None = None
     wants_states: bool = False
+    state_position: int = -1  # counted from the prompt's end
     wants_divergence: bool = False
     forced: tuple[int, ...] = ()
     wants_scores: bool = False

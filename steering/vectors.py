@@ -29,7 +29,7 @@ class SteeringVector:
     direction: (layers, d) float32, v_l = mean over probe queries of h_l(text instructed) - h_l(vision instructed).
     weight: (layers,) float32, w_l. mean_abs, std: (layers,) float32, mean |v_l| over queries and dimensions and its
     deviation over queries. `layers` are the chosen ones; `fingerprint` is the model's; `info` holds how the vector was
-    made (probe size, data hash, versions, calibration).
+    made (probe size, data hash, versions, calibration) and what strength 1 is in published units.
     """
 
     name: str
@@ -77,6 +77,20 @@ class SteeringVector:
         low, high = calibration["range"]
         return float(low), float(high)
 
+    @property
+    def published(self) -> float | None:
+        """What strength 1 is in published units, that is how much of the published weight (modality-preference paper,
+        equation 2) the weight is: 1 as probed, the dose once calibrated. None where no published weight is known, as of a
+        vector that was added up or imported."""
+        published = (self.info.get("calibration") or {}).get("factor", self.info.get("published"))
+        return float(published) if published else None
+
+    def sizes(self, magnitudes: torch.Tensor) -> torch.Tensor:
+        """(layers,) what strength 1 adds at each layer, as the mean size of an element over that of the states: `magnitudes`
+        (layers,), the model's mean |h|. At most `published`, and equal to it where the probe's queries agree, unless the
+        vector is not what it says."""
+        return self.weight.abs() * self.direction.abs().mean(dim=-1) / magnitudes
+
     def delta(self, scale: float, layers: Sequence[int] | None = None) -> torch.Tensor:
         """What is added to the residual stream: (layers, d), scale * w_l * v_l at `layers` (default: its own)."""
         out = torch.zeros_like(self.direction)
@@ -90,11 +104,15 @@ class SteeringVector:
 
     def __mul__(self, factor: float) -> SteeringVector:
         """Scales the weight, so that what was measured (direction, mean_abs, std) stays: `(a * 2.0).delta(1.0)` equals
-        `a.delta(2.0)` to the last bit. The calibration, whose strengths mean something else now, is dropped."""
+        `a.delta(2.0)` to the last bit. The calibration, whose strengths mean something else now, is dropped; what strength 1
+        is in published units is scaled too."""
         if isinstance(factor, bool) or not isinstance(factor, Real):
             return NotImplemented
         factor = float(factor)
-        return replace(self, weight=self.weight * factor, info=_composed(self._terms(factor)))
+        info = _composed(self._terms(factor))
+        if self.published is not None and factor:
+            info["published"] = abs(factor) * self.published
+        return replace(self, weight=self.weight * factor, info=info)
 
     __rmul__ = __mul__
 

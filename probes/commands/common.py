@@ -51,6 +51,15 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", metavar="DIR", help="the COCO images of --mc2")
 
 
+def add_wording(parser: argparse.ArgumentParser) -> None:
+    """Which instructions the prompts hold."""
+    parser.add_argument(
+        "--wording", choices=("paper", "v2", "v1"), default="paper",
+        help="the authors' instructions, word for word: those they mark as used in the paper, their version 2 or version 1 "
+        "(default %(default)s)",
+    )  # fmt: skip
+
+
 def add_model(parser: argparse.ArgumentParser, defaults: Defaults) -> None:
     """The model and how it is run."""
     parser.add_argument(

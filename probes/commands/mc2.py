@@ -15,6 +15,7 @@ from probes.commands.common import (
     Defaults,
     add_data,
     add_model,
+    add_wording,
     engine_of,
     guarded,
     positive,
@@ -51,6 +52,7 @@ def register(benchmarks: Any, defaults: Defaults) -> None:
     )
     add_model(parser, defaults)
     add_data(parser)
+    add_wording(parser)
     parser.add_argument("--limit", type=positive, default=400, metavar="N", help="samples (default %(default)s)")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
     parser.add_argument(
@@ -60,7 +62,10 @@ def register(benchmarks: Any, defaults: Defaults) -> None:
     parser.add_argument(
         "--vector", default=VECTOR, metavar="NAME|FILE", help="vector to steer with (default %(default)s)"
     )
-    parser.add_argument("--strength", type=float, default=1.0, help="1.0 is the calibrated dose (default %(default)s)")
+    parser.add_argument(
+        "--strength", type=float, default=1.0,
+        help="1.0 is the calibrated dose (default %(default)s); --ablate strength tries strengths in published units",
+    )  # fmt: skip
     parser.add_argument("--random-directions", type=int, default=0, metavar="K", help="controls of the same dose")
     parser.add_argument(
         "--ablate", nargs="+", choices=ABLATIONS, default=[], metavar="WHAT",
@@ -113,13 +118,15 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
     answerer = Remembering(asked, folder / "answers.jsonl")
     evaluation = evaluate(
         answerer, samples, steering=steering, kinds=arguments.conditions, shots=shots,
-        random_directions=arguments.random_directions, seed=arguments.seed, quiet=arguments.quiet,
+        wording=arguments.wording, random_directions=arguments.random_directions, seed=arguments.seed, quiet=arguments.quiet,
     )  # fmt: skip
     model = engine.mllm.name if engine is not None else str(arguments.base_url)
     page = Report(f"Modality preference of {model}")
     about = {"model": model, "samples": len(samples), "seed": arguments.seed, "mc2": bool(arguments.mc2)}
+    about["wording"] = arguments.wording
     if vector is not None:
-        about |= {"vector": vector.name, "strength": arguments.strength}
+        published = None if vector.published is None else round(arguments.strength * vector.published, 6)
+        about |= {"vector": vector.name, "strength": arguments.strength, "published strength": published}
     page.text(", ".join(f"{name} {value}" for name, value in about.items()))
     mc2_report.conditions(page, evaluation)
     data: dict[str, Any] = {"about": about, "conditions": evaluation.to_json()}
@@ -214,8 +221,12 @@ def _more(
     if "strength" in arguments.ablate:
         strengths = ablate.by_strength(answerer, samples, steering, **options)
         bend = ablate.knee(strengths)
-        mc2_report.strength(page, strengths, bend)
-        data["strength"] = {"knee": bend.to_json(), "rows": {f"{s:g}": row.to_json() for s, row in strengths.items()}}
+        published = steering.vector.published
+        mc2_report.strength(page, strengths, bend, published)
+        data["strength"] = {
+            "unit": "own" if published is None else "published", "published": published, "knee": bend.to_json(),
+            "rows": {f"{s:g}": row.to_json() for s, row in strengths.items()},
+        }  # fmt: skip
     if engine is not None and "latency" in arguments.ablate:
         taken_each = ablate.latency(engine, samples[:100], steering, quiet=arguments.quiet)
         mc2_report.latency(page, taken_each)

@@ -14,6 +14,7 @@ from probes.commands.common import (
     Defaults,
     add_data,
     add_model,
+    add_wording,
     engine_of,
     guarded,
     positive,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from steering import SteeringVector
 
 ASKED = 64
-"""Probe samples on which it is asked whether the model follows the instructions."""
+"""Probe samples on which it is asked whether the model follows the instructions, and whether wordings agree."""
 
 
 def register(subparsers: Any, defaults: Defaults) -> None:
@@ -49,6 +50,21 @@ def register(subparsers: Any, defaults: Defaults) -> None:
         "--samples", type=positive, default=128, metavar="N", help="samples to probe (default %(default)s)"
     )
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
+    add_wording(parser)
+    parser.add_argument(
+        "--position", type=int, default=-1, metavar="P",
+        help="token whose state is read, from the prompt's end: -1 the last one as in the paper, -2 the one before as in "
+        "the authors' plots (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--weight-size", choices=("queries", "mean"), default="queries",
+        help="what the weight takes for the direction's size: the mean over queries of |v(q)|, or |mean v| "
+        "(default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--weight-states", choices=("plain", "instructed"), default="plain",
+        help="the prompts whose states the direction is given the size of (default %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--layers", type=int, nargs="+", metavar="L", help="only consider these layers, counted from 0")
     parser.add_argument("--name", default=VECTOR, help="name of the vector (default %(default)s)")
     parser.add_argument(
@@ -123,8 +139,9 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
 
 def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
     from probes import vector_report
+    from probes.agreement import agreement
     from probes.answering import InProcess
-    from probes.build import build
+    from probes.build import Recipe, build
     from probes.calibrate import DOSES, calibrate
     from probes.ledger import Remembering
     from probes.projection import project
@@ -134,6 +151,7 @@ def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
     if not NAME.fullmatch(arguments.name):
         raise ValueError(f"--name {arguments.name!r} must match {NAME.pattern}")
     out = _place(arguments, defaults)
+    recipe = Recipe(arguments.wording, arguments.position, arguments.weight_size, arguments.weight_states)
     budget, folder = _budget(arguments.budget), Path(arguments.report or Path("build/probe") / arguments.name)
     held_back = arguments.calibration_samples if arguments.calibrate else 0
     samples = samples_of(arguments, defaults, arguments.samples + held_back, PROBE_SEEDS + arguments.seed)
@@ -144,10 +162,11 @@ def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
     answerer = Remembering(InProcess(engine), folder / "answers.jsonl")
     quiet, seed = arguments.quiet, arguments.seed
     vector = build(
-        engine, used, name=arguments.name, layers=arguments.layers, seed=seed, state=folder / "states.safetensors",
-        quiet=quiet,
+        engine, used, name=arguments.name, layers=arguments.layers, recipe=recipe, seed=seed,
+        state=folder / "states.safetensors", quiet=quiet,
     )  # fmt: skip
-    instructed = followed(answerer, used[:ASKED], seed=seed, quiet=quiet)
+    instructed = followed(answerer, used[:ASKED], recipe.wording, seed=seed, quiet=quiet)
+    agreeing = agreement(engine, used[:ASKED], recipe, seed=seed, quiet=quiet)
     doubtful = doubts(vector, instructed)
     if held_back and (arguments.force or not doubtful):  # of what is no direction no dose needs to be known
         vector = calibrate(
@@ -155,13 +174,16 @@ def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
             budget=budget, answerer=answerer, quiet=quiet,
         )  # fmt: skip
         doubtful = doubts(vector, instructed)
-    found = {"instructed": instructed.to_json(), "doubts": doubtful, "reliable": not doubtful}
+    found = {
+        "instructed": instructed.to_json(), "doubts": doubtful, "reliable": not doubtful,
+        "agreement_across": agreeing.to_json(),
+    }  # fmt: skip
     # An evaluation leaves these samples out.
     vector = replace(vector, info=vector.info | found | {"made_from": [sample.id for sample in samples]})
     projection = None
     if arguments.states > 0:
-        projection = project(engine, used[: arguments.states], vector.layers[0], seed=seed, quiet=quiet)
-    page, data = vector_report.report(vector, engine.mllm.name, instructed, doubtful, projection)
+        projection = project(engine, used[: arguments.states], vector.layers[0], recipe, seed=seed, quiet=quiet)
+    page, data = vector_report.report(vector, engine.mllm.name, instructed, doubtful, projection, agreeing)
     page.write(folder, data)
     print(f"report: {folder / 'report.html'}")
     if doubtful and not arguments.force:
@@ -222,10 +244,12 @@ def _print_vector(vector: SteeringVector, path: Path) -> None:
     print(f"{path}: {vector.name}, {info['samples']} pairs, layers by score {info['ranking']}")
     if info["doubts"]:
         print("NOT RELIABLE: " + " ".join(info["doubts"]))
+    layer = vector.layers[0]
+    _print_weight(vector, layer)
+    for name, cosines in info["agreement_across"]["cosines"].items():
+        print(f"cosine at layer {layer} with the direction of wording and position {name}: {cosines[layer]:.3f}")
     if "calibration" not in info:
-        print(
-            f"layer {vector.layers[0]}, published weight {float(vector.weight[vector.layers[0]]):.4g}, not calibrated"
-        )
+        print(f"layer {layer}, published weight {float(vector.weight[layer]):.4g}, not calibrated")
         return
     calibration = info["calibration"]
     chosen, low_high = calibration["chosen"], "{:g} to {:g}".format(*calibration["range"])
@@ -233,6 +257,17 @@ def _print_vector(vector: SteeringVector, path: Path) -> None:
         f"layer {calibration['layer']}, strength 1.0 = {calibration['factor']:g} of the published weight, range {low_high}; "
         f"Vision Ratio {_ratio(calibration['baseline']['plain'])} plain, {_ratio(chosen['vision'])} toward vision, "
         f"{_ratio(chosen['text'])} toward text"
+    )
+
+
+def _print_weight(vector: SteeringVector, layer: int) -> None:
+    """The magnitudes that the published weight aligns, and which of them it does."""
+    states, sizes = (vector.info["magnitudes"][name] for name in ("states", "direction"))
+    recipe = vector.info["recipe"]
+    print(
+        f"layer {layer}: mean |h| {states['plain'][layer]:.4g} plain, {states['instructed'][layer]:.4g} instructed; "
+        f"mean |v| {sizes['queries'][layer]:.4g} over queries, {sizes['mean'][layer]:.4g} of their mean; published weight "
+        f"{float(vector.weight[layer]) / (vector.published or 1.0):.4g} ({recipe['states']} states over {recipe['size']})"
     )
 
 

@@ -62,7 +62,8 @@ function useVector() {
   const helm = byId("helm");
   const vector = state.vectors.find((item) => item.name === byId("vector").value);
   const range = vector?.info?.calibration?.range;
-  const limit = Math.min(2 * (range?.[1] ?? 2), state.model.limits?.strength ?? 4); // also what is too much, to see it
+  const most = (state.model.limits?.strength ?? 4) / (vector?.published ?? 1); // the limit is in published units
+  const limit = Math.min(2 * (range?.[1] ?? 2), most); // also what is too much, to see it
   helm.disabled = byId("auto").disabled = !vector;
   Object.assign(helm, { min: String(-limit), max: String(limit) });
   if (!vector) {

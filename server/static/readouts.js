@@ -251,9 +251,10 @@ const layersOf = (layers) => {
 export function appliedLines(applied) {
   const lines = [];
   for (const item of listOf(applied?.steering)) {
+    const published = item.published == null ? "" : ` (${short(item.published)} in published units)`;
     const toward = item.toward
-      ? `toward ${item.toward}, strength ${short(item.strength ?? item.scale)}`
-      : `scale ${short(item.scale)}`;
+      ? `toward ${item.toward}, strength ${short(item.strength ?? item.scale)}${published}`
+      : `scale ${short(item.scale)}${published}`;
     lines.push([
       item.name,
       [toward, layersOf(item.layers), `${item.tokens} tokens`, `dose ${short(item.dose)}`].join(", "),

@@ -60,7 +60,8 @@ class Steer:
 
     @classmethod
     def to(cls, vector: SteeringVector, toward: str, strength: float = 1.0, **options: Any) -> Steer:
-        """Push toward "vision" or "text" with a strength >= 0 (1.0 as published, 0 exactly off)."""
+        """Push toward "vision" or "text" with a strength >= 0: 0 is exactly off, 1.0 the vector's own weight, that is the
+        calibrated dose, or the published weight of a vector that was not calibrated (see `published`)."""
         if toward not in TOWARD:
             raise RequestError(
                 f"'steering.toward' must be one of {', '.join(TOWARD)}; got {toward!r}.", param="steering.toward"
@@ -81,12 +82,19 @@ class Steer:
         return self.layers or self.vector.layers
 
     @property
+    def published(self) -> float | None:
+        """The strength in published units; None where the vector's published weight is not known."""
+        unit = self.vector.published
+        return None if unit is None else abs(self.scale) * unit
+
+    @property
     def settings(self) -> dict[str, Any]:
         """How every report on it begins."""
         return {
             "name": self.vector.name,
             "toward": self.toward,
             "strength": abs(self.scale),
+            "published": self.published,
             "scale": self.scale,
             "layers": list(self.touched_layers),
             "apply": {"tokens": self.tokens},

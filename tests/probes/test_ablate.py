@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import steering
 from probes import ablate
 from probes.ablate import Knee, Row, by_samples, by_strength, by_tasks, knee, latency
 from probes.answering import Push, Reply
-from probes.build import build
+from probes.build import Recipe, build
 from probes.evaluate import Steering
 from probes.mc2 import SIDES, Shares
 from steering import Request, SteeringVector
@@ -109,30 +109,47 @@ def test_one_vector_for_each_task_and_one_of_all(tiny: steering.Engine, calibrat
         assert len(pushes) == 4 * 2 * 2
 
 
-def test_strengths_are_multiples_of_the_evaluated_one() -> None:
+def test_probes_of_an_ablation_follow_the_evaluated_vectors_recipe(
+    tiny: steering.Engine, calibrated: SteeringVector
+) -> None:
+    recipe = Recipe("v1", -2, "mean", "instructed")
+    evaluated = replace(calibrated, info=calibrated.info | {"recipe": asdict(recipe)})
+    probe = make_samples(4)
+    for ablation in (by_samples, by_tasks):
+        answerer = by_vector(["+"] * 3)
+        sizes = {"sizes": (4,)} if ablation is by_samples else {}
+        ablation(tiny, answerer, probe, balls(1), Steering(evaluated), quiet=True, **sizes)  # type: ignore[arg-type]
+        vector, _ = pushed(answerer)[-1]
+        check_same_dose(vector, build(tiny, probe, recipe=recipe, quiet=True))
+
+
+@pytest.mark.parametrize(("published", "pushed_at"), [(0.4, {0.0, 1.25, 5.0}), (None, {0.0, 0.5, 2.0})])
+def test_strengths_are_in_published_units_whatever_strength_is_evaluated(
+    published: float | None, pushed_at: set[float]
+) -> None:
+    """Where strength 1 is 0.4 published, 2.0 published is strength 5; a vector that does not say is taken as it is."""
+
     def rule(one: Asked) -> Reply:
         assert one.push is not None
         followed = one.ball < one.push.strength if one.push.toward == "vision" else one.ball == 0
         return Reply(said(one.push.toward[0] if followed else "n", one.swapped))
 
     answerer, vector = Scripted(rule), simple_vector()
+    vector = replace(vector, info=vector.info | ({} if published is None else {"published": published}))
     rows = by_strength(answerer, balls(4), Steering(vector, 1.5, (2,)), (0.0, 0.5, 2.0), quiet=True)
-    assert {strength: follows(row) for strength, row in rows.items()} == {
-        0.0: (0, 0.25), 0.5: (0.25, 0.25), 2.0: (0.75, 0.25),
-    }  # fmt: skip
-    assert rows[2.0].effect == 0.5
-    assert rows[2.0].shares["vision"].s_others == 0.25
-    low, high = rows[2.0].shares["vision"].intervals["s_vision"]
-    assert low < 0.75 < high
-    pushes = {one.push for one in answerer.asked}
-    assert {(push.strength, push.layers) for push in pushes if push} == {(0, (2,)), (0.75, (2,)), (3.0, (2,))}
-    assert all(push.vector is vector for push in pushes if push)
+    followed = {0.0: (0, 0.25), 0.5: (0.25, 0.25), 2.0: (0.5, 0.25)}
+    if published is not None:  # at strengths 0, 1.25 and 5
+        followed = {0.0: (0, 0.25), 0.5: (0.5, 0.25), 2.0: (1.0, 0.25)}
+    assert {strength: follows(row) for strength, row in rows.items()} == followed
+    pushes = {one.push for one in answerer.asked if one.push}
+    assert {push.strength for push in pushes} == pushed_at
+    assert {push.layers for push in pushes} == {(2,)}
+    assert all(push.vector is vector for push in pushes)
 
 
-def test_the_default_strengths_begin_without_steering_and_hold_the_evaluated_one() -> None:
-    assert list(ablate.STRENGTHS) == sorted(set(ablate.STRENGTHS))
-    assert ablate.STRENGTHS[0] == 0
-    assert {0.125, 1.0, 3.0} <= set(ablate.STRENGTHS)
+def test_the_strengths_are_those_of_the_papers_table_10_behind_none() -> None:
+    paper = "0.125 0.25 0.5 0.75 1.0 1.25 1.5 1.75 2.0 2.25 2.5 2.75 3.0"
+    assert list(ablate.STRENGTHS) == [0.0, *map(float, paper.split())]
 
 
 def test_a_row_is_reported_by_side() -> None:

@@ -54,7 +54,7 @@ class Asked:
         text = last["content"][-1]["text"]
         found = re.search(r"ball (\d+)\?", text)
         assert found is not None
-        sides = [side for side in mc2.SIDES if mc2.INSTRUCTIONS[side] in text]
+        sides = [side for side in mc2.SIDES if mc2.WORDINGS["paper"][side] in text]
         setting: str = sides[0] if sides else "plain"
         if mc2.CHAIN_REQUEST in text:
             setting = f"chain_{setting}"
@@ -246,7 +246,7 @@ def test_every_question_is_asked_once_as_its_condition_wants(scripted: Scripted,
     assert len(scripted.asked) == len(SCRIPT) * 5 * 2
     assert len({(script_name(one), one.ball, one.swapped) for one in scripted.asked}) == len(scripted.asked)
     for one in scripted.asked:
-        assert one.question.max_tokens == (256 if one.setting.startswith("chain") else 24)
+        assert one.question.max_tokens == (512 if one.setting.startswith("chain") else 24)
         if one.push is not None:
             assert (one.push.vector, one.push.strength, one.push.layers) == (VECTOR, 1.5, (0, 2))
         shown = [part["image"] for turn in one.question.chat[:-1:2] for part in turn["content"] if "image" in part]

@@ -34,23 +34,42 @@ def test_plain_prompt_word_for_word() -> None:
     )
 
 
-def test_instruction_toward_text_word_for_word() -> None:
-    assert mc2.prompt(SAMPLE, "text", swapped=True) == (
-        "Text context: The ball is blue.\n"
-        "In case there is an inconsistency between the text context and the image content, you should follow the text "
-        "context rather than the image content.\n"
-        "What color is the ball?\n"
-        "A. blue\n"
-        "B. red\n"
-        "Answer the question by selecting the correct answer A or B."
-    )
+# From prompt.py of github.com/EchoDreamer/Modality-Preference, commit 024631d, its spaces at the ends included.
+VISION = (
+    "In case there is an inconsistency between the text context and the image content, you should follow the image content "
+    "rather than the text context. "
+)
+TEXT = {
+    "paper": "In case there is an inconsistency between the Text Context and the input image content, you must rely on the "
+    "text context rather than the input image content. ",
+    "v1": "In case there is an inconsistency between the text context and the input image content, prioritize the "
+    "information from the text context. ",
+    "v2": "In case there is an inconsistency between the text context and the image content, you should follow the text "
+    "context rather than the image content. ",
+}
 
 
-def test_instruction_toward_vision_swaps_what_to_follow() -> None:
-    assert mc2.INSTRUCTIONS["vision"] == (
-        "In case there is an inconsistency between the text context and the image content, you should follow the image "
-        "content rather than the text context."
-    )
+def test_the_instructions_are_the_authors_to_the_last_space() -> None:
+    for name, text in TEXT.items():
+        assert dict(mc2.WORDINGS)[name] == {"text": text, "vision": VISION}  # type: ignore[index]
+    assert len(mc2.WORDINGS) == len(TEXT)
+
+
+@pytest.mark.parametrize("wording", ["paper", "v1", "v2"])
+def test_an_instructed_prompt_word_for_word(wording: mc2.Wording) -> None:
+    """As the authors' steer_qwen_search_scale.py joins it: the instruction, its space, a new line, the question."""
+    for side, instruction in (("text", TEXT[wording]), ("vision", VISION)):
+        said = (
+            "Text context: The ball is blue.\n" + instruction + "\nWhat color is the ball?\nA. blue\nB. red\n"
+            "Answer the question by selecting the correct answer A or B."
+        )
+        assert mc2.prompt(SAMPLE, side, swapped=True, wording=wording) == said  # type: ignore[arg-type]
+        (message,) = mc2.messages(SAMPLE, side, swapped=True, wording=wording)  # type: ignore[arg-type]
+        assert message["content"][1]["text"] == said
+
+
+def test_the_papers_wording_is_the_default() -> None:
+    assert TEXT["paper"] in mc2.prompt(SAMPLE, "text", swapped=False)
 
 
 def test_single_modality_leaves_the_other_out() -> None:
@@ -68,16 +87,16 @@ def test_a_sample_without_context_has_no_context_line() -> None:
 
 
 @pytest.mark.parametrize("side", mc2.SIDES)
-@pytest.mark.parametrize("swapped", [False, True])
-def test_a_chain_of_thought_keeps_the_instruction_and_replaces_the_last_line(side: mc2.Side, swapped: bool) -> None:
+@pytest.mark.parametrize("wording", ["paper", "v2"])
+def test_a_chain_of_thought_is_asked_for_in_the_authors_words(side: mc2.Side, wording: mc2.Wording) -> None:
+    """Their template is "{Question} Carefully ... tags."; the prompt up to its options stands for the question."""
     setting: mc2.Setting = "chain_vision" if side == "vision" else "chain_text"
-    instructed, chained = (mc2.prompt(SAMPLE, one, swapped).split("\n") for one in (side, setting))
-    assert instructed[1] == mc2.INSTRUCTIONS[side]
-    assert instructed[-1] == mc2.REQUEST
-    assert chained == [
-        *instructed[:-1],
-        "Let's think step by step. End with 'The answer is A' or 'The answer is B'.",
-    ]
+    instruction = VISION if side == "vision" else TEXT[wording]
+    assert mc2.prompt(SAMPLE, setting, swapped=False, wording=wording) == (
+        "Text context: The ball is blue.\n" + instruction + "\nWhat color is the ball?\nA. red\nB. blue"
+        " Carefully distinguish between image and text content and output the thinking process in <think> </think> and "
+        "final answer option in <answer> </answer> tags."
+    )
 
 
 def shot(number: int) -> Sample:
@@ -225,6 +244,26 @@ def test_answers_read_by_hand(answer: str, chosen: str | None) -> None:
     ],
 )
 def test_a_chain_of_thought_is_read_by_its_end(answer: str, chosen: str | None) -> None:
+    assert mc2.letter(answer, ("red", "blue")) == chosen
+
+
+@pytest.mark.parametrize(
+    ("answer", "chosen"),
+    [
+        ("<think>The image shows A. red, the text says B.</think> <answer>B</answer>", "B"),
+        ("<think>red or blue</think>\n<answer> A. red </answer>", "A"),
+        ("<answer>A</answer> No: the text counts. <answer>blue</answer>", "B"),
+        ("<think>I am to use <answer> </answer> tags. It is red.</think><answer>B", "B"),  # cut off before it closed
+        ("<THINK>A</THINK><Answer>B. blue</Answer> The answer is A", "B"),
+        ("<answer></answer>", None),
+        ("<answer>A or B</answer> so A", None),
+        # without an <answer> what follows the thoughts is read, and thoughts that do not end are no answer
+        ("<think>The image shows A. red.</think> The answer is B.", "B"),
+        ("The image shows A. red.</think> B", "B"),
+        ("<think>The image shows A. red, so the answer is A", None),
+    ],
+)
+def test_a_chain_of_thought_is_read_by_its_tags(answer: str, chosen: str | None) -> None:
     assert mc2.letter(answer, ("red", "blue")) == chosen
 
 

@@ -230,6 +230,23 @@ def test_the_knee_in_words(page: Report, bend: Knee, said: str) -> None:
     assert table["1.500"]["S_v toward vision"] == "1.000"
 
 
+def test_strengths_stand_in_both_units(page: Report, tmp_path: Path) -> None:
+    rows = {0.0: row((1, 1, 0), (1, 1, 0)), 0.5: row((2, 0, 0), (0, 2, 0)), 3.0: row((0, 0, 2), (0, 0, 2))}
+    mc2_report.strength(page, rows, Knee(0.5, 1.0, -0.4, 3.0), published=0.4)
+    page.write(tmp_path)
+    text = page.markdown()
+    assert "Strengths are in published units; the vector's own strength 1.0 is 0.4 of them." in text
+    head, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert head.startswith("| published | calibrated | S_v toward vision |")
+    assert [line.split(" | ")[:2] for line in lines] == [
+        ["| 0.000", "0.000"],
+        ["| 0.500", "1.250"],
+        ["| 3.000", "7.500"],
+    ]
+    drawn = (tmp_path / "strength.svg").read_text()
+    assert all(said in drawn for said in ("strength (published)", "strength (calibrated)", "strength 1.0", "knee"))
+
+
 def test_latencies(page: Report) -> None:
     ways = {"plain": Latency(0.05, 1, (1, 1)), "steering": Latency(0.0612345, 1.2345, (1.1, 1.3004))}
     mc2_report.latency(page, ways)

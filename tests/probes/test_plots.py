@@ -166,6 +166,18 @@ def test_marks_are_labelled_lines_whose_labels_keep_apart() -> None:
     assert all(box.x1 <= axes.get_window_extent().x1 for box in boxes), "a label at the right end takes no room from it"
 
 
+def test_another_unit_of_x_stands_below_the_first() -> None:
+    figure = plots.curves([0.0, 1.0, 3.0], {"a": [0, 1, 2]}, xlabel="own", ylabel="y", other_x=("published", 0.4))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    (below,) = axes.child_axes
+    assert (axes.get_xlabel(), below.get_xlabel()) == ("own", "published")
+    assert below.get_xlim() == pytest.approx([0.4 * limit for limit in axes.get_xlim()])
+    # no word of the one runs into the other, or into what is below both
+    assert below.xaxis.get_tightbbox().y1 < axes.xaxis.label.get_window_extent().y0
+    assert below.get_tightbbox().y0 >= figure.bbox.y0
+
+
 def test_a_mark_beyond_the_data_is_in_view_and_the_others_have_room() -> None:
     figure = plots.curves(X, {"one": X}, xlabel="x", ylabel="y", marks={2.0: "the end of the doses", 20.0: "far"})
     figure.draw_without_rendering()

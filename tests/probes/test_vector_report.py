@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import steering
+from probes.agreement import Agreement
 from probes.build import build
 from probes.calibrate import calibrate
 from probes.mc2 import Shares
@@ -57,7 +58,12 @@ CALIBRATION = {
 def made(**info: Any) -> SteeringVector:
     about = {
         "samples": 25, "tasks": ["color", "shape"], "seed": 4, "score": [2.5, 7.125, 4.0],
-        "agreement": [0.2, 0.875, 0.625], "ranking": [1, 2, 0], **info,
+        "agreement": [0.2, 0.875, 0.625], "ranking": [1, 2, 0],
+        "magnitudes": {
+            "states": {"plain": [3.0, 6.0, 5.0], "instructed": [3.3, 7.5, 5.5]},
+            "direction": {"queries": [1.5, 2.0, 4.0], "mean": [0.0, 1.5, 2.5]},
+        },
+        **info,
     }  # fmt: skip
     mean, std = torch.tensor([1.5, 2.25, 3.125]), torch.tensor([0.6, 0.3, 0.75])
     return SteeringVector("mine", torch.ones(3, 4), torch.ones(3), mean, std, (1,), "model", info=about)
@@ -132,6 +138,7 @@ def test_the_curve_stands_beside_the_unsteered_model() -> None:
     rows = tables(report(made(calibration=CALIBRATION), "model", FOLLOWED, [], None)[0])["Calibration"]
     assert {name: column(rows, name) for name in rows[0]} == {
         "strength": ["0.000", "0.500", "1.000"],
+        "published": ["0.000", "0.200", "0.400"],
         "Vision Ratio toward vision": ["0.333", f"{6 / 7:.3f}", f"{8 / 9:.3f}"],
         "toward text": ["0.333", "0.375", "0.300"],
         "others' share": ["0.100", "0.300", "0.100"],
@@ -142,6 +149,48 @@ def test_the_curve_stands_beside_the_unsteered_model() -> None:
         # what the context alone has unsteered, less what it loses toward vision
         "context only, steered toward vision": ["0.960", "0.940", "0.660"],
     }
+
+
+def test_both_units_stand_below_the_curves(tmp_path: Path) -> None:
+    page, data = report(made(calibration=CALIBRATION), "model", FOLLOWED, [], None)
+    page.write(tmp_path, data)
+    for name in ("effect", "damage"):
+        drawn = (tmp_path / f"{name}.svg").read_text()
+        assert "strength (calibrated)" in drawn
+        assert "strength (published)" in drawn
+
+
+def test_every_reading_of_the_weight_stands_beside_what_it_aligns() -> None:
+    vector = made(recipe={"wording": "v2", "position": -2, "size": "mean", "states": "instructed"})
+    page = report(vector, "model", FOLLOWED, [], None)[0]
+    rows = tables(page)["Weight (equation 2)"]
+    assert {name: column(rows, name) for name in rows[0]} == {
+        "layer": ["0", "1", "2"],
+        "mean |h|, plain": ["3.000", "6.000", "5.000"],
+        "mean |h|, instructed": ["3.300", "7.500", "5.500"],
+        "mean |v(q)|": ["1.500", "2.000", "4.000"],
+        "|mean v|": ["0.000", "1.500", "2.500"],
+        "mean |v(q)| and plain: weight": ["2.000", "3.000", "1.250"],
+        "mean |v(q)| and instructed: weight": ["2.200", "3.750", "1.375"],
+        "|mean v| and plain: weight": ["-", "4.000", "2.000"],
+        "|mean v| and instructed: weight": ["-", "5.000", "2.200"],
+    }
+    text = page.markdown()
+    assert "Here: |mean v| and instructed states" in text
+    assert "the authors' version 2." in text
+    assert "at the prompt's token -2, counted from its end" in text
+
+
+def test_other_wordings_and_positions_stand_by_layer() -> None:
+    cosines: Any = {("paper", -1): [1.0, 1.0, 1.0], ("v2", -1): [0.5, 0.75, 1.0], ("paper", -2): [0.25, 0.5, -0.125]}
+    page, data = report(made(), "model", FOLLOWED, [], None, Agreement(("paper", -1), cosines, 12))
+    rows = tables(page)["Other wordings and positions"]
+    assert {name: column(rows, name) for name in rows[0]} == {
+        "layer": ["0", "1", "2"], "v2, -1": ["0.500", "0.750", "1.000"], "paper, -2": ["0.250", "0.500", "-0.125"],
+    }  # fmt: skip
+    assert data["agreement"] == {
+        "own": "paper, -1", "n": 12, "cosines": {"v2, -1": [0.5, 0.75, 1.0], "paper, -2": [0.25, 0.5, -0.125]},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -155,7 +204,8 @@ def test_the_curve_stands_beside_the_unsteered_model() -> None:
 def test_what_strength_one_means_is_said(reached: bool, within: bool, said: str) -> None:
     found = CALIBRATION | {"targets_reached": reached, "within_budget": within}
     text = report(made(calibration=found), "model", FOLLOWED, [], None)[0].markdown()
-    assert "Strength 1.0 is 0.4 of the published weight at layer 1; strengths from 0.5 to 1.25 stay within" in text
+    assert "Strength 1.0 is 0.4 of the published weight at layer 1, so 0.4 in published units" in text
+    assert "strengths from 0.5 to 1.25 (0.2 to 0.5 published) stay within the damage budget" in text
     assert "(others 0.03, accuracy 0.04, kl 0.25, repetition 0.05) on 33 samples" in text
     assert said in text
 
@@ -175,7 +225,7 @@ def test_what_was_not_measured_is_a_dash() -> None:
 def test_each_part_may_be_missing(tmp_path: Path, calibrated: bool, projection: Projection | None) -> None:
     page, data = report(made(**{"calibration": CALIBRATION} if calibrated else {}), "m", FOLLOWED, [], projection)
     headings = re.findall(r"(?m)^## (.*)$", page.markdown())
-    expected = ["Is there a direction?", "Layers"]
+    expected = ["Is there a direction?", "Layers", "Weight (equation 2)"]
     expected += ["States after layer 1"] if projection else []
     expected += ["Calibration"] if calibrated else []
     assert headings == expected

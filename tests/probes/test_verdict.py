@@ -11,7 +11,7 @@ import torch
 
 from probes.answering import Question
 from probes.bootstrap import interval
-from probes.mc2 import INSTRUCTIONS
+from probes.mc2 import WORDINGS
 from probes.verdict import Followed, doubts, followed
 from steering import SteeringVector
 from tests.probes.conftest import Scripted, make_samples, text_of
@@ -42,7 +42,7 @@ def _obeys(numbers: set[int]) -> Any:
     def answer(question: Question) -> str:
         text = text_of(question)
         number = int(text.split("The ball number ")[1].split()[0])
-        return "red" if INSTRUCTIONS["vision"] in text and number in numbers else "blue"
+        return "red" if WORDINGS["paper"]["vision"] in text and number in numbers else "blue"
 
     return answer
 
@@ -59,7 +59,7 @@ def test_a_model_that_follows_some_of_its_instructions() -> None:
     assert (found.toward_vision, found.toward_text, found.difference, found.n) == (0.3, 0.0, pytest.approx(0.3), 10)
     assert found.interval == pytest.approx(interval(np.array([1.0] * 3 + [0.0] * 7), 3))
     assert 0 <= found.interval[0] < 0.3 < found.interval[1] < 1
-    settings = [[INSTRUCTIONS[side] in text_of(one) for side in ("vision", "text")] for one in answerer.asked]
+    settings = [[WORDINGS["paper"][side] in text_of(one) for side in ("vision", "text")] for one in answerer.asked]
     assert len(answerer.asked) == 40
     assert settings.count([True, False]) == settings.count([False, True]) == 20
 
@@ -68,7 +68,7 @@ def test_half_a_sample_counts_half() -> None:
     """Toward vision always A, toward text always the text's answer: every sample is right in one order of two."""
 
     def answer(question: Question) -> str:
-        return "A" if INSTRUCTIONS["vision"] in text_of(question) else "blue"
+        return "A" if WORDINGS["paper"]["vision"] in text_of(question) else "blue"
 
     assert followed(Scripted(answer), make_samples(4), quiet=True) == Followed(0.5, 0.0, 0.5, (0.5, 0.5), 4)
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -529,6 +530,7 @@ def test_a_dry_run_says_what_would_be_applied(
                 "name": "mine",
                 "toward": "vision",
                 "strength": 2.0,
+                "published": None,
                 "scale": -2.0,
                 "layers": [1, 2],
                 "apply": {"tokens": "image"},
@@ -577,6 +579,96 @@ def test_a_dry_run_takes_a_whole_chat_request_and_counts_its_images(open_client:
         assert validate(open_client, steering=steering, messages=messages).status_code == status
     assert problem(validate(open_client, steering=steering, messages=messages))[2] == "steering.apply.tokens"
     assert validate(open_client, steering=steering).status_code == 200
+
+
+# ------------------------------------------------------------------------------------------ strength in published units
+
+
+@pytest.fixture
+def calibrated(make_vector: MakeVector, engine: steering.Engine) -> SteeringVector:
+    """A vector whose strength 1 is 0.4 published: it adds 0.4 of the states' magnitude at layer 3."""
+    weight = 0.4 * steering.magnitudes(engine)
+    info = {"calibration": {"range": [0.5, 1.0], "factor": 0.4}}
+    vector = make_vector(weight=weight, layers=(3,), info=info)
+    return replace(vector, direction=torch.ones_like(vector.direction))
+
+
+def test_a_strength_is_told_in_both_units(open_client: FlaskClient, calibrated: SteeringVector) -> None:
+    shown = upload(open_client, calibrated).json
+    assert shown["published"] == pytest.approx(0.4)
+    for body in ({"vector": "mine", "strength": 2.0}, {"vectors": [{"name": "mine", "scale": -2.0}]}):
+        (planned,) = validate(open_client, steering=body).json["steering"]
+        (applied,) = ask(open_client, data_uri(), QUESTION, steering=body).json["choices"][0]["applied"]["steering"]
+        for report in (planned, applied):
+            assert (report["strength"], report["published"]) == (2.0, pytest.approx(0.8))
+            assert report["warning"] == "strength 2 is beyond the calibrated range 0.5 to 1"  # in the vector's own unit
+
+
+def test_the_limit_is_in_published_units(open_client: FlaskClient, calibrated: SteeringVector) -> None:
+    limits = open_client.get("/v1/models").json["data"][0]["limits"]
+    assert (limits["strength"], limits["strength_unit"]) == (4.0, "published")
+    upload(open_client, calibrated)
+    for strength, status in ((7.5, 200), (10.0, 200), (10.01, 400)):  # 3, 4 and a little more than 4 published
+        response = validate(open_client, steering={"vector": "mine", "strength": strength})
+        assert response.status_code == status, strength
+    assert problem(response) == (400, "steering_strength_exceeded", "steering.strength")
+    said = "must be at most 10 in size for 'mine', whose strength 1 is 0.4 in published units (at most 4)"
+    assert said in response.json["error"]["message"]
+
+
+@pytest.mark.parametrize("parts", [[6.0, 6.0], [4.0, -4.0, 4.0]])
+def test_naming_a_vector_several_times_does_not_get_past_the_limit(
+    parts: list[float], open_client: FlaskClient, calibrated: SteeringVector
+) -> None:
+    upload(open_client, calibrated)
+    named = [{"name": "mine", "scale": scale} for scale in parts]
+    assert problem(validate(open_client, steering={"vectors": named}))[1:] == (
+        "steering_strength_exceeded", "steering.vectors",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda vector: (100.0 * vector).named("mine"),  # scaled up: told in published units, and refused by them
+        lambda vector: replace(vector, weight=100 * vector.weight),  # which its metadata do not tell
+        lambda vector: replace(vector, direction=100 * vector.direction, info={"published": 0.4}),
+        lambda vector: replace(vector, weight=100 * vector.weight, info={"published": 1e-9}),
+        lambda vector: replace(vector, weight=100 * vector.weight, info={}),
+        lambda vector: replace(vector, weight=100 * vector.weight, mean_abs=100 * vector.mean_abs, info={}),
+    ],
+)
+def test_a_vector_that_was_scaled_up_does_not_get_past_the_limit(
+    forge: Callable[[SteeringVector], SteeringVector],
+    open_client: FlaskClient,
+    calibrated: SteeringVector,
+) -> None:
+    """100 times 0.4 of the states' magnitude is 40; a tenth of its strength is allowed again."""
+    assert upload(open_client, forge(calibrated)).status_code == 201
+    for steer in (
+        {"vector": "mine", "strength": 1},
+        {"vector": "mine", "toward": "auto"},
+        {"vectors": [{"name": "mine"}]},
+    ):
+        for response in (
+            validate(open_client, steering=steer),
+            ask(open_client, data_uri(), "Text context: a\nb", steering=steer),
+        ):
+            assert problem(response)[:2] == (400, "steering_strength_exceeded")
+    assert validate(open_client, steering={"vector": "mine", "strength": 0.09}).status_code == 200
+
+
+def test_vectors_of_several_names_do_not_get_past_the_limit_together(
+    open_client: FlaskClient, calibrated: SteeringVector
+) -> None:
+    """Each is asked for at 3.2 published, together they would add 6.4 times what the states have."""
+    for name in ("one", "two"):
+        upload(open_client, calibrated.named(name))
+    named = [{"name": name, "scale": 8.0} for name in ("one", "two")]
+    response = validate(open_client, steering={"vectors": named})
+    assert problem(response)[1:] == ("steering_strength_exceeded", "steering.vectors")
+    assert "times the mean magnitude of the model's states at layer 3" in response.json["error"]["message"]
+    assert validate(open_client, steering={"vectors": [{**one, "scale": 4.0} for one in named]}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -717,6 +717,30 @@ def test_states_are_the_residual_stream_at_the_prompts_last_token(
         torch.testing.assert_close(result.choices[0].next_logprobs, answer.logprobs[0], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("budget", [300, 9, 1])
+def test_states_are_read_at_any_position_counted_from_the_prompts_end(
+    budget: int, make_engine: MakeEngine, load_plain: LoadPlain
+) -> None:
+    """Prompts in one batch, each at its own, and a prompt in chunks, whose last one need not hold the token."""
+    chats, positions = conversations("qwen2_vl"), (-2, -1, -5, -9, -12)
+    asked = [(chat, position) for chat in chats for position in positions]
+    results = make_engine("qwen2_vl", prefill_budget=budget).generate(
+        [Request(chat, greedy(1), states=True, state_position=position) for chat, position in asked]
+    )
+    answers = {id(chat): load_plain("qwen2_vl").answer(chat, 1) for chat in chats}
+    for (chat, position), result in zip(asked, results, strict=True):
+        answer = answers[id(chat)]
+        expected = answer.hidden[:, answer.prompt_length + position]
+        torch.testing.assert_close(result.choices[0].states, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("position", [0, 1, -100_000])
+def test_a_position_outside_the_prompt_is_refused(position: int, make_engine: MakeEngine) -> None:
+    request = Request(conversations("qwen2_vl")[0], greedy(1), states=True, state_position=position)
+    with pytest.raises(RequestError, match="'state_position' must be from -"):
+        make_engine("qwen2_vl").generate([request])
+
+
 def test_results_are_handed_over_as_they_come_and_the_rest_is_cancelled(make_engine: MakeEngine) -> None:
     engine, asked = make_engine("qwen2_vl", slots=2), []
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from steering import SteeringVector, VectorError, VectorStore
+from steering import Steer, SteeringVector, VectorError, VectorStore
 from steering.vectors import FORMAT
 
 LAYERS, WIDTH = 4, 6
@@ -601,3 +601,67 @@ def test_a_damaged_file_in_the_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VectorError) as refused:
         VectorStore(tmp_path).get("a")
     assert refused.value.code == "bad_vector"
+
+
+# ---------------------------------------------------------------------------------------------------- published units
+
+
+@pytest.mark.parametrize(
+    ("info", "published"),
+    [
+        ({"published": 1.0}, 1.0),
+        ({"published": 1.0, "calibration": {"range": [1, 2], "factor": 0.4}}, 0.4),
+        ({"calibration": {"range": [1, 2], "factor": 0.25}}, 0.25),
+        ({"calibration": {"range": [1, 2]}}, None),
+        ({"published": 0}, None),
+        ({}, None),
+    ],
+)
+def test_strength_one_in_published_units(info: dict[str, Any], published: float | None) -> None:
+    vector = make(info=info)
+    assert vector.published == published
+    assert SteeringVector.from_bytes(vector.to_bytes()).published == published
+    steer = Steer.to(vector, "vision", 2.5)
+    assert steer.published == (None if published is None else 2.5 * published)
+    assert steer.settings["published"] == steer.published
+
+
+def test_a_scaled_vector_still_knows_its_strength_in_published_units() -> None:
+    vector = make(info={"calibration": {"range": [1, 2], "factor": 0.5}})
+    assert (3.0 * vector).published == 1.5
+    assert (-vector).published == 0.5
+    assert (0.0 * vector).published is None
+    assert (vector + vector).published is None
+    assert (2.0 * make(info={})).published is None
+
+
+@pytest.mark.parametrize("published", [-0.4, "0.4", True, [0.4], float("inf"), 10**400])
+def test_a_published_strength_that_is_none_is_refused(published: Any) -> None:
+    for info in ({"published": published}, {"calibration": {"range": [1, 2], "factor": published}}):
+        with pytest.raises(VectorError, match="must be a finite number of at least 0") as refused:
+            make(info=info)
+        assert refused.value.code == "bad_vector"
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"recipe": {"wording": "paper", "position": 0}},
+        {"recipe": [1]},
+        {"magnitudes": {"states": {"plain": [1.0]}}},  # of four layers
+        {"agreement_across": {"own": "paper, -1", "n": 3, "cosines": {"v2, -1": ["x"] * LAYERS}}},
+    ],
+)
+def test_how_a_vector_was_made_is_checked(info: dict[str, Any]) -> None:
+    with pytest.raises(VectorError) as refused:
+        make(info=info)
+    assert refused.value.code == "bad_vector"
+
+
+def test_sizes_by_hand() -> None:
+    """weight 2 and -3, mean |v| 1.5 and 2, states of 4 and 12."""
+    vector = make(
+        direction=torch.tensor([[1.0, -2.0], [4.0, 0.0]]), weight=torch.tensor([2.0, -3.0]),
+        mean_abs=torch.ones(2), std=torch.ones(2), layers=(0,),
+    )  # fmt: skip
+    assert vector.sizes(torch.tensor([4.0, 12.0])).tolist() == [0.75, 0.5]

@@ -323,6 +323,7 @@ def test_applied_counts_tokens_and_weighs_the_dose(
                 "name": "test",
                 "toward": "text",
                 "strength": 1.2,
+                "published": None,
                 "scale": 1.2,
                 "layers": [0, 2],
                 "apply": {"tokens": tokens},
