@@ -76,7 +76,7 @@ class Settings(BaseModel):
     max_uploaded_vectors: int = Field(default=256, ge=1, le=10_000, description="steering vectors that may be uploaded")
     request_timeout: float = Field(default=600.0, gt=0, le=86_400, description="seconds that one answer may take")
     read_timeout: float = Field(
-        default=30.0, gt=0, le=3600, description="seconds for a client to send its body or take our bytes"
+        default=30.0, gt=0, le=3600, description="seconds for a client to send its request, or to take 256 KiB of an answer"
     )
     allow_remote_images: bool = Field(default=False, description="fetch http(s) image URLs from public addresses")
     remote_image_timeout: float = Field(default=10.0, gt=0, le=300, description="seconds to fetch one remote image")
@@ -160,6 +160,11 @@ class Settings(BaseModel):
             return not ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return True
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Bytes that the body of a request for any route may have."""
+        return max(self.max_body, self.max_vector_bytes if self.allow_uploads else 0)
 
     @property
     def worker_threads(self) -> int:
