@@ -9,7 +9,7 @@ import uuid
 from flask import Flask, Response, g, request
 
 import steering
-from server import auth, catalog, chat, errors, operations, page
+from server import auth, catalog, chat, errors, hosts, operations, page
 from server.context import AppContext, context
 from server.journal import routes as journal_routes
 from server.journal.writer import Journal
@@ -47,6 +47,7 @@ def create_app(
     app.extensions["helmsight"] = AppContext(settings, runtime, Metrics(runtime, journal), Watcher(), journal)
     errors.register(app)
     app.before_request(_begin)
+    hosts.register(app, settings, settings.keys)
     auth.register(app, auth.Keys(settings.keys))
     for module in (chat, catalog, operations, page, journal_routes):
         app.register_blueprint(module.blueprint)

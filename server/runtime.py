@@ -13,6 +13,7 @@ from typing import Literal
 
 import steering
 from server.errors import ApiError
+from server.preflight import one_sentence
 from server.settings import Settings
 
 log = logging.getLogger("helmsight")
@@ -44,6 +45,14 @@ class Serving:
     def name(self) -> str:
         """The model's name on the wire."""
         return self.mllm.name
+
+    def text_bounds(self, settings: Settings) -> steering.TextBounds:
+        """How much text a request may hold."""
+        most = steering.TextBounds.of(self.mllm, self.engine.max_length)
+        return steering.TextBounds(
+            min(most.characters, settings.max_characters or most.characters),
+            min(most.parts, settings.max_parts or most.parts),
+        )
 
     def check_name(self, name: str) -> None:
         """Raise OpenAI's 404 unless `name` is the model's."""
@@ -113,8 +122,9 @@ class Runtime:
         started = time.monotonic()
         try:
             serving = self._loader(self.settings)
-        except Exception as error:
-            log.exception("the model %s could not be loaded", self.settings.model)
+        except BaseException as error:  # a panic of a native library is no Exception
+            log.error("the model %s could not be loaded: %s", self.settings.model, one_sentence(error))
+            log.debug("where loading ended", exc_info=error)
             self.error = f"{type(error).__name__}: {error}"
             if self._on_failure:
                 self._on_failure()

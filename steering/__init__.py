@@ -7,7 +7,7 @@ Intel's or LLVM's) in the environment before torch is imported, as `helmsight` d
 for each other, and take the time from the very thread that they wait for.
 """
 
-from steering.admission import check_steer
+from steering.admission import TextBounds, check_steer
 from steering.completion import Completion
 from steering.diagnostics.drift import drift, drifted
 from steering.diagnostics.options import CHEAP, READOUTS, Diagnose
@@ -19,7 +19,7 @@ from steering.interventions.sage import Sage
 from steering.interventions.see import See
 from steering.interventions.steer import TOKENS, TOWARD, Steer, planned
 from steering.interventions.think import Think
-from steering.mllm import MLLM, load
+from steering.mllm import MLLM, load, refuse_structure
 from steering.reliability import Auto, Reliability, decide, measure
 from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
 from steering.vector_info import NAME
@@ -56,6 +56,7 @@ __all__ = [
     "Steer",
     "SteeringError",
     "SteeringVector",
+    "TextBounds",
     "Think",
     "TokenLogprob",
     "UnsupportedModel",
@@ -69,4 +70,5 @@ __all__ = [
     "load",
     "measure",
     "planned",
+    "refuse_structure",
 ]
