@@ -42,7 +42,9 @@ class Refused(Exception):
 
     def response(self) -> bytes:
         """The whole answer: an error in OpenAI's format."""
-        kind = "server_error" if self.status >= 500 else "timeout_error" if self.status == 408 else "invalid_request_error"
+        kind = (
+            "server_error" if self.status >= 500 else "timeout_error" if self.status == 408 else "invalid_request_error"
+        )
         error = {"message": str(self), "type": kind, "param": None, "code": self.code}
         body = json.dumps({"error": error}, separators=(",", ":"))
         lines = [

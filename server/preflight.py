@@ -17,8 +17,10 @@ from typing import Any
 from server.settings import Settings, SettingsError
 
 TESTED = frozenset(
-    "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe llava llava_next llava_onevision internvl gemma3 glm4v idefics3 paligemma "
-    "mistral3 aya_vision".split()
+    {
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "llava_onevision", "internvl"),
+        *("gemma3", "glm4v", "idefics3", "paligemma", "mistral3", "aya_vision"),
+    }
 )
 """Types that the engine is tested with, which nobody needs to ask transformers about."""
 MAX_HEADER = 100_000_000
@@ -79,7 +81,9 @@ def check_folder(folder: Path, shown: str | None = None) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise wrong("config.json is damaged: it holds no object")
     if not any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
-        raise wrong("the folder has neither preprocessor_config.json nor processor_config.json, so that it takes no images")
+        raise wrong(
+            "the folder has neither preprocessor_config.json nor processor_config.json, so that it takes no images"
+        )
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
         names = ["model.safetensors"]

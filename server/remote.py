@@ -80,7 +80,13 @@ def _get(url: str, param: str, deadline: float) -> HTTPResponse:
         # Characters that HTTP does not know are escaped: none of them may begin a line of its own.
         path = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe="!#$%&'()*+,/:;=?@[]~")
         netloc = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii").decode()
-        lines = (f"GET {path} HTTP/1.1", f"Host: {netloc}", "Accept: image/*", "User-Agent: helmsight", "Connection: close")
+        lines = (
+            f"GET {path} HTTP/1.1",
+            f"Host: {netloc}",
+            "Accept: image/*",
+            "User-Agent: helmsight",
+            "Connection: close",
+        )
         sock.settimeout(_left(deadline))
         sock.sendall("\r\n".join((*lines, "", "")).encode("ascii"))
         response = HTTPResponse(_Timed(sock, deadline), method="GET")  # type: ignore[arg-type]

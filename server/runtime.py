@@ -50,6 +50,7 @@ class Serving:
         """How much text a request may hold."""
         most = steering.TextBounds.of(self.mllm, self.engine.max_length)
         return steering.TextBounds(
+            most.tokens,
             min(most.characters, settings.max_characters or most.characters),
             min(most.parts, settings.max_parts or most.parts),
         )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("helmsight")
 
+
 class Gunicorn(BaseApplication):
     """gunicorn with our settings, in this process."""
 

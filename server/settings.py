@@ -83,7 +83,10 @@ class Settings(BaseModel):
     max_uploaded_vectors: int = Field(default=256, ge=1, le=10_000, description="steering vectors that may be uploaded")
     request_timeout: float = Field(default=600.0, gt=0, le=86_400, description="seconds that one answer may take")
     read_timeout: float = Field(
-        default=30.0, gt=0, le=3600, description="seconds for a client to send its request, or to take 256 KiB of an answer"
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="seconds for a client to send its request, or to take 256 KiB of an answer",
     )
     allow_remote_images: bool = Field(default=False, description="fetch http(s) image URLs from public addresses")
     remote_image_timeout: float = Field(default=10.0, gt=0, le=300, description="seconds to fetch one remote image")

@@ -82,6 +82,11 @@ class Worker(BaseWorker):
             raise SystemExit("helmsight: TLS is for a proxy in front of the server, not for the server itself")
 
     def init_process(self) -> None:
+        self.prepare()
+        super().init_process()
+
+    def prepare(self) -> None:
+        """Make what the loop needs, in the process that will run it."""
         self._selector = selectors.DefaultSelector()
         self._wakes, self._wake_end = socket.socketpair()
         self._wakes.setblocking(False)
@@ -89,7 +94,6 @@ class Worker(BaseWorker):
         self._chats = Threads(max(1, self.cfg.threads - LIGHT), "helmsight-chat")
         self._light = Threads(LIGHT, "helmsight-light")
         self._most = max(16, min(self.cfg.worker_connections, raise_file_limit() - SPARE_FILES))
-        super().init_process()
 
     # -- signals -----------------------------------------------------------------------------------------------------------
 
@@ -136,12 +140,14 @@ class Worker(BaseWorker):
             listener.close()
         for connection in list(self._reading):
             self._close(connection)
-        end = time.monotonic() + self.cfg.graceful_timeout
-        while self._connections and time.monotonic() < end and self.ppid == os.getppid():
+        last = time.monotonic() + self.cfg.graceful_timeout
+        while self._connections and time.monotonic() < last and self.ppid == os.getppid():
             self._turn()
         for connection in list(self._connections):
-            connection.give_up()
+            self._close(connection)
         self._end_threads()
+        for end in (self._selector, self._wakes, self._wake_end):
+            end.close()
 
     def _turn(self) -> None:
         """Wait for something to do, do it, and look at the deadlines now and then."""
@@ -287,7 +293,9 @@ class Worker(BaseWorker):
 
     def _refuse(self, connection: Connection, refusal: Refused) -> None:
         """Answer a request that no thread gets to see, and close its connection."""
-        log.info("refused a request from %s: %d %s", connection.client or "a local client", refusal.status, refusal.code)
+        log.info(
+            "refused a request from %s: %d %s", connection.client or "a local client", refusal.status, refusal.code
+        )
         app = self.wsgi.extensions["helmsight"]
         app.metrics.requests.labels("unread", "other", str(refusal.status)).inc()
         self._reading.pop(connection, None)

@@ -16,7 +16,6 @@ from steering.layout import Layout, Prompt, build_prompt
 from steering.mllm import MLLM
 from steering.request import Request
 
-
 LEAST_CHARACTERS = 16
 LEAST_PARTS = 1024
 USUAL_CHARACTERS = 4
@@ -45,13 +44,14 @@ class TextBounds:
     their time.
     """
 
+    tokens: int
     characters: int
     parts: int
 
     @classmethod
     def of(cls, mllm: MLLM, max_length: int) -> TextBounds:
         """The bounds of a model whose prompt and answer have at most `max_length` tokens."""
-        return cls(max_length * max(mllm.longest_token, LEAST_CHARACTERS), max(max_length, LEAST_PARTS))
+        return cls(max_length, max_length * max(mllm.longest_token, LEAST_CHARACTERS), max(max_length, LEAST_PARTS))
 
     def check(self, texts: Sequence[str]) -> None:
         """Raise RequestError unless these texts are within the bounds."""
@@ -63,8 +63,8 @@ class TextBounds:
             )
         if (characters := sum(map(len, texts))) > self.characters:
             raise RequestError(
-                f"The texts of the messages may have at most {self.characters} characters, which is more than the context "
-                f"can hold; got {characters}. Please reduce the length of the messages.",
+                f"This model's maximum context length is {self.tokens} tokens. However, the texts of your messages have "
+                f"{characters} characters; at most {self.characters} are taken. Please reduce the length of the messages.",
                 param="messages",
                 code="context_length_exceeded",
             )

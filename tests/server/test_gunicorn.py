@@ -113,7 +113,7 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
     assert requests.post(chat, data=iter([body]), headers=json_type, timeout=20).status_code == 200
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as connection:
         connection.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n"
         )
         assert b" 400 " in connection.recv(1000)
