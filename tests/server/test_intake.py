@@ -31,7 +31,12 @@ def read_all(pieces: list[bytes]) -> list[tuple[str, str, bytes]]:
     return found
 
 
-EXPECTED = [("GET", "/a?b=c", b""), ("POST", "/p", b"hello"), ("POST", "/c", b"hello0123456789"), ("GET", "/a?b=c", b"")]
+EXPECTED = [
+    ("GET", "/a?b=c", b""),
+    ("POST", "/p", b"hello"),
+    ("POST", "/c", b"hello0123456789"),
+    ("GET", "/a?b=c", b""),
+]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from server import remote
 from server.errors import BadRequest
 
@@ -29,7 +30,9 @@ def test_addresses_that_are_not_public(address: str) -> None:
     assert not remote.is_public(address)
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "1.1.1.1", "2606:4700:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+)
 def test_public_addresses(address: str) -> None:
     assert remote.is_public(address)
 
@@ -86,14 +89,16 @@ class Site:
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """Names resolve as the test says; every connection to a public address goes to one local server."""
     site = Site()
-    connect = socket.create_connection
 
     def resolve(host: str, port: int, **_: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (site.resolved.get(host, "8.8.8.8"), port))]
 
     def connected(address: tuple[str, int], timeout: float) -> socket.socket:
         assert address == ("8.8.8.8", 80), "only what was checked is connected to"
-        return connect(("127.0.0.1", site.port), timeout)
+        sock = socket.socket()
+        sock.settimeout(timeout)
+        sock.connect(("127.0.0.1", site.port))
+        return sock
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(socket, "create_connection", connected)
@@ -109,9 +114,7 @@ def test_an_image_is_fetched_from_the_address_that_was_checked(web: Site) -> Non
     web.answers["pictures.example"] = ok(b"bytes")
     assert remote.fetch("http://pictures.example/a b.png?x=1", "image", 1000, 2.0) == b"bytes"
     assert web.requests[0].startswith(b"GET /a%20b.png?x=1 HTTP/1.1\r\nHost: pictures.example\r\n")
-    web.answers["pictures.example"] = (
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbytes\r\n0\r\n\r\n"
-    )
+    web.answers["pictures.example"] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nbytes\r\n0\r\n\r\n"
     assert remote.fetch("http://pictures.example/", "image", 1000, 2.0) == b"bytes"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase, CompletionCreateParamsStreaming
 
 from server import wire
 from server.errors import BadRequest
@@ -181,11 +183,11 @@ def test_every_optional_field_of_openais_may_be_null() -> None:
     fields = set(CompletionCreateParamsStreaming.__annotations__) | set(CompletionCreateParamsBase.__annotations__)
     nothing: dict[str, Any] = dict.fromkeys(fields - {"messages", "model"})
     message = {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": None, "tool_calls": None}
-    chat = parse(json.dumps({**nothing, "model": None, "messages": [message]}).encode(), ChatRequest)
+    chat = wire.parse(json.dumps({**nothing, "model": None, "messages": [message]}).encode(), wire.ChatRequest)
     assert chat.stream is None
     options = {"include_usage": None, "include_obfuscation": None}
     body = {"messages": [message], "stream": True, "stream_options": options}
-    chat = parse(json.dumps(body).encode(), ChatRequest)
+    chat = wire.parse(json.dumps(body).encode(), wire.ChatRequest)
     assert chat.stream_options is not None
     assert not chat.stream_options.include_usage
 
@@ -202,18 +204,18 @@ def test_every_optional_field_of_openais_may_be_null() -> None:
 def test_bodies_of_countless_values_are_refused_before_they_are_read(extra: bytes) -> None:
     started = time.monotonic()
     with pytest.raises(BadRequest) as caught:
-        parse(b'{"messages": [], "x": ' + extra + b"}", ChatRequest)
+        wire.parse(b'{"messages": [], "x": ' + extra + b"}", wire.ChatRequest)
     assert caught.value.code == "too_many_values"
     assert time.monotonic() - started < 2
 
 
 def test_commas_in_texts_are_no_values() -> None:
     text = json.dumps({"messages": [{"role": "user", "content": 'a,"b\\",' * 100_000}]})
-    assert len(parse(text.encode(), ChatRequest).messages) == 1
+    assert len(wire.parse(text.encode(), wire.ChatRequest).messages) == 1
 
 
 def test_parts_are_counted_before_they_are_looked_at() -> None:
     parts = [{"type": "wrong"}] * 101
     with pytest.raises(BadRequest) as caught:
-        parse(json.dumps({"messages": [{"role": "user", "content": parts}]}).encode(), ChatRequest, parts=100)
+        wire.parse(json.dumps({"messages": [{"role": "user", "content": parts}]}).encode(), wire.ChatRequest, parts=100)
     assert caught.value.code == "too_many_parts"

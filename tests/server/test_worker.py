@@ -43,7 +43,9 @@ def answer(connection: socket.socket) -> tuple[int, bytes]:
         assert piece, f"the connection ended after {data!r}"
         data += piece
     lines, _, body = data.partition(b"\r\n\r\n")
-    length = next(int(line.split(b":")[1]) for line in lines.split(b"\r\n") if line.lower().startswith(b"content-length"))
+    length = next(
+        int(line.split(b":")[1]) for line in lines.split(b"\r\n") if line.lower().startswith(b"content-length")
+    )
     while len(body) < length:
         body += connection.recv(65_536)
     return int(lines.split()[1]), body
@@ -101,7 +103,9 @@ def test_connections_stay_open_and_take_several_requests_at_once(
     assert received.index(b"Hello world") < received.rindex(b'"ok"')
 
 
-def test_a_client_that_asks_whether_to_continue_is_told(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
+def test_a_client_that_asks_whether_to_continue_is_told(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect
+) -> None:
     connection = connect(serve_worker(app_of(fake)))
     connection.sendall(head(len(BODY)).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
     assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
