@@ -67,7 +67,7 @@ def test_a_missing_shard_is_named(copy: Path) -> None:
     (copy / "model.safetensors").rename(copy / "model-00001-of-00002.safetensors")
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    with pytest.raises(SettingsError, match="model-00002-of-00002.safetensors, which .* is missing"):
+    with pytest.raises(SettingsError, match=r"model-00002-of-00002\.safetensors, which .* is missing"):
         check_folder(copy)
 
 
