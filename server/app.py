@@ -9,14 +9,14 @@ import uuid
 from flask import Flask, Response, g, request
 
 import steering
-from server import auth, catalog, chat, errors, operations, page
+from server import auth, catalog, chat, errors, hosts, operations, page
 from server.context import AppContext, context
 from server.journal import routes as journal_routes
 from server.journal.writer import Journal
 from server.metrics import Metrics
 from server.runtime import Runtime, Serving, vector_store
 from server.settings import Settings
-from server.watcher import Watcher, client_socket
+from server.watcher import Watcher
 
 
 def create_app(
@@ -47,6 +47,7 @@ def create_app(
     app.extensions["helmsight"] = AppContext(settings, runtime, Metrics(runtime, journal), Watcher(), journal)
     errors.register(app)
     app.before_request(_begin)
+    hosts.register(app, settings, settings.keys)
     auth.register(app, auth.Keys(settings.keys))
     for module in (chat, catalog, operations, page, journal_routes):
         app.register_blueprint(module.blueprint)
@@ -70,16 +71,13 @@ def open_journal(settings: Settings) -> Journal:
 
 
 def _begin() -> None:
-    """Name the request, start its clock, and bound every single read and write on its connection."""
+    """Name the request and start its clock."""
     g.started = time.monotonic()
     g.request_id = f"req_{uuid.uuid4().hex}"
-    connection = client_socket(request.environ)
-    if connection is not None:
-        connection.settimeout(context().settings.read_timeout)
 
 
 def _finish(response: Response) -> Response:
-    """Count the request when its last byte is out, which for a stream is long after its status."""
+    """Count the request when its last byte is handed over, which for a stream is long after its status."""
     response.headers["X-Request-Id"] = g.request_id
     response.headers["X-Content-Type-Options"] = "nosniff"
     metrics, started = context().metrics, g.started

@@ -1,15 +1,13 @@
-"""Reading a request's body, bounded in bytes and in time."""
+"""A request's body, bounded. All of it is here when a thread gets the request: `server.worker` has read it."""
 
 from __future__ import annotations
 
-import socket
+import io
 
 from flask import request
-from gunicorn.http.errors import ParseException
 
 from server.context import AppContext
 from server.errors import ApiError
-from server.watcher import client_socket
 
 
 def read_json(app: AppContext) -> bytes:
@@ -18,11 +16,11 @@ def read_json(app: AppContext) -> bytes:
         raise ApiError(
             415, "The body must be JSON: send 'Content-Type: application/json'.", code="unsupported_media_type"
         )
-    return read_bytes(app, app.settings.max_body)
+    return read_bytes(app.settings.max_body)
 
 
-def read_bytes(app: AppContext, limit: int) -> bytes:
-    """The body, of at most `limit` bytes whatever the limit for other routes; a client that dribbles it is cut off."""
+def read_bytes(limit: int) -> bytes:
+    """The body, of at most `limit` bytes whatever the limit for other routes."""
     if request.content_encoding not in (None, "", "identity"):
         raise ApiError(415, "The body must not be compressed.", code="unsupported_media_type")
     large = ApiError(
@@ -32,24 +30,9 @@ def read_bytes(app: AppContext, limit: int) -> bytes:
     if (request.content_length or 0) > limit:
         raise large
     request.max_content_length = limit + 1  # werkzeug silently drops what a chunked body has beyond it
-    connection = client_socket(request.environ)
-
-    def cut_off() -> None:
-        if connection is not None:
-            connection.shutdown(socket.SHUT_RD)
-
-    late = ApiError(408, "The body did not arrive in time.", code="body_timeout", headers={"Connection": "close"})
-    with app.watcher.watching(None, app.settings.read_timeout, cut_off) as watch:
-        try:
-            body = request.get_data(cache=False)
-        except ParseException as error:
-            raise ApiError(400, f"The body could not be read: {error}.", code="invalid_body") from None
-        except TimeoutError:
-            raise late from None
-        except Exception:
-            if watch.outcome == "late":
-                raise late from None
-            raise
+    body = request.get_data(cache=False)
+    if isinstance(source := request.environ["wsgi.input"], io.BytesIO):
+        source.close()  # a second copy of the body would be kept as long as the answer takes
     if len(body) > limit:
         raise large
     return body

@@ -35,6 +35,7 @@ def get_model(name: str) -> Response:
 
 def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
     mllm, settings, stats = serving.mllm, app.settings, serving.engine.stats()
+    bounds = serving.text_bounds(settings)
     matching = [v["name"] for name in serving.store.names() if (v := vector_or_error(serving, name)).get("matches")]
     return {
         "id": serving.name,
@@ -54,6 +55,8 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
             "slots": int(stats["slots"]),
             "waiting": int(stats["max_waiting"]),
             "choices": settings.max_choices,
+            "characters": bounds.characters,
+            "texts": bounds.parts,
             "images": settings.max_images,
             "image_bytes": settings.max_image_bytes,
             "image_pixels": settings.max_image_pixels,

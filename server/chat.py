@@ -30,7 +30,9 @@ def create_completion() -> Response:
     """Answer a chat, whole or as a stream of events; `server.wire.ChatRequest` has the fields."""
     app = context()
     serving = app.runtime.serving()
-    chat = wire.parse(read_json(app), wire.ChatRequest)
+    bounds = serving.text_bounds(app.settings)
+    chat = wire.parse(read_json(app), wire.ChatRequest, parts=bounds.parts + app.settings.max_images)
+    bounds.check(wire.texts(chat))
     if chat.model:
         serving.check_name(chat.model)
     n = 1 if chat.n is None else chat.n
@@ -209,7 +211,13 @@ class Running:
     def whole(self) -> steering.Result:
         """The finished result."""
         shown = {chunk.index: chunk.choice for chunk in self.chunks() if chunk.choice is not None}
+        self.settle()
         return replace(self.completion.result(), choices=tuple(shown[index] for index in sorted(shown)))
+
+    def settle(self) -> None:
+        """Have the rows of the choices that have ended on disk before their clients hear of the end."""
+        if self.entry is not None:
+            self.entry.settle()
 
     def close(self) -> None:
         """Stop watching and give up what is still running; harmless when repeated and after the end."""
@@ -231,6 +239,8 @@ def stream(running: Running, answer: Answer, n: int, with_usage: bool) -> Iterat
         for index in range(n):
             yield answer.role_event(index, with_usage)
         for chunk in running.chunks():
+            if chunk.choice is not None:
+                running.settle()
             if events := answer.events(chunk, with_usage):
                 yield events
         if with_usage:

@@ -1,19 +1,22 @@
 """Fetching an image from a public URL without becoming a door into the private network (`--allow-remote-images`).
 
 The host is resolved once, every address must be public, and the connection goes to the checked address itself, so that
-a name that resolves differently a moment later gains nothing. Redirects pass the same checks.
+a name that resolves differently a moment later gains nothing. Redirects pass the same checks. One deadline holds for
+everything: resolving, connecting, TLS, the head and the body, however slowly they drip.
 """
 
 from __future__ import annotations
 
+import io
 import ipaddress
+import queue
 import socket
 import ssl
+import threading
 import time
-from http.client import HTTPException
-from urllib.parse import urljoin, urlsplit
-
-import urllib3
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+from urllib.parse import quote, urljoin, urlsplit
 
 from server.errors import BadRequest
 
@@ -22,29 +25,44 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _HIDDEN = "its host is unknown or not public"
 """One text for both, so that nobody can ask which names the private network knows."""
 
+# What is_global of the ipaddress module calls global, in this or an older version of Python, and is not.
+_SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "192.0.0.0/24",  # protocol assignments
+            "192.88.99.0/24",  # relays of 6to4
+            "2001::/23",  # protocol assignments; Teredo is taken apart before
+            "2001:db8::/32",  # documentation
+            "3fff::/20",  # documentation
+        ),
+    )
+)
+_UNICAST = ipaddress.ip_network("2000::/3")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
 
 def fetch(url: str, param: str, max_bytes: int, timeout: float) -> bytes:
     """The body behind `url`, at most `max_bytes` long, in at most `timeout` seconds; raises BadRequest."""
     deadline = time.monotonic() + timeout
     try:
         for _ in range(MAX_REDIRECTS + 1):
-            response = _get(url, param, deadline)
-            try:
-                if response.status in _REDIRECTS and (location := response.headers.get("Location")):
+            with _get(url, param, deadline) as response:
+                if response.status in _REDIRECTS and (location := response.getheader("Location")):
                     url = urljoin(url, location)
                     continue
                 if response.status != 200:
                     raise _failed(param, f"the server answered with status {response.status}")
-                return _read(response, param, max_bytes, deadline)
-            finally:
-                response.release_conn()
-                response.close()
-    except (urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError) as error:
+                return _read(response, param, max_bytes)
+    except TimeoutError:
+        raise _failed(param, "it took too long") from None
+    except (HTTPException, OSError, ValueError) as error:
         raise _failed(param, type(error).__name__) from error
     raise _failed(param, f"more than {MAX_REDIRECTS} redirects")
 
 
-def _get(url: str, param: str, deadline: float) -> urllib3.BaseHTTPResponse:
+def _get(url: str, param: str, deadline: float) -> HTTPResponse:
+    """The answer to one request, its head read; closing it closes the connection."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -52,63 +70,108 @@ def _get(url: str, param: str, deadline: float) -> urllib3.BaseHTTPResponse:
         raise _failed(param, "the URL is malformed") from None
     if parts.scheme not in ("http", "https") or not host or parts.username or parts.password:
         raise _failed(param, "only plain http(s) URLs are allowed")
-    address = public_address(host, port or (443 if parts.scheme == "https" else 80), param)
-    timeout = urllib3.Timeout(total=_left(deadline, param))
-    pool: urllib3.HTTPConnectionPool
-    if parts.scheme == "https":
-        pool = urllib3.HTTPSConnectionPool(
-            address, port or 443, server_hostname=host, assert_hostname=host, ssl_context=ssl.create_default_context()
+    port = port or (443 if parts.scheme == "https" else 80)
+    address = public_address(host, port, param, _left(deadline))
+    sock = socket.create_connection((address, port), timeout=_left(deadline))
+    try:
+        if parts.scheme == "https":
+            sock.settimeout(_left(deadline))
+            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+        # Characters that HTTP does not know are escaped: none of them may begin a line of its own.
+        path = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe="!#$%&'()*+,/:;=?@[]~")
+        netloc = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii").decode()
+        lines = (
+            f"GET {path} HTTP/1.1",
+            f"Host: {netloc}",
+            "Accept: image/*",
+            "User-Agent: helmsight",
+            "Connection: close",
         )
-    else:
-        pool = urllib3.HTTPConnectionPool(address, port or 80)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    headers = {"Host": parts.netloc, "Accept": "image/*", "User-Agent": "helmsight"}
-    return pool.urlopen(
-        "GET", path, headers=headers, timeout=timeout, redirect=False, retries=False, preload_content=False
-    )
+        sock.settimeout(_left(deadline))
+        sock.sendall("\r\n".join((*lines, "", "")).encode("ascii"))
+        response = HTTPResponse(_Timed(sock, deadline), method="GET")  # type: ignore[arg-type]
+        response.begin()
+    except BaseException:
+        sock.close()
+        raise
+    return response
 
 
-def _read(response: urllib3.BaseHTTPResponse, param: str, max_bytes: int, deadline: float) -> bytes:
+class _Timed(io.RawIOBase):
+    """A socket to read from until a deadline; HTTPResponse takes it for a socket, and makes a file of it."""
+
+    def __init__(self, sock: socket.socket, deadline: float):
+        self._sock = sock
+        self._deadline = deadline
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._sock.settimeout(_left(self._deadline))
+        return self._sock.recv_into(buffer)
+
+    def close(self) -> None:
+        self._sock.close()
+        super().close()
+
+
+def _read(response: HTTPResponse, param: str, max_bytes: int) -> bytes:
     data = bytearray()
-    while piece := response.read1(65_536, decode_content=False):  # as it comes: a slow drip must meet the deadline
+    while piece := response.read1(65_536):
         data += piece
         if len(data) > max_bytes:
             raise BadRequest(f"'{param}' may hold at most {max_bytes} bytes.", param, "image_too_large")
-        _left(deadline, param)
     return bytes(data)
 
 
-def public_address(host: str, port: int, param: str) -> str:
-    """One address of `host`; raises BadRequest unless all of its addresses are public."""
+def public_address(host: str, port: int, param: str, seconds: float = 10.0) -> str:
+    """One address of `host`; raises BadRequest unless all of its addresses are public, TimeoutError if resolving it takes
+    longer than that."""
+    answers: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+
+    def resolve() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError):
+            answers.put([])
+
+    # In a thread of its own, because nothing else bounds what a resolver takes.
+    threading.Thread(target=resolve, name="helmsight-resolve", daemon=True).start()
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        raise _failed(param, _HIDDEN) from None
-    addresses = [str(entry[4][0]) for entry in found]
+        addresses = [str(entry[4][0]) for entry in answers.get(timeout=seconds)]
+    except queue.Empty:
+        raise TimeoutError from None
     if not addresses or not all(is_public(address) for address in addresses):
         raise _failed(param, _HIDDEN)
     return addresses[0]
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is globally reachable, also when it wraps an IPv4 address in an IPv6 one."""
+    """Whether an IP address is globally reachable unicast; one that wraps IPv4 addresses is where all of them are."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-        if inner is None and ip in ipaddress.ip_network("64:ff9b::/96"):
-            inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(str(inner))
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+        inner = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
+        inner += [ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)] if ip in _NAT64 else []
+        if wrapped := [str(one) for one in inner if one is not None]:
+            return all(map(is_public, wrapped))
+        if ip not in _UNICAST:
+            return False
+    special = ip.is_multicast or ip.is_reserved or any(ip in network for network in _SPECIAL)
+    return ip.is_global and not special
 
 
-def _left(deadline: float, param: str) -> float:
+def _left(deadline: float) -> float:
+    """Seconds until the deadline; raises TimeoutError where there are none."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
-        raise _failed(param, "it took too long")
+        raise TimeoutError
     return seconds
 
 

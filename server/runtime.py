@@ -16,6 +16,7 @@ import torch
 
 import steering
 from server.errors import ApiError
+from server.preflight import one_sentence
 from server.settings import Settings
 
 log = logging.getLogger("helmsight")
@@ -52,6 +53,15 @@ class Serving:
     def magnitudes(self) -> torch.Tensor:
         """(layers,) mean |h| of the model, which limits on steering are measured against; asked of it once."""
         return steering.magnitudes(self.engine)
+
+    def text_bounds(self, settings: Settings) -> steering.TextBounds:
+        """How much text a request may hold."""
+        most = steering.TextBounds.of(self.mllm, self.engine.max_length)
+        return steering.TextBounds(
+            most.tokens,
+            min(most.characters, settings.max_characters or most.characters),
+            min(most.parts, settings.max_parts or most.parts),
+        )
 
     def check_name(self, name: str) -> None:
         """Raise OpenAI's 404 unless `name` is the model's."""
@@ -123,8 +133,9 @@ class Runtime:
         started = time.monotonic()
         try:
             serving = self._loader(self.settings)
-        except Exception as error:
-            log.exception("the model %s could not be loaded", self.settings.model)
+        except BaseException as error:  # a panic of a native library is no Exception
+            log.error("the model %s could not be loaded: %s", self.settings.model, one_sentence(error))
+            log.debug("where loading ended", exc_info=error)
             self.error = f"{type(error).__name__}: {error}"
             if self._on_failure:
                 self._on_failure()

@@ -1,4 +1,5 @@
-"""Serving with gunicorn: one worker process that owns the model, one thread for each request that runs or waits.
+"""Serving with gunicorn: one worker process that owns the model (`server.worker`), one thread for each request that runs
+or waits.
 
 The master process imports neither torch nor the model; the worker loads it after the fork, in the background.
 """
@@ -9,56 +10,21 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
-from gunicorn.workers.gthread import ThreadWorker
 from prometheus_client import disable_created_metrics
 
+from server.logs import set_up_logging
 from server.openmp import set_wait_policy
 from server.settings import Settings, warnings_for
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from flask import Flask
 
 log = logging.getLogger("helmsight")
-
-DRAIN_MARGIN = 3.0
-"""Seconds of the graceful timeout kept for closing down after the last answer."""
-
-
-class Worker(ThreadWorker):
-    """A threaded worker that drains on SIGTERM: it keeps accepting, so that new requests get a clean 503 instead of a
-    connection that nobody answers, until the running ones are done."""
-
-    _draining = False
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self._draining:
-            self._draining = True
-            threading.Thread(target=self._drain, args=(sig, frame), name="helmsight-drain", daemon=True).start()
-
-    def handle_quit(self, sig: int, frame: FrameType | None) -> None:
-        # Without this the interpreter would wait at its exit for the threads of all running answers.
-        stopper = threading.Thread(target=self._stop_engine, args=(0.0,), daemon=True)
-        stopper.start()
-        stopper.join(timeout=2.0)
-        super().handle_quit(sig, frame)
-
-    def _drain(self, sig: int, frame: FrameType | None) -> None:
-        log.info("draining: new requests are refused, running ones get up to %d s", self.cfg.graceful_timeout)
-        self._stop_engine(max(self.cfg.graceful_timeout - DRAIN_MARGIN, 0.0))
-        super().handle_exit(sig, frame)
-
-    def _stop_engine(self, seconds: float) -> None:
-        app = getattr(self, "wsgi", None)  # a signal may come before the application is made
-        if app is not None:
-            app.extensions["helmsight"].runtime.drain(seconds)
 
 
 class Gunicorn(BaseApplication):
@@ -83,9 +49,9 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
     return {
         "bind": host if host.startswith("unix:") else f"{host}:{settings.port}",
         "workers": 1,  # the model and its batch live in one process; replicas are separate servers
-        "worker_class": "server.serving.Worker",
+        "worker_class": "server.worker.Worker",
         "threads": threads,
-        "worker_connections": threads + 256,  # beyond the threads: idle kept-alive connections
+        "worker_connections": threads + 4096,  # beyond the threads: those that wait for bytes of their clients
         "timeout": 120,  # the worker's main loop beats each second, however long an answer takes
         "graceful_timeout": settings.graceful_timeout,
         "keepalive": settings.keep_alive,
@@ -94,6 +60,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "accesslog": "-" if settings.access_log else None,
         "access_log_format": '%(h)s "%(m)s %(U)s %(H)s" %(s)s %(B)s %(M)sms %({x-request-id}o)s',
         "errorlog": "-",
+        "logger_class": "server.logs.Logger",
         "loglevel": settings.log_level,
         "control_socket_disable": True,
         **({"worker_tmp_dir": "/dev/shm"} if os.access("/dev/shm", os.W_OK) else {}),  # a heartbeat that no disk delays
@@ -122,15 +89,6 @@ def worker_app(settings: Settings) -> Flask:
     app = create_app(settings, runtime=runtime)
     runtime.start()
     return app
-
-
-def set_up_logging(level: str) -> None:
-    """Log to standard error, in gunicorn's format."""
-    logging.basicConfig(
-        format="[%(asctime)s] [%(process)d] [%(levelname)s] %(message)s", datefmt="%Y-%m-%d %H:%M:%S %z"
-    )
-    for name in ("helmsight", "steering"):
-        logging.getLogger(name).setLevel(level.upper())
 
 
 def serve(settings: Settings) -> None:

@@ -63,6 +63,13 @@ class Settings(BaseModel):
 
     # Limits on a request
     max_body: int = Field(default=32 * MEBI, ge=1024, description="bytes of a request body")
+    max_characters: int | None = Field(
+        default=None, ge=1,
+        description="characters of all texts of a request (default, and at most: as many as the context could hold)",
+    )  # fmt: skip
+    max_parts: int | None = Field(
+        default=None, ge=1, description="texts in the messages of a request (default, and at most: the context length)"
+    )
     max_images: int = Field(default=16, ge=0, le=1024, description="images in one request")
     max_image_bytes: int = Field(default=16 * MEBI, ge=1024, description="bytes of one encoded image")
     max_image_pixels: int = Field(default=40_000_000, ge=1, le=170_000_000, description="pixels of one image")
@@ -80,7 +87,10 @@ class Settings(BaseModel):
     max_uploaded_vectors: int = Field(default=256, ge=1, le=10_000, description="steering vectors that may be uploaded")
     request_timeout: float = Field(default=600.0, gt=0, le=86_400, description="seconds that one answer may take")
     read_timeout: float = Field(
-        default=30.0, gt=0, le=3600, description="seconds for a client to send its body or take our bytes"
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="seconds for a client to send its request, or to take 256 KiB of an answer",
     )
     allow_remote_images: bool = Field(default=False, description="fetch http(s) image URLs from public addresses")
     remote_image_timeout: float = Field(default=10.0, gt=0, le=300, description="seconds to fetch one remote image")
@@ -92,6 +102,12 @@ class Settings(BaseModel):
         default=(), description="key that clients must send as a bearer token (repeatable)"
     )
     api_key_file: str | None = Field(default=None, description="file with one API key a line")
+    allow_host: tuple[str, ...] = Field(
+        default=(),
+        description="further name that requests may give as Host, and pages as Origin: a name, *.domain or * (repeatable); "
+        "checked where no key is needed, or a name is given here; addresses, localhost, the name of --host and, unless "
+        "bound to loopback, names without a dot are always allowed as Host",
+    )
     allow_uploads: bool = Field(
         default=False, description="let clients upload and delete steering vectors, in the first folder of --vectors"
     )
@@ -131,6 +147,13 @@ class Settings(BaseModel):
             raise ValueError("an API key needs at least 8 characters")
         return keys
 
+    @field_validator("allow_host")
+    @classmethod
+    def _names_only(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not name.strip() or set(name) & set("/: @") for name in names):
+            raise ValueError("must be names of hosts, without scheme and port")
+        return names
+
     @field_validator("journal")
     @classmethod
     def _known_database(cls, journal: SecretStr) -> SecretStr:
@@ -164,6 +187,11 @@ class Settings(BaseModel):
             return not ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return True
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Bytes that the body of a request for any route may have."""
+        return max(self.max_body, self.max_vector_bytes if self.allow_uploads else 0)
 
     @property
     def worker_threads(self) -> int:

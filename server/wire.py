@@ -6,6 +6,7 @@ is misspelt must not silently do nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -18,6 +19,7 @@ from pydantic import (
     StringConstraints,
     Tag,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -32,6 +34,8 @@ MAX_BIASES = 1024
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
+MAX_VALUES = 65_536
+"""Values in one body: millions of small ones take seconds to read, in which no other request gets on."""
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Integer = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
@@ -311,7 +315,7 @@ def _metadata(value: Any) -> Any:
 
 
 class StreamOptions(BaseModel):
-    include_usage: Flag = False
+    include_usage: Flag | None = None
 
 
 class ChatRequest(BaseModel):
@@ -353,6 +357,20 @@ class ChatRequest(BaseModel):
     diagnostics: Annotated[Diagnostics | None, BeforeValidator(_switch)] = None
     baseline: Flag | None = None
 
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _few_parts(cls, value: Any, info: ValidationInfo) -> Any:
+        """Counted before each of them is looked at."""
+        most = (info.context or {}).get("parts")
+        if most is not None and isinstance(value, list):
+            contents = [message.get("content") for message in value if isinstance(message, dict)]
+            count = sum(len(content) for content in contents if isinstance(content, list))
+            if count > most:
+                raise PydanticCustomError(
+                    "too_many_parts", "must hold at most {most} parts; got {count}", {"most": most, "count": count}
+                )
+        return value
+
     @field_validator("stop", mode="before")
     @classmethod
     def _stop_list(cls, value: Any) -> Any:
@@ -389,8 +407,11 @@ class ChatRequest(BaseModel):
 Asked = TypeVar("Asked", bound=BaseModel)
 
 
-def parse(body: bytes, model: type[Asked]) -> Asked:
-    """The request in a JSON body; raises BadRequest with the name of the first field that is wrong."""
+def parse(body: bytes, model: type[Asked], parts: int | None = None) -> Asked:
+    """The request in a JSON body, with at most so many `parts` of messages; raises BadRequest with the name of the first
+    field that is wrong."""
+    if _values(body) > MAX_VALUES:
+        raise BadRequest(f"The body may hold at most {MAX_VALUES} values.", code="too_many_values")
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -398,9 +419,32 @@ def parse(body: bytes, model: type[Asked]) -> Asked:
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
     try:
-        return model.model_validate(value)
+        return model.model_validate(value, context={"parts": parts})
     except ValidationError as error:
         raise explain(error) from None
+
+
+def _values(body: bytes) -> int:
+    """About how many values a JSON text holds, without reading it: as many as it has commas outside of strings."""
+    strings = body.count(b'"') - body.count(b'\\"')
+    if strings > 4 * MAX_VALUES:
+        return strings // 4
+    return body.count(b",") if body.count(b",") <= MAX_VALUES else _STRING.sub(b"", body).count(b",")
+
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
+def texts(chat: ChatRequest) -> list[str]:
+    """Every text that the model reads."""
+    contents = [message.content for message in chat.messages]
+    found = [
+        text
+        for content in contents
+        for text in ([content] if isinstance(content, str) else [part.text for part in content])
+        if text is not None
+    ]
+    return [*found, chat.contrast.instruction] if isinstance(chat.contrast, Icd) else found
 
 
 def image_urls(chat: ChatRequest) -> Iterator[tuple[str, str]]:
@@ -416,8 +460,9 @@ _CODES = {
     "unknown_key": "unknown_parameter",
     "unsupported": "unsupported_value",
     "part_type": "unsupported_value",
+    "too_many_parts": "too_many_parts",
 }
-_SELF_EXPLAINING = {"unsupported", "part_type", "role"}
+_SELF_EXPLAINING = {"unsupported", "part_type", "role", "too_many_parts"}
 _FIELDS_OF = {"max_tokens": "max_tokens"}
 """Fields to name for problems that lie between several."""
 

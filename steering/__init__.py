@@ -7,7 +7,7 @@ Intel's or LLVM's) in the environment before torch is imported, as `helmsight` d
 for each other, and take the time from the very thread that they wait for.
 """
 
-from steering.admission import check_steer
+from steering.admission import TextBounds, check_steer
 from steering.completion import Completion
 from steering.diagnostics.drift import drift, drifted
 from steering.diagnostics.options import CHEAP, READOUTS, Diagnose
@@ -20,7 +20,7 @@ from steering.interventions.see import See
 from steering.interventions.steer import TOKENS, TOWARD, Steer, planned
 from steering.interventions.think import Think
 from steering.magnitudes import magnitudes
-from steering.mllm import MLLM, load
+from steering.mllm import MLLM, load, refuse_structure
 from steering.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, decide, find, measure
 from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
 from steering.surprise import Surprise, surprises
@@ -62,6 +62,7 @@ __all__ = [
     "SteeringError",
     "SteeringVector",
     "Surprise",
+    "TextBounds",
     "Think",
     "TokenLogprob",
     "UnsupportedModel",
@@ -78,5 +79,6 @@ __all__ = [
     "magnitudes",
     "measure",
     "planned",
+    "refuse_structure",
     "surprises",
 ]

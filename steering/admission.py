@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from steering.diagnostics.options import MAX_VALUES, Diagnose
-from steering.errors import ContextOverflow, RequestError, VectorError
-from steering.interventions.contrast import Contrast, Pai
+from steering.errors import ContextOverflow, Fault, RequestError, VectorError, panics_raise
+from steering.interventions.contrast import Contrast, Icd, Pai
 from steering.interventions.sage import Sage
 from steering.interventions.steer import Steer
 from steering.layout import Layout, Prompt, build_prompt
 from steering.mllm import MLLM
 from steering.request import Request
+
+LEAST_CHARACTERS = 16
+LEAST_PARTS = 1024
+USUAL_CHARACTERS = 4
+"""Characters a token that ordinary text has; a prompt of more is counted before it is laid out."""
+PIECE = 32_768
+"""Characters that are counted at a time."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,80 @@ class Admitted:
     thresholds: torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class TextBounds:
+    """How much text one request may hold, which is checked before anything is done with it.
+
+    `characters` of all texts: those of as many tokens as the context has, each as long as the longest one there is, so that
+    what is refused could not have fitted. `parts`: as many texts as the context has tokens; empty ones take none of it, but
+    their time.
+    """
+
+    tokens: int
+    characters: int
+    parts: int
+
+    @classmethod
+    def of(cls, mllm: MLLM, max_length: int) -> TextBounds:
+        """The bounds of a model whose prompt and answer have at most `max_length` tokens."""
+        return cls(max_length, max_length * max(mllm.longest_token, LEAST_CHARACTERS), max(max_length, LEAST_PARTS))
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Raise RequestError unless these texts are within the bounds."""
+        if len(texts) > self.parts:
+            raise RequestError(
+                f"The messages may hold at most {self.parts} texts; got {len(texts)}.",
+                param="messages",
+                code="too_many_parts",
+            )
+        if (characters := sum(map(len, texts))) > self.characters:
+            raise RequestError(
+                f"This model's maximum context length is {self.tokens} tokens. However, the texts of your messages have "
+                f"{characters} characters; at most {self.characters} are taken. Please reduce the length of the messages.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+
+
+def texts_of(request: Request) -> list[str]:
+    """Every text of a request that is tokenised."""
+    contents = [message["content"] for message in request.messages]
+    texts = [
+        text
+        for content in contents
+        for text in ([content] if isinstance(content, str) else [p["text"] for p in content if p["type"] == "text"])
+    ]
+    more = [request.contrast.instruction] if isinstance(request.contrast, Icd) else []
+    return [*texts, *more, *([] if request.reply is None else [request.reply])]
+
+
+def _count_ahead(mllm: MLLM, texts: Sequence[str], max_length: int, max_tokens: int | None) -> None:
+    """Raise ContextOverflow for texts of twice the tokens that the context has, without reading on from there.
+
+    Cutting the texts changes the count by a few tokens a cut; what is nearer to the limit is counted by the prompt itself.
+    """
+    if sum(map(len, texts)) <= USUAL_CHARACTERS * max_length:
+        return
+    tokens = 0
+    for text in texts:
+        for start in range(0, len(text), PIECE):
+            encoding = mllm.tokenizer.backend_tokenizer.encode(text[start : start + PIECE], add_special_tokens=False)
+            tokens += sum(encoding.attention_mask)  # 0 where a processor left padding switched on
+            if tokens > 2 * max_length:
+                raise ContextOverflow(max_length, tokens + (max_tokens or 1), tokens, at_least=True)
+
+
 def admit(mllm: MLLM, request: Request, max_length: int, max_images: int) -> Admitted:
-    """Tokenise and check a request; raises RequestError, ContextOverflow or VectorError when it is wrong."""
+    """Tokenise and check a request; raises RequestError, ContextOverflow or VectorError when it is wrong, Fault when a
+    library panics over it."""
+    with panics_raise(lambda panic: Fault(f"The request could not be prepared: {panic}")):
+        texts = texts_of(request)
+        TextBounds.of(mllm, max_length).check(texts)
+        _count_ahead(mllm, texts, max_length, request.sampling.max_tokens)
+        return _admit(mllm, request, max_length, max_images)
+
+
+def _admit(mllm: MLLM, request: Request, max_length: int, max_images: int) -> Admitted:
     prompt = build_prompt(mllm, request.messages, request.reply)
     max_tokens = _room(request, prompt, max_length)
     images = len(prompt.layout.images)

@@ -19,7 +19,7 @@ from steering.admission import admit
 from steering.completion import Completion
 from steering.diagnostics.envelope import Surroundings
 from steering.diagnostics.options import Diagnose
-from steering.errors import Busy, Fault, RequestError, UnsupportedModel
+from steering.errors import Busy, Fault, RequestError, UnsupportedModel, panics_raise
 from steering.images import ImageCache, divide
 from steering.interventions.generate import masked_pixels
 from steering.layout import Layout, pictures_of
@@ -285,7 +285,8 @@ class Engine:
             if alternatives is not None and sequence.sampling.logprobs is not None:
                 logprobs.append(self._logprob(tokens[row], *alternatives[row], keep=sequence.sampling.logprobs))
             try:
-                self._append(sequence, tokens[row], logprobs)
+                with panics_raise(lambda panic: Fault(f"The tokenizer panicked: {panic}")):
+                    self._append(sequence, tokens[row], logprobs)
             except Exception as error:
                 log.exception("A token could not be handed out.")
                 sequence.error = Fault(f"The request failed in the engine: {error}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class SteeringError(Exception):
     """Base of every error raised on purpose in this package."""
@@ -21,11 +24,12 @@ class RequestError(SteeringError):
 
 
 class ContextOverflow(RequestError):
-    """Prompt and answer do not fit into the context length."""
+    """Prompt and answer do not fit into the context length; `at_least` where counting stopped before the prompt's end."""
 
-    def __init__(self, limit: int, asked: int, prompt: int):
+    def __init__(self, limit: int, asked: int, prompt: int, at_least: bool = False):
         super().__init__(
-            f"This model's maximum context length is {limit} tokens. However, you requested {asked} tokens "
+            f"This model's maximum context length is {limit} tokens. However, you requested "
+            f"{'at least ' if at_least else ''}{asked} tokens "
             f"({prompt} in the messages, {asked - prompt} in the completion). Please reduce the length of the messages "
             "or the completion.",
             param="messages",
@@ -47,3 +51,15 @@ class Busy(SteeringError):
 
 class Fault(SteeringError):
     """A sequence ended abnormally (non-finite logits, an exception in its step); other sequences are unaffected."""
+
+
+@contextmanager
+def panics_raise(make: Callable[[str], SteeringError]) -> Iterator[None]:
+    """Within, a panic of a native library (pyo3's PanicException, which is no Exception and would end a thread or a process)
+    becomes the error that `make` makes of its text."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as panic:
+        raise make(f"{type(panic).__name__}: {panic}"[:200]) from panic

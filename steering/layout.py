@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from steering.errors import RequestError
+from steering.errors import RequestError, panics_raise
 from steering.images import Picture, divide
 from steering.mllm import MLLM
 from steering.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
@@ -228,17 +228,22 @@ def _render(mllm: MLLM, chat: list[dict[str, Any]]) -> str:
 
 def _encode(mllm: MLLM, text: str, images: list[Image.Image], add_special_tokens: bool) -> dict[str, Any]:
     """The processor's tensors with token offsets; some families want the images nested by prompt, all accept it."""
+
+    def refusal(panic: str) -> RequestError:
+        return RequestError(f"The model's tokenizer cannot read these messages: {panic}", param="messages")
+
     try:
-        return dict(
-            mllm.processor(
-                text=[text],
-                images=[images] if images else None,
-                return_tensors="pt",
-                return_offsets_mapping=True,
-                return_text_replacement_offsets=True,
-                add_special_tokens=add_special_tokens,
+        with panics_raise(refusal):
+            return dict(
+                mllm.processor(
+                    text=[text],
+                    images=[images] if images else None,
+                    return_tensors="pt",
+                    return_offsets_mapping=True,
+                    return_text_replacement_offsets=True,
+                    add_special_tokens=add_special_tokens,
+                )
             )
-        )
     except ValueError as error:
         raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
 
@@ -399,14 +404,17 @@ class _CharSpans:
 
     def without_joiners(self, offsets: torch.Tensor) -> torch.Tensor:
         """(tokens,) bool: False for the tokens that spell a joiner; RequestError when one is glued to other text."""
-        keep = torch.ones(len(offsets), dtype=torch.bool)
-        for joiner in self._joiners:
-            touching = (offsets[:, 0] <= joiner) & (offsets[:, 1] > joiner)
-            alone = (offsets[:, 0] == joiner) & (offsets[:, 1] == joiner + 1)
-            if not bool(touching.any()) or not torch.equal(touching, alone):
-                raise RequestError("A special token written in a text cannot be kept as text here.", param="messages")
-            keep &= ~alone
-        return keep
+        marks = torch.zeros(len(self.text) + 1, dtype=torch.int64)
+        marks[torch.tensor(self._joiners, dtype=torch.int64) + 1] = 1
+        before = marks.cumsum(0)
+        first, last = offsets.clamp(max=len(self.text)).unbind(1)
+        touching = before[last] > before[first]
+        alone = touching & (last - first == 1)
+        spelt = torch.zeros(len(self.text) + 1, dtype=torch.int64)
+        spelt[first[alone] + 1] = 1
+        if not torch.equal(touching, alone) or not torch.equal(spelt, marks):
+            raise RequestError("A special token written in a text cannot be kept as text here.", param="messages")
+        return ~alone
 
     def written(self, offsets: torch.Tensor) -> torch.Tensor:
         """(tokens,) bool: whether a token covers any character of a message's texts."""

@@ -78,6 +78,12 @@ class MLLM:
         return torch.tensor(sorted({*special, self.image_token_id} - {self.tokenizer.unk_token_id}))
 
     @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token of the vocabulary; of a vocabulary of bytes, where a character may have four,
+        bytes."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
+    @cached_property
     def needs_images(self) -> bool:
         """Whether its processor refuses text without images, as PaliGemma's does."""
         try:
@@ -173,7 +179,7 @@ def load(
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     attention.register()
     config = AutoConfig.from_pretrained(path, **options)
-    _refuse_structure(config)
+    refuse_structure(config)
     model = AutoModelForImageTextToText.from_pretrained(
         path,
         config=config,
@@ -204,9 +210,9 @@ def _store_weights_by_column(decoder: nn.Module) -> None:
             module.weight.data = module.weight.data.t().contiguous().t()
 
 
-def _refuse_structure(config: Any) -> None:
-    """Refuse early, by the config, what sees no images or what the slot KV pool cannot hold; the self-check catches the
-    rest."""
+def refuse_structure(config: Any) -> None:
+    """Raise UnsupportedModel, by the config alone, for what sees no images or what the slot KV pool cannot hold; the
+    self-check catches the rest."""
     text = config.get_text_config()
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
     reason = None

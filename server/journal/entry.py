@@ -27,6 +27,8 @@ class Entry:
     shared: dict[str, Any]
     """The columns that all choices have in common."""
     partial: dict[int, str] = field(default_factory=dict)
+    recorded: int | None = None
+    """The number of the last row of a finished choice."""
 
     @classmethod
     def of(
@@ -50,9 +52,15 @@ class Entry:
     def finished(self, choice: Choice, first_token: float | None, total: float) -> None:
         """Write the row of a finished choice; times in seconds since the request came."""
         try:
-            self.journal.record(self.shared | self.of_choice(choice) | self._times(first_token, total))
+            self.recorded = self.journal.record(self.shared | self.of_choice(choice) | self._times(first_token, total))
         except Exception as error:
             self.journal.refused(error)
+
+    def settle(self) -> None:
+        """Wait, as long as the journal lets an answer wait, until the rows of the finished choices are on disk."""
+        if self.recorded is not None:
+            self.journal.settle(self.recorded)
+            self.recorded = None
 
     def given_up(self, index: int, reason: str, tokens: int, first_token: float | None, total: float) -> None:
         """Write the row of a choice that came to no end after so many tokens: `reason` is "cancelled" or "error"."""

@@ -1,4 +1,8 @@
-"""The journal of one server: takes rows without ever waiting, and writes them in the background."""
+"""The journal of one server: takes rows without waiting, and writes them in the background.
+
+A row is on disk before its answer's last bytes go out, so that an answer a client has whole has its row even if the process
+is killed then; but no answer waits longer for that than PATIENCE.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,10 @@ State = Literal["ok", "failing", "off"]
 QUEUED = 2000
 """Rows that may wait to be written; further ones are dropped and counted."""
 BATCH = 100
-INTERVAL = 0.2
-"""Rows and seconds after which waiting rows are committed."""
+"""Rows of one commit at most: what came during the one before."""
 IDLE = 0.25
+PATIENCE = 0.05
+"""Seconds that an answer waits at most for its row to be on disk before its last bytes go out."""
 PRUNE_SECONDS = 60.0
 HEAVY = 4
 RETRY = (0.25, 10.0)
@@ -73,6 +78,9 @@ class Journal:
         self._unpruned = 0
         self._refused = False
         self._lock = threading.Lock()
+        self._settled = threading.Condition()
+        self._taken = self._done = 0  # rows taken, and of those, in order, how many were committed or refused
+        self._slow = False
         self._tried = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -103,12 +111,26 @@ class Journal:
             return {"state": "ok", **numbers}
         return {"state": "failing", **numbers, "reason": problem.reason, "error": REASONS[problem.reason]}
 
-    def record(self, row: Row) -> None:
-        """Take a row; returns at once. A row that finds no room is dropped and counted."""
-        try:
-            self._queue.put_nowait(row)
-        except queue.Full:
-            self._drop(1)
+    def record(self, row: Row) -> int:
+        """Take a row; returns at once, with a number for `settle`. A row that finds no room is dropped and counted."""
+        with self._settled:  # rows are numbered in the order of the queue
+            try:
+                self._queue.put_nowait(row)
+                self._taken += 1
+            except queue.Full:
+                self._drop(1)
+            return self._taken
+
+    def settle(self, number: int) -> bool:
+        """Wait until that row and all before it are committed, for PATIENCE at most; returns whether they are.
+
+        Does not wait for a journal that is broken, or that let an answer wait in vain and has committed nothing since.
+        """
+        with self._settled:
+            if self.problem is None and not self._slow and self._tried.is_set():
+                self._settled.wait_for(lambda: self._done >= number or self.problem is not None, PATIENCE)
+                self._slow = self._done < number
+            return self._done >= number
 
     def refused(self, error: Exception) -> None:
         """Count an answer of which no row could be made or kept; the first one is logged."""
@@ -156,18 +178,16 @@ class Journal:
             self._database.close()
 
     def _take(self) -> list[Row]:
-        """The next rows: all that come within INTERVAL of the first, up to BATCH; none after IDLE without any."""
+        """The next rows: all that wait, up to BATCH; none after IDLE without any. Commits are not put off, since answers
+        wait for them; under load, rows gather during the commit before."""
         rows: list[Row] = []
-        deadline = time.monotonic() + IDLE
+        wait = not self._stopping.is_set()
         while len(rows) < BATCH:
-            left = 0.0 if self._stopping.is_set() else deadline - time.monotonic()
             try:
-                row = self._queue.get(timeout=left) if left > 0 else self._queue.get_nowait()
+                rows.append(self._queue.get(timeout=IDLE) if wait else self._queue.get_nowait())
             except queue.Empty:
                 break
-            if not rows:
-                deadline = time.monotonic() + INTERVAL
-            rows.append(row)
+            wait = False
         return rows
 
     def _step(self) -> None:
@@ -192,9 +212,7 @@ class Journal:
         try:
             with database.writer.begin() as connection:
                 connection.execute(insert(ROWS), batch)
-            count = len(batch)
-            batch.clear()
-            self.written += count
+            self._settle_first(batch, len(batch))
         except Exception as error:
             if not _is_of_rows(error):
                 raise
@@ -205,11 +223,19 @@ class Journal:
                 except Exception as inner:
                     if not _is_of_rows(inner):
                         raise
-                    del batch[0]
+                    self._settle_first(batch, 1, committed=False)
                     self.refused(inner)
                 else:
-                    del batch[0]
-                    self.written += 1
+                    self._settle_first(batch, 1)
+
+    def _settle_first(self, batch: list[Row], count: int, committed: bool = True) -> None:
+        """Take the first rows, which are done with, out of the batch, and let go the answers that wait for them."""
+        with self._settled:
+            del batch[:count]
+            self.written += count if committed else 0
+            self._done += count
+            self._slow = False
+            self._settled.notify_all()
 
     def _prune(self, database: Database) -> None:
         with database.writer.begin() as connection:
@@ -228,7 +254,9 @@ class Journal:
             problem = JournalError("failed", type(error).__name__)
         if self.problem is None or self.problem.reason != problem.reason:
             log.error("journal: %s; the server goes on, rows wait or are dropped", problem)
-        self.problem = problem
+        with self._settled:
+            self.problem = problem
+            self._settled.notify_all()
         self._tried.set()
 
 

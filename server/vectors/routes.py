@@ -82,7 +82,7 @@ def upload_vector() -> Response:
             f"The body must be a safetensors file: send 'Content-Type: {MEDIA_TYPES[0]}'.",
             code="unsupported_media_type",
         )
-    data = read_bytes(app, app.settings.max_vector_bytes)
+    data = read_bytes(app.settings.max_vector_bytes)
     with serving.preparing, _explained():
         vector = SteeringVector.from_bytes(data)
         _check(vector, serving)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ import pytest
 import torch
 from flask import Flask
 from flask.testing import FlaskClient
+from gunicorn.config import Config
 from PIL import Image
 from werkzeug.serving import make_server
 
@@ -21,7 +24,9 @@ import steering
 from server import settings as server_settings
 from server.app import create_app
 from server.journal.database import Database, Place, open_database
+from server.serving import gunicorn_options
 from server.settings import Settings
+from server.worker import Worker
 from tests.server.browser import chromium, visit  # noqa: F401 -- fixtures
 from tests.server.fakes import FakeEngine, checkpoint
 from tests.server.journals import Postgres, running_postgres
@@ -98,6 +103,36 @@ def live() -> Iterator[Callable[[Flask], str]]:
             stack.callback(thread.join)
             stack.callback(server.shutdown)
             return f"http://127.0.0.1:{server.port}"
+
+        yield serve
+
+
+@pytest.fixture
+def serve_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Flask], int]]:
+    """Serve applications with the worker that gunicorn runs, its loop in a thread; returns the port."""
+    with ExitStack() as stack:
+
+        def serve(app: Flask) -> int:
+            cfg = Config()
+            for name, value in gunicorn_options(app.extensions["helmsight"].settings).items():
+                cfg.set(name, value)
+            cfg.set("accesslog", None)
+            listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+            worker = Worker(1, os.getpid(), [listener], None, 30, cfg, cfg.logger_class(cfg))
+            monkeypatch.setattr(os, "getppid", os.getpid)
+            worker.wsgi = app
+            worker.prepare()
+            thread = threading.Thread(target=worker.run, daemon=True)
+            port = listener.getsockname()[1]
+            thread.start()
+
+            def stop() -> None:
+                worker.alive = False
+                thread.join(20)
+                worker.tmp.close()
+
+            stack.callback(stop)
+            return int(port)
 
         yield serve
 

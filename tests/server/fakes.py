@@ -53,7 +53,7 @@ class FakeEngine:
     def __init__(self, *script: Any):
         self.mllm = SimpleNamespace(
             name="fake", path=None, fingerprint="f" * 32, num_layers=2, hidden_size=8, device="cpu", dtype="torch.float32",
-            image_size=None, generation_defaults={"temperature": 0.0},
+            image_size=None, generation_defaults={"temperature": 0.0}, longest_token=16,
         )  # fmt: skip
         self.max_length = 128
         self.healthy = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -113,7 +114,7 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
     assert requests.post(chat, data=iter([body]), headers=json_type, timeout=20).status_code == 200
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as connection:
         connection.sendall(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n"
         )
         assert b" 400 " in connection.recv(1000)
@@ -180,10 +181,29 @@ def test_an_answer_that_outlasts_the_grace_is_cut_off_with_an_error(start: Start
     assert server.process.wait(20) == 0
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_server_with_an_exit_status(start: Start, tmp_path: Path) -> None:
-    server = start([*SERVE, "--model", str(tmp_path)])
-    assert server.process.wait(60) != 0
-    assert "could not be loaded" in server.log.read_text()
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_sentence_and_an_exit_status(
+    start: Start, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint(), model)
+    (model / "chat_template.jinja").unlink()
+    (model / "tokenizer.json").unlink()
+    server = start([*SERVE, "--model", str(model)])
+    assert server.process.wait(60) not in (0, None)
+    said = server.log.read_text()
+    assert said.count("could not be loaded") == 1
+    assert "Traceback" not in said
+
+
+def test_no_client_writes_a_line_into_the_log(start: Start) -> None:
+    server = start(SERVE, HELMSIGHT_API_KEYS="secret-key").wait_until_ready()
+    for path in ("/v1/models%0d%0aFAKE%20LINE", "/v1/models%1b[31mFAKE", "/v1/models%c2%85FAKE"):
+        assert server.get(path).status_code == 401
+    requests.get(server.url + "/health", headers={"User-Agent": "a\tFAKE"}, timeout=10)
+    lines = server.log.read_text().splitlines()
+    assert sum("FAKE" in line for line in lines) == 3
+    assert not any(line.startswith("FAKE") for line in lines)
+    assert all(line.isprintable() for line in lines)
 
 
 def test_plain_gunicorn_serves_with_the_file_in_deploy(start: Start) -> None:

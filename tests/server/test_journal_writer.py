@@ -286,3 +286,50 @@ def test_rows_that_were_shown_survive_kill_9(place: str) -> None:
         if database.place.path is not None:
             assert connection.execute(text("PRAGMA integrity_check")).scalar_one() == "ok"
     database.close()
+
+
+def test_a_row_is_on_disk_before_its_answer_ends(begin: Begin, place: str) -> None:
+    journal = begin(place)
+    journal.database()
+    for number in range(20):
+        assert journal.settle(journal.record(row(number)))
+        assert count(place) == number + 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_was_read_to_its_end_survives_a_kill(tmp_path: Path, stream: bool) -> None:
+    place = str(tmp_path / "journal.db")
+    client = create_app(Settings(journal=place), engine=FakeEngine()).test_client()  # type: ignore[arg-type]
+    client.get("/ready")
+    client.application.extensions["helmsight"].journal.database()
+    for number in range(10):
+        assert ask(client, stream=stream).status_code == 200
+        assert count(place) == number + 1, "another process sees the row at once"
+
+
+def test_a_slow_journal_delays_one_answer_for_a_moment_and_the_next_not_at_all(
+    begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PATIENCE", 0.3)
+    place = tmp_path / "journal.db"
+    journal = begin(place)
+    database = journal.database()
+    assert journal.settle(journal.record(row(0)))
+    with database.writer.begin():  # as another process that holds the file locked
+        started = time.monotonic()
+        assert not journal.settle(journal.record(row(1)))
+        assert 0.25 < time.monotonic() - started < 2
+        started = time.monotonic()
+        assert not any(journal.settle(journal.record(row(number))) for number in range(2, 50))
+        assert time.monotonic() - started < 0.25
+    settled(journal, 50)
+    assert journal.settle(journal.record(row(50)))
+
+
+def test_a_broken_journal_delays_nothing(begin: Begin, tmp_path: Path) -> None:
+    journal = begin(tmp_path)  # a folder
+    wait_for(lambda: journal.state == "failing")
+    started = time.monotonic()
+    for number in range(50):
+        assert not journal.settle(journal.record(row(number)))
+    assert time.monotonic() - started < 0.5

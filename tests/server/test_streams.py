@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
 import socket
 import threading
 import time
@@ -166,20 +165,6 @@ def test_a_stream_that_nobody_reads_is_cancelled(fake: FakeEngine) -> None:
     assert fake.completions[0].cancelled.is_set()
 
 
-def test_a_body_that_dribbles_is_cut_off(fake: FakeEngine, live: Live) -> None:
-    url = live(create_app(Settings(read_timeout=0.6), engine=fake))  # type: ignore[arg-type]
-    started = time.monotonic()
-    with connect(url) as connection:
-        connection.sendall(head(1000))
-        answer = b""
-        while not answer and time.monotonic() < started + 10:
-            connection.sendall(b" ")
-            if select.select([connection], [], [], 0.1)[0]:
-                answer = connection.recv(1000)
-    assert b" 408 " in answer
-    assert time.monotonic() < started + 5
-
-
 def connect(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=10)
@@ -188,7 +173,7 @@ def connect(url: str) -> socket.socket:
 def head(length: int) -> bytes:
     lines = (
         "POST /v1/chat/completions HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {length}",
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase, CompletionCreateParamsStreaming
 
 from server import wire
 from server.errors import BadRequest
@@ -183,3 +185,45 @@ def test_stages_of_sage_are_on_unless_false() -> None:
     chosen = parse(sage={"see": False, "generate": {"lambda": 0.2}}).sage
     assert chosen is not None
     assert (chosen.see, chosen.think, chosen.generate.weight) == (None, everything.think, 0.2)
+
+
+def test_every_optional_field_of_openais_may_be_null() -> None:
+    fields = set(CompletionCreateParamsStreaming.__annotations__) | set(CompletionCreateParamsBase.__annotations__)
+    nothing: dict[str, Any] = dict.fromkeys(fields - {"messages", "model"})
+    message = {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": None, "tool_calls": None}
+    chat = wire.parse(json.dumps({**nothing, "model": None, "messages": [message]}).encode(), wire.ChatRequest)
+    assert chat.stream is None
+    options = {"include_usage": None, "include_obfuscation": None}
+    body = {"messages": [message], "stream": True, "stream_options": options}
+    chat = wire.parse(json.dumps(body).encode(), wire.ChatRequest)
+    assert chat.stream_options is not None
+    assert not chat.stream_options.include_usage
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        b"[" + b"[]," * 100_000 + b"1]",
+        b"[" + b'"a",' * 400_000 + b"1]",
+        b"[" + rb'"\",",' * 200_000 + b"1]",
+        b"{" + b'"a":1,' * 100_000 + b'"b":1}',
+    ],
+)
+def test_bodies_of_countless_values_are_refused_before_they_are_read(extra: bytes) -> None:
+    started = time.monotonic()
+    with pytest.raises(BadRequest) as caught:
+        wire.parse(b'{"messages": [], "x": ' + extra + b"}", wire.ChatRequest)
+    assert caught.value.code == "too_many_values"
+    assert time.monotonic() - started < 2
+
+
+def test_commas_in_texts_are_no_values() -> None:
+    text = json.dumps({"messages": [{"role": "user", "content": 'a,"b\\",' * 100_000}]})
+    assert len(wire.parse(text.encode(), wire.ChatRequest).messages) == 1
+
+
+def test_parts_are_counted_before_they_are_looked_at() -> None:
+    parts = [{"type": "wrong"}] * 101
+    with pytest.raises(BadRequest) as caught:
+        wire.parse(json.dumps({"messages": [{"role": "user", "content": parts}]}).encode(), wire.ChatRequest, parts=100)
+    assert caught.value.code == "too_many_parts"

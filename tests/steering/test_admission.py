@@ -1,0 +1,88 @@
+"""Texts are bounded before anything is done with them, and a library that panics ends one request."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+import steering
+from steering import ContextOverflow, Fault, Icd, Request, RequestError, Sampling, TextBounds
+from tests.server.fakes import checkpoint
+
+
+@pytest.fixture(scope="module")
+def engine() -> steering.Engine:
+    return steering.Engine(
+        steering.load(checkpoint(), device="cpu"), slots=2, max_length=512, threads=1, self_check=False
+    )
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException, no Exception."""
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+def test_the_bounds_follow_from_the_context_and_the_longest_token(engine: steering.Engine) -> None:
+    longest = max(len(token) for token in engine.mllm.tokenizer.get_vocab())
+    assert TextBounds.of(engine.mllm, 512) == TextBounds(512, 512 * longest, 1024)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ("x" + " " * 12_000_000, "context_length_exceeded"),
+        (" " * 8191 + "x", "context_length_exceeded"),  # within the characters, and far beyond the tokens
+        ("\U0001f600" * 8192, "context_length_exceeded"),
+        ("<|im_end|>" * 819, "context_length_exceeded"),
+        ("Text context:\n" * 585, "context_length_exceeded"),
+        ([{"type": "text", "text": "a"}] * 1024, "context_length_exceeded"),
+        ([{"type": "text", "text": ""}] * 400_000, "too_many_parts"),
+    ],
+)
+def test_texts_that_cannot_fit_cost_little(engine: steering.Engine, content: Any, code: str) -> None:
+    started = time.process_time()
+    with pytest.raises(RequestError) as caught:
+        engine.submit(Request(user(content)))
+    assert (caught.value.code, caught.value.param) == (code, "messages")
+    assert time.process_time() - started < 1.5
+
+
+def test_a_prompt_of_the_longest_tokens_is_not_refused_for_its_characters(engine: steering.Engine) -> None:
+    words = " inconsistency" * 300  # one token of 14 characters each: eight times what text usually has
+    completion = engine.submit(Request(user(words), Sampling(max_tokens=1)))
+    assert completion.prompt_tokens < 400
+    completion.cancel()
+    with pytest.raises(ContextOverflow, match="1 in the completion"):
+        engine.submit(Request(user(" inconsistency" * 560)))
+
+
+def test_the_instruction_of_a_contrast_counts(engine: steering.Engine) -> None:
+    with pytest.raises(RequestError) as caught:
+        engine.submit(Request(user("hi"), contrast=Icd(instruction="x" * 10_000)))
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.fixture
+def panicking(engine: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def panic(*_: Any, **__: Any) -> None:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    return lambda target, name: monkeypatch.setattr(target, name, panic)
+
+
+def test_a_tokenizer_that_panics_refuses_the_request(engine: steering.Engine, panicking: Any) -> None:
+    panicking(type(engine.mllm.processor), "__call__")
+    with pytest.raises(RequestError, match="tokenizer cannot read") as caught:
+        engine.submit(Request(user("hi")))
+    assert caught.value.param == "messages"
+
+
+def test_a_panic_elsewhere_in_preparing_is_a_fault(engine: steering.Engine, panicking: Any) -> None:
+    panicking(steering.admission, "build_prompt")
+    with pytest.raises(Fault, match="could not be prepared"):
+        engine.submit(Request(user("hi")))
