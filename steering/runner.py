@@ -22,6 +22,7 @@ from steering.diagnostics.captures import ReadoutSlots, image_sums, span_shares
 from steering.diagnostics.residual import ResidualSlots
 from steering.diagnostics.tam import Earlier, activation_maps, without_interference
 from steering.embedded import Embedded
+from steering.errors import Fault
 from steering.images import ImageCache
 from steering.interventions.amplify import AmplifyRows, AmplifySlots
 from steering.interventions.contrast import ContrastSlots
@@ -321,7 +322,12 @@ class Runner:
         for sequence in due:
             assert capture is not None
             last_layers = capture.means[-self.mllm.focus_layers :, sequence.slot]
-            masks[sequence] = self._mask(sequence, logits[sequence.slot], last_layers.mean(0))
+            try:
+                masks[sequence] = self._mask(sequence, logits[sequence.slot], last_layers.mean(0))
+            except torch.AcceleratorError:
+                raise
+            except RuntimeError as error:  # of this sequence alone
+                sequence.error = Fault(f"The masked image could not be made: {error}")
         return _Decoded(step, hidden, logits, active.expand(count, 1, 1), masks)
 
     def _record(self, running: Rows[Sequence], decoded: _Decoded) -> None:
