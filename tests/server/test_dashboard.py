@@ -408,6 +408,6 @@ def test_real_answers_arrive_and_are_filtered(
     shown.wait_for()
     text = shown.inner_text()
     assert steered in text
-    assert "toward text, strength 1, layer 3" in text
+    assert "toward text, strength 1 (0.500 in published units), layer 3" in text
     assert "What color is the background in picture 2?" in text
     assert "run" in text

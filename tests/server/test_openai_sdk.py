@@ -43,7 +43,7 @@ def test_a_whole_answer_with_extras(sdk: openai.OpenAI) -> None:
     assert choice.logprobs is not None
     assert choice.model_extra is not None
     assert choice.model_extra["applied"]["steering"][0]["toward"] == "vision"
-    assert choice.model_extra["diagnostics"]["version"] == 1
+    assert choice.model_extra["diagnostics"]["version"] == 2
     assert completion.usage is not None
     assert completion.usage.completion_tokens == 6
 

@@ -133,7 +133,8 @@ def test_a_whole_round_shows_what_the_server_says(playground: Callable[..., Visi
     assert f"{100 * said['modality']['attention_ratio']:.1f} %" in page.locator("#card-modality").inner_text()
     dose = choice["applied"]["steering"][0]["dose"]
     assert (
-        f"toward vision, strength 1, layer 3, 38 tokens, dose {dose:.3f}" in page.locator("#card-applied").inner_text()
+        f"toward vision, strength 1 (0.500 in published units), layer 3, 38 tokens, dose {dose:.3f}"
+        in page.locator("#card-applied").inner_text()
     )
     assert page.locator("#card-decay .line").count() == 4
     assert page.locator("#card-residual .chart svg").count() == 9
@@ -205,9 +206,9 @@ def test_text_is_followed_where_the_helm_says_so(playground: Callable[..., Visit
     assert plain == "The green object is a triangle."
     assert page.locator("#base").is_hidden()  # there is nothing to compare
     steer(page, -1.5)
-    assert page.locator("#helm-note").inner_text() == "Beyond what was calibrated: 0.375 to 1."
+    assert page.locator("#helm-note").inner_text() == "Beyond what was calibrated: 0.3 to 1."
     steer(page, -1)
-    assert page.locator("#helm-note").inner_text() == "Calibrated from 0.375 to 1."
+    assert page.locator("#helm-note").inner_text() == "Calibrated from 0.3 to 1."
     assert send(page) == "The green object is a diamond."
     assert page.locator("#base-text").text_content() == plain
     page.get_by_role("button", name="Set to 0").click()

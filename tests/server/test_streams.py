@@ -7,9 +7,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 from flask import Flask
 from flask.testing import FlaskClient
 
@@ -134,7 +136,19 @@ def measuring(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
         raise steering.Fault("The request was cancelled.")
 
     monkeypatch.setattr(steering, "decide", decide)
+    monkeypatch.setattr(steering, "magnitudes", lambda engine: torch.ones(engine.mllm.num_layers))
     return fake
+
+
+@pytest.fixture
+def settings(fake: FakeEngine, tmp_path: Path) -> Settings:
+    """Settings with a vector for the engine."""
+    layers = fake.mllm.num_layers
+    ones = torch.ones(layers)
+    direction = torch.ones(layers, fake.mllm.hidden_size)
+    vector = steering.SteeringVector("modality-preference", direction, ones, ones, ones, (1,), fake.mllm.fingerprint)
+    vector.save(tmp_path / "modality-preference.safetensors")
+    return Settings(vectors=(str(tmp_path),), slots=4, max_waiting=8)
 
 
 AUTO = {"steering": {"toward": "auto"}}
