@@ -141,7 +141,7 @@ def measuring(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 
 @pytest.fixture
-def settings(fake: FakeEngine, tmp_path: Path) -> Settings:
+def fitting(fake: FakeEngine, tmp_path: Path) -> Settings:
     """Settings with a vector for the engine."""
     layers = fake.mllm.num_layers
     ones = torch.ones(layers)
@@ -154,8 +154,8 @@ def settings(fake: FakeEngine, tmp_path: Path) -> Settings:
 AUTO = {"steering": {"toward": "auto"}}
 
 
-def test_what_is_measured_ends_when_its_client_leaves(measuring: FakeEngine, settings: Settings, live: Live) -> None:
-    app = create_app(settings, engine=measuring)  # type: ignore[arg-type]
+def test_what_is_measured_ends_when_its_client_leaves(measuring: FakeEngine, fitting: Settings, live: Live) -> None:
+    app = create_app(fitting, engine=measuring)  # type: ignore[arg-type]
     connection = post_and_hold(live(app), stream=False, **AUTO)
     wait_for(lambda: len(measuring.completions) == 1)
     assert not measuring.completions[0].cancelled.is_set()
@@ -164,8 +164,8 @@ def test_what_is_measured_ends_when_its_client_leaves(measuring: FakeEngine, set
     wait_for(lambda: 'helmsight_disconnects_total{reason="gone"} 1.0' in app.test_client().get("/metrics").text)
 
 
-def test_what_takes_too_long_to_measure_is_given_up(measuring: FakeEngine, settings: Settings) -> None:
-    settings = settings.model_copy(update={"request_timeout": 0.3})
+def test_what_takes_too_long_to_measure_is_given_up(measuring: FakeEngine, fitting: Settings) -> None:
+    settings = fitting.model_copy(update={"request_timeout": 0.3})
     response = ask(create_app(settings, engine=measuring).test_client(), **AUTO)  # type: ignore[arg-type]
     assert (response.status_code, response.json["error"]["code"]) == (504, "request_timeout")
     assert measuring.completions[0].cancelled.is_set()
