@@ -50,7 +50,7 @@ def test_every_unsupported_family_has_its_refusal_tested() -> None:
 def test_a_structure_that_the_config_does_not_give_away_is_refused_by_the_check(
     family: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mllm, "_refuse_structure", lambda config: None)
+    monkeypatch.setattr(mllm, "refuse_structure", lambda config: None)
     with pytest.raises(UnsupportedModel, match="cannot be served"):
         steering.Engine(steering.load(families.checkpoint(family, root), device="cpu"), slots=2, max_length=512)
 
