@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 import numpy as np
@@ -84,10 +84,14 @@ def compare(first: Sequence[Claim], second: Sequence[Claim]) -> list[Label]:
     if not first or not second:
         return []
     labels: list[Label] = []
-    left, right = list(first), list(second)
-    for wanted in ("consistent", "contradictory", "ambiguous"):
+    # In an order of their own, so that the labels do not depend on the order in which claims are made.
+    left, right = (sorted(claims, key=lambda claim: tuple(map(str, astuple(claim)))) for claims in (first, second))
+    stages: tuple[tuple[Label, bool], ...] = (
+        ("consistent", True), ("consistent", False), ("contradictory", False), ("ambiguous", False),
+    )  # fmt: skip
+    for wanted, same in stages:
         for one in tuple(left):
-            other = next((other for other in right if _label(one, other) == wanted), None)
+            other = next((o for o in right if _label(one, o) == wanted and (o == one or not same)), None)
             if other is not None:
                 left.remove(one)
                 right.remove(other)

@@ -25,8 +25,10 @@ class AnswerStates:
     def keep(self, answer_id: str, choice: Choice) -> None:
         """Remember a finished choice, where it is the first one and its states were asked for."""
         if choice.index == 0 and choice.answer_states is not None:
-            with self._lock:  # float16 would overflow on the large activations of real models
-                self._states[answer_id] = choice.answer_states.bfloat16()
+            # Only the direction counts, and that of a unit vector float16 holds to 1e-5; large activations would overflow.
+            direction = torch.nn.functional.normalize(choice.answer_states, dim=-1).half()
+            with self._lock:
+                self._states[answer_id] = direction
                 while len(self._states) > KEPT:
                     self._states.popitem(last=False)
 

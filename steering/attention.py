@@ -6,6 +6,7 @@ travels with the forward pass and says whether it is a prefill of some slots or 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,9 +23,9 @@ from steering.interventions.see import SeeRows
 from steering.residual import DecodeResidual, PrefillResidual
 
 NAME = "helmsight"
-QUESTIONS, MODALITY, LAST, ANCHORS = range(4)
+QUESTIONS, MODALITY, ANCHORS = range(3)
 """Groups of captured prefill rows: the question's that see every image, those of them that see the text context too, the
-prompt's last one, the last image's."""
+last image's."""
 CAPTURE_ROWS = 128
 """Prefill rows whose attention weights exist at once while they are reduced."""
 
@@ -117,19 +118,24 @@ class PrefillCapture:
     """Attention of chosen query rows, reduced on the device to sums over spans of columns, mean over heads.
 
     spans: (rows, columns, S), 1 where a column belongs to a span. rows: (rows, R), query indices in the chunk. weights:
-    (rows, R, 4), 1 on those of each group. sums: (layers, rows, 4, S), to which each layer adds. maps: where wanted (rows,
-    columns), to which the layers from `maps_from` on add the weights of `LAST`. patches: where wanted (layers, rows,
-    columns), to which each layer adds those of the rows that are 1 in by_patch (rows, R).
+    (rows, R, 3), 1 on those of each group. sums: (layers, rows, 3, S), to which each layer adds. patches: where wanted
+    (layers, rows, columns), to which each layer adds the weights of the rows of `QUESTIONS`.
+
+    last: (rows,), each prompt's last row, where the chunk holds it, which is reduced apart: See and Generate rest on it, and
+    must not depend on what else is read. last_sums: (layers, rows, S). maps: where wanted (rows, columns), to which the
+    layers from `maps_from` on add its weights. last_patches: where wanted (layers, rows, columns).
     """
 
     spans: torch.Tensor
     rows: torch.Tensor
     weights: torch.Tensor
     sums: torch.Tensor
+    patches: torch.Tensor | None = None
+    last: torch.Tensor | None = None
+    last_sums: torch.Tensor | None = None
     maps: torch.Tensor | None = None
     maps_from: int = 0
-    patches: torch.Tensor | None = None
-    by_patch: torch.Tensor | None = None
+    last_patches: torch.Tensor | None = None
 
 
 class DecodeCapture:
@@ -169,17 +175,15 @@ class Prefill:
         if self.capture is not None:
             self._capture(self.capture, heads, query, key, mask)
 
-        def product(value: torch.Tensor) -> torch.Tensor:
-            return _product(heads, query, key, value, mask)
-
+        out = _product(heads, query, key, value, mask)
         if self.see is not None and self.see.generated:
             every = torch.arange(n, device=query.device).expand(len(query), n)
             own = _weighted(self._weights(heads, query, key, mask, every), value)
-            return torch.where(self.see.asked, own, product(value))
+            return torch.where(self.see.asked, own, out)
         if self.see is not None and heads.layer < self.see.depth:
-            out = self.see.attend(heads.layer, value, product)
-        else:
-            out = product(value)
+            exact = functools.partial(_product, heads, query.float(), key.float(), mask=mask)
+            enhanced = self.see.attend(heads.layer, value.float(), exact)
+            out = torch.where(self.see.asked, enhanced.to(out.dtype), out)
         if self.amplify is not None and self.amplify.last is not None:
             last = self.amplify.last.clamp(min=0)[:, None]
             own = _weighted(self._weights(heads, query, key, mask, last), value)
@@ -225,13 +229,18 @@ class Prefill:
         for first in range(0, capture.rows.shape[1], CAPTURE_ROWS):
             rows = capture.rows[:, first : first + CAPTURE_ROWS]  # (rows, R)
             weights = self._weights(heads, query, key, mask, rows).mean(1)  # (rows, R, columns)
-            groups = capture.weights[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, 4, R)
+            groups = capture.weights[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, 3, R)
             capture.sums[heads.layer] += groups @ (weights @ spans)
-            if capture.maps is not None and heads.layer >= capture.maps_from:
-                capture.maps[:, :columns] += (groups[:, LAST, None] @ weights)[:, 0]
-            if capture.patches is not None and capture.by_patch is not None:
-                counted = capture.by_patch[:, None, first : first + CAPTURE_ROWS]  # (rows, 1, R)
-                capture.patches[heads.layer, :, :columns] += (counted @ weights)[:, 0]
+            if capture.patches is not None:
+                capture.patches[heads.layer, :, :columns] += (groups[:, QUESTIONS, None] @ weights)[:, 0]
+        if capture.last is None or capture.last_sums is None:
+            return
+        weights = self._weights(heads, query, key, mask, capture.last[:, None]).mean(1)  # (rows, 1, columns)
+        capture.last_sums[heads.layer] = (weights @ spans)[:, 0]
+        if capture.maps is not None and heads.layer >= capture.maps_from:
+            capture.maps[:, :columns] += weights[:, 0]
+        if capture.last_patches is not None:
+            capture.last_patches[heads.layer, :, :columns] = weights[:, 0]
 
 
 @dataclass
@@ -344,7 +353,7 @@ def _product(
     if heads.softcap is not None:
         return _explicit(heads, query, key, value, mask)
     causal = mask is None
-    if query.dtype != torch.float32 and mask is not None and mask.dtype != torch.bool:
+    if mask is not None and mask.dtype not in (torch.bool, query.dtype):
         mask = mask.to(query.dtype)
     return F.scaled_dot_product_attention(
         query, key, value, mask, scale=heads.scaling, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]

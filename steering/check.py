@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import logging
 
-from steering.attention import LAST, NAME
+from steering.attention import NAME
 from steering.diagnostics.captures import image_sums
 from steering.diagnostics.options import Diagnose
 from steering.errors import RequestError, UnsupportedModel
@@ -33,8 +33,9 @@ TOLERANCE = 1e-3
 """Largest difference of float32 logits relative to the largest logit, and of attention to an image."""
 HALF_TOLERANCE = 5e-2
 """The same where a layer or attention in half precision is compared."""
-MARGIN = 1.5
-"""How much larger the error of half-precision logits may be than that of the plain model, whose rounding is as arbitrary."""
+MARGIN = 2.0
+"""How much larger the error of half-precision logits may be than that of the plain model, whose rounding is as arbitrary:
+over eight prompts of the embedded model it was 0.83 (bfloat16) and 0.88 (float16) of that, over two of them up to 1.4."""
 TRACE = See(alpha=1e-7)
 """Makes the engine compute attention weights explicitly, and changes nothing."""
 
@@ -69,9 +70,9 @@ def self_check(mllm: MLLM, compiled: bool = False) -> None:
             else "it failed"
         )
         raise UnsupportedModel(f"{mllm.name} cannot be served: {reason} in the self-check: {error!r}") from error
-    for prompt, reference, *both, attention in zip(prompts, references, ours, explicit, looked, strict=True):
-        for got in both:
-            _compare_logits(mllm, prompt, reference, got)
+    for got in (ours, explicit):
+        _compare_logits(mllm, prompts, references, got)
+    for reference, attention in zip(references, looked, strict=True):
         difference = float((attention - reference.attention).abs().max())
         if not difference <= (TOLERANCE if mllm.dtype == torch.float32 else HALF_TOLERANCE):
             raise UnsupportedModel(
@@ -79,24 +80,29 @@ def self_check(mllm: MLLM, compiled: bool = False) -> None:
             )
 
 
-def _compare_logits(mllm: MLLM, prompt: Prompt, reference: _Reference, got: torch.Tensor) -> None:
-    """Raise UnsupportedModel where logits (steps, vocabulary) are not those of the reference."""
-    scale = float(reference.exact.abs().max().clamp(min=1e-6))
-    errors = (got - reference.exact).abs() / scale
-    if mllm.dtype == torch.float32:
-        difference = errors.amax(-1)  # (steps,)
-        wrong = ~(difference <= TOLERANCE)
-    else:
-        difference = errors.square().mean(-1).sqrt()
-        plain = ((reference.plain - reference.exact) / scale).square().mean().sqrt()
-        # A step's own rounding may be lucky; that of all steps together is what a model's is.
-        wrong = ~(difference <= HALF_TOLERANCE) | ~(errors.square().mean().sqrt() <= MARGIN * plain)
-    if bool(wrong.any()):
-        step = int(wrong.nonzero()[0])
-        where = f"decoding step {step}" if step else _first_difference(mllm, prompt)
+def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Reference], ours: list[torch.Tensor]) -> None:
+    """Raise UnsupportedModel where logits (steps, vocabulary) of the prompts are not those of the references."""
+    single = mllm.dtype == torch.float32
+    squares = []
+    for prompt, reference, got in zip(prompts, references, ours, strict=True):
+        scale = float(reference.exact.abs().max().clamp(min=1e-6))
+        error, plain = ((logits - reference.exact) / scale for logits in (got, reference.plain))
+        difference = error.abs().amax(-1) if single else error.square().mean(-1).sqrt()  # (steps,)
+        squares.append((error.square().mean(), plain.square().mean()))
+        wrong = ~(difference <= (TOLERANCE if single else HALF_TOLERANCE))
+        if bool(wrong.any()):
+            step = int(wrong.nonzero()[0])
+            where = f"decoding step {step}" if step else _first_difference(mllm, prompt)
+            raise UnsupportedModel(
+                f"{mllm.name} cannot be served exactly: its logits differ from the plain model's by "
+                f"{float(difference[step]):.1e} of their range, first at {where}."
+            )
+    # Rounding may be lucky in one step and in one prompt; that of all together is what a model's is.
+    error, plain = torch.tensor(squares).mean(0).sqrt()
+    if not single and not error <= MARGIN * plain:
         raise UnsupportedModel(
-            f"{mllm.name} cannot be served exactly: its logits differ from the plain model's by "
-            f"{float(difference[step]):.1e} of their range, first at {where}."
+            f"{mllm.name} cannot be served exactly in {mllm.dtype}: its logits are {float(error):.1e} of their range from "
+            f"those of float32, the plain model's {float(plain):.1e}."
         )
 
 
@@ -227,8 +233,8 @@ def _engine_logits(
             runner.token[sequence.slot] = forced[step]
         for row, got in enumerate(runner.decode_logits(sequences)):
             logits[row].append(got)
-    sums = [sequence.captured.sums for sequence in sequences]
-    looked = [image_sums(kept[:, LAST]).sum(-1) if kept is not None else torch.zeros(0) for kept in sums]
+    sums = [sequence.captured.last_sums for sequence in sequences]
+    looked = [torch.zeros(0) if kept is None else image_sums(kept).sum(-1) for kept in sums]
     return [torch.stack(rows) for rows in logits], looked
 
 

@@ -12,7 +12,6 @@ import torch.fx.experimental._config
 
 from steering.attention import (
     CAPTURE_ROWS,
-    LAST,
     Decode,
     DecodeCapture,
     KVPool,
@@ -407,11 +406,12 @@ class Runner:
                 sequence.changed,
             )
         captured = sequence.captured
-        if sequence.diagnose is None or captured.sums is None:
+        last = captured.last_sums
+        if sequence.diagnose is None or captured.sums is None or last is None:
             return
         output = max(len(sequence.tokens) - 1, 0)
         prompt, slot, layout = sequence.prompt.length, sequence.slot, sequence.prompt.layout
-        question, modality, last, anchor = captured.sums.unbind(1)
+        question, modality, anchor = captured.sums.unbind(1)
         rows = RowCounts.of(len(layout.question_rows), output)
         modality_rows = RowCounts.of(len(layout.modality_rows), output)
         patches = self.readouts.patches[slot]
@@ -555,8 +555,8 @@ class Runner:
                 self.residual.keep(sequence.slot, measured[row], finals[row] if complete else None)
             if step.capture is not None and sequence.wants_shares:
                 self.readouts.keep(sequence, step.capture, row)
-                assert captured.sums is not None
-                self.see.first[sequence.slot] = image_sums(captured.sums[:, LAST]).sum(-1)
+                if captured.last_sums is not None:
+                    self.see.first[sequence.slot] = image_sums(captured.last_sums).sum(-1)
             if complete and sequence.wants_text_states:
                 captured.text_states.append(hidden[row, lengths[row] - 1 : lengths[row]])
             if complete and sequence.expects_forks:

@@ -75,14 +75,15 @@ class Measured:
 class Captured:
     """What a sequence's forward passes left behind outside of its slot; one that runs anew begins without any of it.
 
-    sums: (layers, groups, spans), attention of the prompt's rows by the groups of `PrefillCapture`. last_patches: (layers,
-    columns), that of its last row. norms: per steered layer (2, classes). image_states and text_states: (k, d) each,
-    normalised, after the last layer, of image tokens, and of the user's text and the rows that generate. states: (layers,
-    d). divergence: (layers, prompt tokens). scores: chunk by chunk, the log-probabilities of the reply's tokens.
-    next_logprobs, prompt_logits: (vocabulary,).
+    sums: (layers, groups, spans), attention of the prompt's rows by the groups of `PrefillCapture`. last_sums: (layers,
+    spans) and last_patches: (layers, columns), that of its last row. norms: per steered layer (2, classes). image_states
+    and text_states: (k, d) each, normalised, after the last layer, of image tokens, and of the user's text and the rows
+    that generate. states: (layers, d). divergence: (layers, prompt tokens). scores: chunk by chunk, the log-probabilities
+    of the reply's tokens. next_logprobs, prompt_logits: (vocabulary,).
     """
 
     sums: torch.Tensor | None = None
+    last_sums: torch.Tensor | None = None
     last_patches: torch.Tensor | None = None
     norms: dict[int, torch.Tensor] = field(default_factory=dict)
     image_states: list[torch.Tensor] = field(default_factory=list)

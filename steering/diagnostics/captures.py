@@ -6,7 +6,7 @@ from collections.abc import Sequence as Rows
 
 import torch
 
-from steering.attention import ANCHORS, LAST, MODALITY, QUESTIONS, PrefillCapture
+from steering.attention import ANCHORS, MODALITY, QUESTIONS, PrefillCapture
 from steering.sequence import Sequence
 from steering.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 
@@ -84,60 +84,62 @@ class ReadoutSlots:
     def capture(
         self, sequences: Rows[Sequence], start: int, lengths: Rows[int], complete: bool, focus_layers: int
     ) -> PrefillCapture | None:
-        """What is to be captured of a chunk of prompts that begins at `start`: the question's rows, each prompt's last row
-        where it is `complete`, its last image's rows; None where nobody wants any."""
+        """What is to be captured of a chunk of prompts that begins at `start`: rows of the question and of the last image,
+        and each prompt's last row where the chunk is `complete`; None where nobody wants any."""
         if not any(sequence.wants_shares for sequence in sequences):
             return None
-        groups = [_captured_rows(s, start, lengths[row], complete) for row, s in enumerate(sequences)]
+        groups = [_captured_rows(s, start, lengths[row]) for row, s in enumerate(sequences)]
         wanted = [torch.cat(parts).unique() for parts in groups]
         most = max(len(rows) for rows in wanted)
-        if most == 0:
+        if most == 0 and not complete:
             return None
         rows = torch.zeros(len(sequences), most, dtype=torch.int64)
         weights = torch.zeros(len(sequences), most, len(groups[0]))
-        by_patch = torch.zeros(len(sequences), most)
         for row, (parts, own) in enumerate(zip(groups, wanted, strict=True)):
             rows[row, : len(own)] = own
             for group, part in enumerate(parts):
                 weights[row, : len(own), group] = torch.isin(own, part).float()
-            asked = bool(len(sequences[row].prompt.layout.question_rows))
-            by_patch[row] = weights[row, :, QUESTIONS if asked else LAST]
         device, layers, columns = self.spans.device, self.sums.shape[1], start + max(lengths)
         spans = self.spans[torch.tensor([sequence.slot for sequence in sequences], device=device)]
-        sums = torch.zeros(layers, len(sequences), weights.shape[2], spans.shape[2], device=device)
-        maps = patches = None
-        if any(sequence.generate is not None for sequence in sequences):
-            maps = torch.zeros(len(sequences), columns, device=device)
-        if any(sequence.diagnose is not None and sequence.diagnose.wants_patches for sequence in sequences):
-            patches = torch.zeros(layers, len(sequences), columns, device=device)
-        first = layers - focus_layers
-        return PrefillCapture(
-            spans, rows.to(device), weights.to(device), sums, maps, first, patches, by_patch.to(device)
+        shape = (layers, len(sequences), columns)
+        capture = PrefillCapture(
+            spans,
+            rows.to(device),
+            weights.to(device),
+            torch.zeros(layers, len(sequences), weights.shape[2], spans.shape[2], device=device),
         )
+        by_patch = any(sequence.diagnose is not None and sequence.diagnose.wants_patches for sequence in sequences)
+        if by_patch:
+            capture.patches = torch.zeros(shape, device=device)
+        if complete:
+            capture.last = torch.tensor(lengths, device=device) - 1
+            capture.last_sums = torch.zeros(layers, len(sequences), spans.shape[2], device=device)
+            if by_patch:
+                capture.last_patches = torch.zeros(shape, device=device)
+            if any(sequence.generate is not None for sequence in sequences):
+                capture.maps, capture.maps_from = torch.zeros(shape[1:], device=device), layers - focus_layers
+        return capture
 
     def keep(self, sequence: Sequence, capture: PrefillCapture, row: int) -> None:
         """Add what a chunk captured of one row to its sequence and its slot."""
         captured = sequence.captured
         sums = capture.sums[:, row]
         captured.sums = sums if captured.sums is None else captured.sums + sums
-        if capture.patches is None:
-            return
-        patches = capture.patches[:, row]
-        if len(sequence.prompt.layout.question_rows):
-            self.patches[sequence.slot, :, : patches.shape[1]] += patches
-        else:  # of the prompt's last row, which only counts where the answer has no row of its own
-            captured.last_patches = patches
+        if capture.last_sums is not None:
+            captured.last_sums = capture.last_sums[:, row]
+        if capture.patches is not None:
+            self.patches[sequence.slot, :, : capture.patches.shape[2]] += capture.patches[:, row]
+        if capture.last_patches is not None:
+            captured.last_patches = capture.last_patches[:, row]
 
 
-def _captured_rows(sequence: Sequence, start: int, length: int, complete: bool) -> list[torch.Tensor]:
-    """Query rows, counted in the chunk, of the groups `QUESTIONS`, `MODALITY`, `LAST` and `ANCHORS`."""
+def _captured_rows(sequence: Sequence, start: int, length: int) -> list[torch.Tensor]:
+    """Query rows, counted in the chunk, of the groups `QUESTIONS`, `MODALITY` and `ANCHORS`."""
     layout, include = sequence.prompt.layout, sequence.diagnose.include if sequence.diagnose else frozenset()
-    wanted = [torch.zeros(0, dtype=torch.int64)] * 4
+    wanted = [torch.zeros(0, dtype=torch.int64)] * 3
     if sequence.diagnose is not None:
         wanted[QUESTIONS] = layout.question_rows - start
         wanted[MODALITY] = layout.modality_rows - start
-    if complete:
-        wanted[LAST] = torch.tensor([length - 1])
     if "anchor" in include and layout.images:
         wanted[ANCHORS] = layout.images[-1].columns - start
     return [rows[(rows >= 0) & (rows < length)] for rows in wanted]

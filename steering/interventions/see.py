@@ -27,6 +27,8 @@ from steering.errors import RequestError
 from steering.spans import FIRST_IMAGE, PARTITIONS, SYSTEM
 
 READINGS = ("transfer", "scale")
+LEAST = torch.finfo(torch.float32).tiny
+"""Less attention to images than this cannot be divided by, and is none."""
 
 
 @dataclass(frozen=True)
@@ -123,17 +125,17 @@ class SeeRows:
 
     def attend(self, layer: int, value: torch.Tensor, attend: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """A shallow layer's output (rows, heads, n, head_dim) without its weights: `attend` gives the weights' product
-        with any values (rows, kv_heads, columns, head_dim), and m_v and m_t are such products."""
-        masks = self.masks[:, None].to(value.dtype)
+        with any values (rows, kv_heads, columns, head_dim), and m_v and m_t are such products. All is float32: what is
+        divided by may be smaller than half precision can tell from nothing."""
+        masks = self.masks[:, None]
         indicators = torch.zeros_like(value)
         indicators[..., : masks.shape[-1]] = masks
-        masses = attend(indicators).float()
+        masses = attend(indicators)
         up, down, total = self._factors(self._fixed[layer], masses[..., :1], masses[..., 1:2])
         more = up * attend(value * masks[..., :1])
         if down is not None:
             more = more - down * attend(value * masks[..., 1:])
-        plain = attend(value)
-        return torch.where(self.asked, ((plain + more) / total).to(value.dtype), plain)
+        return (attend(value) + more) / total
 
     def _factors(
         self, alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor
@@ -145,8 +147,8 @@ class SeeRows:
         alpha = alpha[:, None, :, None]
         if self._transfer is None:
             return alpha, None, torch.addcmul(self._one, alpha, seen)
-        moved = alpha * (seen > 0)
-        up = torch.where(self._transfer, moved * read / seen.clamp(min=1e-12), alpha)
+        moved = alpha * (seen >= LEAST)
+        up = torch.where(self._transfer, moved * read / seen.clamp(min=LEAST), alpha)
         return up, moved * self._transfer, torch.where(self._transfer, 1.0, 1 + alpha * seen)
 
     def measured(self) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from probes.differences import Claim, Label, Pair, compare, score
@@ -118,3 +120,11 @@ def test_cr_leaves_the_yes_and_no_out_which_are_another_number() -> None:
 def test_no_twice_is_inconsistent_but_no_contradiction_of_the_papers_kind() -> None:
     found = score([pair([], [], same=False, different=False)])
     assert (found["yes_no_consistency"], found["contradictions"]) == (-1, 0)
+
+
+def test_labels_do_not_depend_on_the_order_of_the_claims() -> None:
+    vague, red, blue = (Claim("color", "car", attribute) for attribute in (None, "red", "blue"))
+    for first in itertools.permutations([vague, red]):
+        for second in itertools.permutations([red, blue]):
+            assert compare(first, second) == ["consistent", "consistent"]
+            assert compare(second, first) == ["consistent", "consistent"]

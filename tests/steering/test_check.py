@@ -240,3 +240,8 @@ def test_attention_that_is_read_wrongly_is_refused(
     monkeypatch.setattr(Prefill, "_capture", capture)
     with pytest.raises(UnsupportedModel, match="its attention to an image is read"):
         check.self_check(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_the_embedded_model_passes_in_every_dtype(dtype: torch.dtype) -> None:
+    check.self_check(steering.load(Path(__file__).parents[2] / "demo" / "checkpoint", dtype=dtype, device="cpu"))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import steering
 from steering import MLLM, Request, RequestError, Sampling
 from steering.layout import Prompt, build_prompt
 from steering.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, SYSTEM, USER
@@ -415,3 +416,12 @@ def test_a_black_picture_is_not_taken_for_padding(
         make_engine("idefics3").generate([Request(messages, Sampling(max_tokens=4, ignore_eos=True))])[0].choices[0]
     )
     assert list(choice.token_ids) == load_plain("idefics3").answer(messages, 4, inputs=almost).tokens
+
+
+def test_a_token_that_ends_a_line_belongs_to_that_line() -> None:
+    """The embedded model's tokenizer has a token for a full stop with the line break behind it."""
+    mllm = steering.load(Path(__file__).parents[2] / "demo" / "checkpoint", device="cpu")
+    context, question = "Text context: The green object is a heart.", "What is the green object?"
+    prompt = build_prompt(mllm, [{"role": "user", "content": f"{context}\n{question}"}])
+    assert said(mllm, prompt, CONTEXT) == context
+    assert said(mllm, prompt, QUESTION) == question

@@ -18,6 +18,7 @@ from steering import (
     Choice,
     Diagnose,
     Engine,
+    Generate,
     Request,
     RequestError,
     Sage,
@@ -420,7 +421,12 @@ def test_observing_changes_no_bit_of_any_answer(family: str, dtype: torch.dtype,
     sampling = dataclasses.replace(SAMPLING, max_tokens=12, logprobs=20)
 
     def answers(diagnose: Diagnose | None) -> list[Choice]:
-        requests = [Request(chats()[1], sampling, diagnose=diagnose), Request(chats()[0], sampling)]
+        sage = Sage(See(0.5, shallow=0), Think(0.5, threshold=0.01), Generate(0.5))
+        requests = [
+            Request(chats()[1], sampling, diagnose=diagnose),
+            Request(chats()[0], sampling),
+            Request(chats()[1], sampling, sage=sage, diagnose=diagnose),
+        ]
         return [result.choices[0] for result in engine.generate(requests)]
 
     everything = Diagnose(frozenset(READOUTS), causal=True, residual_rows="prompt")

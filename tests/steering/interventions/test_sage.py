@@ -16,16 +16,17 @@ from transformers.masking_utils import eager_mask
 import steering
 from steering import MLLM, Diagnose, Engine, Request, RequestError, Sampling, load
 from steering.interventions.sage import Sage
-from steering.interventions.see import See
+from steering.interventions.see import See, SeeSlots
 from steering.interventions.think import Think
 from steering.layout import build_prompt
-from steering.spans import FIRST_IMAGE, SYSTEM
+from steering.spans import FIRST_IMAGE, QUESTION, SYSTEM
 from tests import families
 from tests.steering.plain import Plain
 
 LoadMLLM = Callable[[str], MLLM]
 LoadPlain = Callable[[str], Plain]
 STEPS = 6
+CHECKPOINT = Path(__file__).parents[3] / "demo" / "checkpoint"
 FAMILIES = (
     "qwen2_vl",
     "llava",
@@ -265,6 +266,37 @@ def test_see_in_half_precision_is_see_but_for_rounding(
         difference = torch.tensor([one.logprob - float(row[one.token_id]) for one in choice.logprobs[0].top])
         errors.append(float(difference.square().mean().sqrt()))
     assert errors[1] <= 2 * errors[0]
+
+
+@pytest.mark.parametrize("seen", [0.0, 1e-42, 1e-37, 1e-20, 1e-9, 0.3])
+@pytest.mark.parametrize("reading", ["transfer", "scale"])
+def test_no_attention_is_lost_however_little_a_head_looks(reading: str, seen: float) -> None:
+    slots = SeeSlots(1, 4, 1, torch.device("cpu"))
+    slots.place(0, See(0.5, reading, shallow=1), torch.tensor([-1, FIRST_IMAGE, FIRST_IMAGE, QUESTION]))
+    rows = slots.rows([0], [See(0.5, reading, shallow=1)], 4, generated=False)
+    weights = torch.tensor([0.5, seen, seen / 2, 0.5 - 1.5 * seen])[None, None, None]
+    enhanced = rows.enhance(0, weights)[0, 0, 0]
+    assert float(enhanced.sum()) == pytest.approx(1.0, abs=1e-6)
+    if seen > 1e-30:
+        assert float(enhanced[1] / enhanced[2]) == pytest.approx(2.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 0.05), (torch.bfloat16, 0.4)], ids=str)
+def test_heads_that_hardly_look_do_not_break_half_precision(dtype: torch.dtype, tolerance: float) -> None:
+    """The embedded model has heads whose attention to the image half precision cannot tell from none."""
+    chat = [
+        {
+            "role": "user",
+            "content": [{"type": "image", "image": families.example_image(0)}, {"type": "text", "text": "?"}],
+        }
+    ]
+    request = Request(chat, Sampling(max_tokens=1, logprobs=5), sage=Sage(See(0.5, shallow=8)))
+    exact, rounded = (
+        Engine(load(CHECKPOINT, dtype=kind), self_check=False).generate([request])[0].choices[0].logprobs[0]
+        for kind in (torch.float32, dtype)
+    )
+    found = {one.token_id: one.logprob for one in rounded.top}
+    assert found[exact.token_id] == pytest.approx(exact.logprob, abs=tolerance)
 
 
 def test_a_mixed_batch_gives_each_row_what_it_gets_alone(make_engine: Any) -> None:
