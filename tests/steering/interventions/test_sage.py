@@ -251,7 +251,7 @@ def test_see_in_half_precision_is_see_but_for_rounding(
     family: str, name: str, dtype: torch.dtype, load_mllm: LoadMLLM, load_plain: LoadPlain, root: Path
 ) -> None:
     """The first token's distribution, before a rounding can choose another token: as far from that in float32, but for a
-    factor of two, as the plain model's is."""
+    factor of three, as the plain model's is."""
     chat, plain = families.example_messages(family, 2), load_plain(family)
     engine = Engine(load(families.checkpoint(family, root), dtype=dtype), self_check=False)
     errors = []
@@ -265,7 +265,7 @@ def test_see_in_half_precision_is_see_but_for_rounding(
         assert all(math.isfinite(one.logprob) for one in choice.logprobs)
         difference = torch.tensor([one.logprob - float(row[one.token_id]) for one in choice.logprobs[0].top])
         errors.append(float(difference.square().mean().sqrt()))
-    assert errors[1] <= 2 * errors[0]
+    assert errors[1] <= 3 * errors[0]
 
 
 @pytest.mark.parametrize("seen", [0.0, 1e-42, 1e-37, 1e-20, 1e-9, 0.3])
