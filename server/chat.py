@@ -76,10 +76,11 @@ def submit(
         auto = automatic(chat.steering, serving, app.settings)
     hidden = app.journal_readouts - shown_readouts(resolved)
     try:
-        if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
-            resolved = decided(app, serving, resolved, auto)
-        with serving.preparing:
-            completion = serving.engine.submit(with_readouts(resolved, hidden))
+        with serving.engine.turn() as turn:
+            if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
+                resolved = decided(app, turn, resolved, auto)
+            with serving.preparing:
+                completion = turn.submit(with_readouts(resolved, hidden))
     except steering.Fault:
         app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
         raise
@@ -88,13 +89,13 @@ def submit(
     return completion, entry, hidden
 
 
-def decided(app: AppContext, serving: Serving, asked: steering.Request, auto: steering.Auto) -> steering.Request:
+def decided(app: AppContext, turn: steering.Turn, asked: steering.Request, auto: steering.Auto) -> steering.Request:
     """The request, steered the way that is found for it; what is measured for that ends when its client leaves."""
     measuring = Measuring()
     limit = app.settings.request_timeout
     with app.watcher.watching(client_socket(request.environ), limit, measuring.cancel) as watch:
         try:
-            return steering.decide(serving.engine, asked, auto, measuring.begun)
+            return steering.decide(turn, asked, auto, measuring.begun)
         except steering.Fault:
             if watch.outcome:
                 app.metrics.disconnects.labels(watch.outcome).inc()

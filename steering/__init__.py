@@ -24,6 +24,7 @@ from steering.mllm import MLLM, load, refuse_structure
 from steering.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, decide, find, measure
 from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
 from steering.surprise import Surprise, surprises
+from steering.turn import Turn
 from steering.vector_info import NAME
 from steering.vectors import SteeringVector, VectorStore
 
@@ -65,6 +66,7 @@ __all__ = [
     "TextBounds",
     "Think",
     "TokenLogprob",
+    "Turn",
     "UnsupportedModel",
     "Vcd",
     "VectorError",

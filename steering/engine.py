@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 
@@ -31,6 +32,7 @@ from steering.scheduler import Scheduler
 from steering.sequence import Sequence
 from steering.text import TextStream, token_bytes
 from steering.tiles import tiling_of
+from steering.turn import Turn
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Engine:
         self._prefill_budget = prefill_budget
         self._changed = threading.Condition()
         self._alive: dict[Sequence, None] = {}  # in order of arrival, from submission to the end
+        self._turns: set[Turn] = set()  # from the first request that was taken to the end
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._fatal: BaseException | None = None
@@ -86,8 +89,8 @@ class Engine:
 
     # -- for callers ---------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> Completion:
-        """Queue a request; it is prepared (tokenised, validated) in the calling thread.
+    def submit(self, request: Request, turn: Turn | None = None) -> Completion:
+        """Queue a request; it is prepared (tokenised, validated) in the calling thread. `turn` is whose place it takes.
 
         Raises RequestError, ContextOverflow or VectorError when it is wrong, Busy when the queue is full.
         """
@@ -101,8 +104,20 @@ class Engine:
                 param="n",
             )
         with self._changed:
-            self._refuse(answers)  # before the work of preparing
-        return self._enqueue(request, self._refuse)
+            self._refuse(answers, turn)  # before the work of preparing
+        return self._enqueue(request, lambda answers: self._refuse(answers, turn), turn)
+
+    @contextmanager
+    def turn(self) -> Iterator[Turn]:
+        """A place in the queue for several requests that depend on one another. The engine counts them as one that runs,
+        from the first that it takes to the end of the block: they are answered while it drains, too."""
+        turn = Turn(self)
+        try:
+            yield turn
+        finally:
+            with self._changed:
+                self._turns.discard(turn)
+                self._changed.notify_all()
 
     def generate(
         self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
@@ -130,12 +145,16 @@ class Engine:
                 while pending and self._left(pending[0]):
                     yield pending.popleft().result()
             while pending:
-                while self._thread is None and not self._left(pending[0]):
-                    self.step()
-                yield pending.popleft().result()
+                yield self.result_of(pending.popleft())
         finally:
             for completion in pending:
                 completion.cancel()
+
+    def result_of(self, completion: Completion) -> Result:
+        """Its result, stepping in the calling thread unless the engine was started; raises Fault as `Completion.result`."""
+        while self._thread is None and not self._left(completion):
+            self.step()
+        return completion.result()
 
     def start(self) -> None:
         """Step in a background thread from now on; raises RuntimeError when one does already."""
@@ -153,6 +172,7 @@ class Engine:
             for sequence in self._alive:
                 if not sequence.done:
                     sequence.error = Fault("The server is shutting down.")
+            self._turns.clear()
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -401,7 +421,7 @@ class Engine:
                     raise UnsupportedModel(f"{self.mllm.name}: its decode step cannot be compiled: {fault}") from fault
         self._counts = dict.fromkeys(self._counts, 0)
 
-    def _enqueue(self, request: Request, refuse: Callable[[int], None]) -> Completion:
+    def _enqueue(self, request: Request, refuse: Callable[[int], None], turn: Turn | None = None) -> Completion:
         admitted = admit(self.mllm, request, self.max_length, self.max_images)
         around = self._surroundings(request, admitted.prompt.layout)
         completion = Completion(admitted.prompt.length, request.n, request.baseline, self._wake, around)
@@ -428,6 +448,7 @@ class Engine:
                 wants_scores=request.reply is not None,
                 fork_of=first,
                 expects_forks=first is None and request.n > 1,
+                waited=turn is not None and turn.served,
             )
 
         for baseline in (False, True)[: 1 + request.baseline]:
@@ -438,7 +459,9 @@ class Engine:
                 completion.expect(made, index, baseline)
         with self._changed:
             refuse(len(completion.sequences))
-            self._scheduler.waiting.extend(completion.sequences)
+            if turn is not None:
+                self._turns.add(turn)
+            self._scheduler.enqueue(completion.sequences)
             self._alive.update(dict.fromkeys(completion.sequences))
             self._changed.notify_all()
         return completion
@@ -473,10 +496,13 @@ class Engine:
         return not any(sequence in self._alive for sequence in completion.sequences)
 
     def _idle(self) -> bool:
-        return not self._alive
+        return not self._alive and not self._turns
 
-    def _refuse(self, answers: int) -> None:
-        """Raise Fault when the engine is closed, Busy when so many more answers do not fit; called with the lock held."""
+    def _refuse(self, answers: int, turn: Turn | None = None) -> None:
+        """Raise Fault when the engine is closed, Busy when so many more answers do not fit; called with the lock held. A
+        turn of which something was taken is refused nothing while anything is answered."""
+        if turn in self._turns and self._fatal is None:
+            return
         self._refuse_when_closed()
         waiting = len(self._scheduler.waiting)
         if waiting + answers > self.max_waiting + self._free_slots():
@@ -503,8 +529,8 @@ class Engine:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopping or not self._idle())
-                    if self._stopping and self._idle():
+                    self._changed.wait_for(lambda: self._alive or (self._stopping and self._idle()))
+                    if not self._alive:
                         return
                 self.step()
         except BaseException as error:

@@ -24,6 +24,7 @@ from steering.layout import blanked, pictures_of, without_context, without_image
 from steering.mllm import MLLM
 from steering.request import Request, Result, Sampling
 from steering.surprise import Surprise, bound_of, surprises
+from steering.turn import Turn
 from steering.vectors import SteeringVector
 
 CRITERIA = ("drop", "surprise")
@@ -135,7 +136,7 @@ class Reliability:
 Chats = Sequence[Sequence[Mapping[str, Any]]]
 
 
-def measure(engine: Engine, chats: Chats, begun: Begun | None = None) -> list[Reliability]:
+def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None) -> list[Reliability]:
     """What the plain answer of each chat rests on; the answers run in one batch, then all reduced prompts.
 
     A model that cannot do without images is shown gray ones. Raises RequestError where a chat has no image or no text
@@ -161,7 +162,7 @@ def measure(engine: Engine, chats: Chats, begun: Begun | None = None) -> list[Re
 
 
 def find(
-    engine: Engine, chats: Chats, criterion: Criterion = DROP, begun: Begun | None = None
+    engine: Engine | Turn, chats: Chats, criterion: Criterion = DROP, begun: Begun | None = None
 ) -> Sequence[Reliability | Surprise]:
     """What a criterion finds for each chat, which must have an image and a text context; raises RequestError otherwise, and
     where the model was not calibrated for the criterion."""
@@ -181,10 +182,11 @@ def check_auto(mllm: MLLM, auto: Auto) -> None:
         bound_of(mllm, auto.criterion.bound)
 
 
-def decide(engine: Engine, request: Request, auto: Auto, begun: Begun | None = None) -> Request:
+def decide(engine: Engine | Turn, request: Request, auto: Auto, begun: Begun | None = None) -> Request:
     """The request, steered the way that the criterion finds; what was measured stands in `applied`.
 
-    `begun` is given everything that runs for it, so that it can be cancelled; raises Fault then.
+    Where others ask the engine too, give a `Turn` of it and submit the request there, or each step waits behind all who came
+    meanwhile. `begun` is given everything that runs for it, so that it can be cancelled; raises Fault then.
     """
     check_auto(engine.mllm, auto)  # before the work of measuring
     (found,) = find(engine, [request.messages], auto.criterion, begun)

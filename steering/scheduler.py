@@ -40,6 +40,12 @@ class Scheduler:
             fitting.append(sequence)
         return fitting
 
+    def enqueue(self, sequences: list[Sequence]) -> None:
+        """Put them behind all others; those that have waited in another's place, before all that have not."""
+        for sequence in sequences:
+            ahead = sum(1 for one in self.waiting if one.leader is not None or one.waited)
+            self.waiting.insert(ahead if sequence.waited else len(self.waiting), sequence)
+
     def enqueue_twin(self, twin: Sequence) -> None:
         """Put a twin before everything that has no leader."""
         ahead = sum(1 for sequence in self.waiting if sequence.leader is not None)

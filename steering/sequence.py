@@ -122,6 +122,7 @@ class Sequence:
     leader: Sequence | None = None  # the sequence whose tokens this one repeats, as its contrast
     replay: tuple[int, ...] = ()  # of a twin that joins late: what was generated before
     alone: bool = False  # prefill it in a batch of its own
+    waited: bool = False  # in the place of a request that it depends on (see `Turn`)
 
     slot: int = -1
     computed: int = 0

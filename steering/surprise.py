@@ -19,6 +19,7 @@ from steering.errors import RequestError
 from steering.layout import contexts_of, without_context, without_images
 from steering.mllm import MLLM
 from steering.request import Request, Sampling
+from steering.turn import Turn
 
 MAX_CONTEXTS = 16
 """Contexts of one chat that are weighed, at most: each is a prompt of its own."""
@@ -85,7 +86,7 @@ def bound_of(mllm: MLLM, asked: float | None) -> float:
 
 
 def surprises(
-    engine: Engine,
+    engine: Engine | Turn,
     chats: Sequence[Sequence[Mapping[str, Any]]],
     begun: Callable[[Completion], object] | None = None,
 ) -> list[tuple[float | None, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +65,10 @@ class FakeEngine:
         self.completions: list[FakeCompletion] = []
         self.stopped: float | None = None
         self.diagnostics: dict[str, Any] | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[FakeEngine]:
+        yield self
 
     def submit(self, request: Request) -> FakeCompletion:
         if self.refusal is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import steering
 from server.app import create_app
 from server.runtime import Runtime, Serving
 from server.settings import Settings
+from steering import reliability
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
 
@@ -191,3 +193,30 @@ def test_metrics_count_what_happened(engine: steering.Engine, settings: Settings
 def test_every_answer_has_a_request_id(client: FlaskClient) -> None:
     first, second = (client.get(route).headers["X-Request-Id"] for route in ("/health", "/nowhere"))
     assert first != second
+
+
+def test_a_server_that_drains_finishes_what_it_measures_for_a_request(
+    engine: steering.Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = steering.Engine(engine.mllm, slots=2, self_check=False)
+    own.start()
+    app = create_app(settings, engine=own)
+    runtime: Runtime = app.extensions["helmsight"].runtime
+    stoppers: list[threading.Thread] = []
+    words = reliability._words
+
+    def stop_after_the_plain_answer(result: steering.Result) -> tuple[int, ...]:
+        stoppers.append(threading.Thread(target=runtime.drain, args=(30.0,)))
+        stoppers[0].start()
+        while runtime.state != "draining" or own.healthy:
+            time.sleep(0.005)
+        return words(result)
+
+    monkeypatch.setattr(reliability, "_words", stop_after_the_plain_answer)
+    text = "Text context: The circle is green.\nWhat is the background colour?"
+    response = ask(app.test_client(), data_uri(), text, steering={"toward": "auto"})
+    assert response.status_code == 200, response.text
+    assert response.json["choices"][0]["applied"]["steering"][0]["auto"]["answer"] > 0
+    stoppers[0].join(10)
+    assert not stoppers[0].is_alive()
+    assert ask(app.test_client(), data_uri(), text).status_code == 503

@@ -1,0 +1,44 @@
+"""One place in the queue for a caller who asks several times, because a request depends on what the one before it said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from steering.completion import Completion
+from steering.request import Request, Result
+
+if TYPE_CHECKING:
+    from steering.engine import Engine
+
+
+class Turn:
+    """Made by `Engine.turn`. What it asks first waits behind whoever came before, or is refused, as any request; what it
+    asks once that is answered goes before those who came later, and is taken while the engine drains."""
+
+    def __init__(self, engine: Engine):
+        self.mllm = engine.mllm
+        self.served = False
+        """Whether it was answered, so that what it asks now has waited already."""
+        self._engine = engine
+
+    def submit(self, request: Request) -> Completion:
+        """As `Engine.submit`, in this turn."""
+        return self._engine.submit(request, self)
+
+    def generate(
+        self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
+    ) -> list[Result]:
+        """As `Engine.generate`, in this turn, of few requests, which are queued together; raises Busy as `submit` does."""
+        pending: list[Completion] = []
+        try:
+            for request in requests:
+                pending.append(self.submit(request))
+                if begun is not None:
+                    begun(pending[-1])
+            results = [self._engine.result_of(completion) for completion in pending]
+            self.served = True
+            return results
+        finally:
+            for completion in pending:
+                completion.cancel()
