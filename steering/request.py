@@ -16,11 +16,14 @@ from steering.interventions.sage import Sage
 from steering.interventions.steer import Steer
 
 MAX_TOP_LOGPROBS = 20
+COLDEST = 1e-5
+"""A temperature below which answers are greedy: logits divided by less leave float32, and what is likeliest stays so."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen and when to stop. `temperature` 0 is greedy; `top_k` 0, `top_p` 1, `min_p` 0 are off.
+    """How tokens are chosen and when to stop. `temperature` 0, or below `COLDEST`, is greedy; `top_k` 0,
+    `top_p` 1, `min_p` 0 are off.
 
     `logprobs` is None (off) or how many alternatives (0..20) to report per token; log-probabilities are those of the
     model's distribution (interventions included), before temperature, penalties, bias and truncation.
@@ -44,7 +47,7 @@ class Sampling:
         _within("temperature", self.temperature, 0.0, 2.0)
         _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
+        _within("repetition_penalty", self.repetition_penalty, 0.01, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("top_k", self.top_k, 0, 1_000_000)
@@ -58,6 +61,11 @@ class Sampling:
             _within("logit_bias", bias, -100.0, 100.0)
         if any(not stop for stop in self.stop):
             raise RequestError("'stop' must not contain an empty string.", param="stop")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always chosen."""
+        return self.temperature < COLDEST
 
 
 def _within(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:

@@ -27,8 +27,8 @@ class Needs:
         """The union over the rows of a batch."""
         reported = [s.logprobs for s in settings if s.logprobs is not None]
         return cls(
-            sampling=any(s.temperature > 0 for s in settings),
-            truncation=any(s.temperature > 0 and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0) for s in settings),
+            sampling=not all(s.greedy for s in settings),
+            truncation=any(not s.greedy and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0) for s in settings),
             penalties=any(s.repetition_penalty != 1 or s.frequency_penalty or s.presence_penalty for s in settings),
             bias=any(s.logit_bias for s in settings),
             top_logprobs=max(reported) if reported else None,
@@ -69,6 +69,8 @@ class SamplerRows:
     def place(self, slot: int, sampling: Sampling, seed: int, prompt: torch.Tensor, generated: torch.Tensor) -> None:
         """Write a sequence's settings into its slot. prompt, generated: token ids so far."""
         self.scalars[slot] = torch.tensor([float(getattr(sampling, name)) for name in self._SCALARS])
+        if sampling.greedy:
+            self.column("temperature", slice(slot, slot + 1)).zero_()
         self.top_k[slot] = sampling.top_k
         self.seed[slot] = seed
         needs = Needs.of([sampling])

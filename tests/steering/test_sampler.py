@@ -43,6 +43,25 @@ def kept(logits: torch.Tensor) -> list[list[int]]:
     return [row.isfinite().nonzero()[:, 0].tolist() for row in logits]
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-30, 9e-6])
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9, "top_k": 5, "min_p": 0.1}])
+def test_temperatures_at_which_float32_ends_are_greedy(temperature: float, truncation: dict[str, Any]) -> None:
+    settings = [Sampling(temperature=temperature, **truncation), Sampling(temperature=1.0, top_p=0.5), Sampling()]
+    for seed in range(5):
+        rows, logits = plain_rows(settings, seed)
+        found = sample(1000 * logits, rows, slice(0, 3), torch.tensor([5, 5, 5]), Needs.of(settings))
+        assert found.tokens[0] == logits[0].argmax()
+        assert found.tokens[2] == logits[2].argmax()
+
+
+def test_the_lowest_temperature_and_penalty_that_are_not_greedy_stay_within_float32() -> None:
+    settings = [Sampling(temperature=1e-5, repetition_penalty=0.01), Sampling(temperature=1e-5)]
+    rows, logits = plain_rows(settings)
+    found = sample(1000 * logits.abs(), rows, slice(0, 2), torch.tensor([5, 5]), Needs.of(settings))
+    assert found.tokens[0] == 0  # the one token of the prompt, times a hundred
+    assert found.tokens[1] == logits[1].abs().argmax()
+
+
 # --- against transformers --------------------------------------------------------------------------------------------
 
 TRUNCATIONS: list[dict[str, Any]] = [
