@@ -64,6 +64,8 @@ def refused(data: bytes, max_body: int = 1000) -> tuple[int, str]:
         (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked, chunked\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: zip\r\n\r\n", 501),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: deflate\r\nTransfer-Encoding: Chunked\r\n\r\n", 501),
         (b"POST / HTTP/1.1\r\nExpect: miracles\r\n\r\n", 417),
         (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", 414),
         (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431),
