@@ -1,13 +1,14 @@
 """The body of POST /v1/chat/completions as pydantic models, and one clear message for a body that is wrong.
 
-Unknown fields of OpenAI's protocol are ignored. Unknown keys inside Helmsight's own fields are refused: an option that
-is misspelt must not silently do nothing.
+Unknown fields of OpenAI's protocol are ignored. Unknown keys inside Helmsight's own fields are refused, and fields that
+are nearly called as those: an option that is misspelt must not silently do nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -36,6 +37,14 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 MAX_VALUES = 65_536
 """Values in one body: millions of small ones take seconds to read, in which no other request gets on."""
+
+OWN = ("steering", "sage", "contrast", "diagnostics", "baseline")
+"""The fields that OpenAI's protocol does not have."""
+LONGEST_OWN = max(map(len, OWN))
+LIKE = 0.7
+"""The ratio of difflib from which a name is taken for a misspelt one."""
+MAX_LIKENED = 64
+"""Unknown fields that are compared with known ones: each takes a moment."""
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Integer = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
@@ -357,6 +366,17 @@ class ChatRequest(BaseModel):
     diagnostics: Annotated[Diagnostics | None, BeforeValidator(_switch)] = None
     baseline: Flag | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nearly_own(cls, value: Any) -> Any:
+        """Refuse a field that is unknown, and more like one of Helmsight's own than like any other known one."""
+        unknown = [key for key in value if key not in cls.model_fields and len(key) <= 2 * LONGEST_OWN]
+        for key in unknown[:MAX_LIKENED]:
+            meant = get_close_matches(key.lower(), cls.model_fields, n=1, cutoff=LIKE)
+            if value[key] is not None and meant and meant[0] in OWN:
+                raise PydanticCustomError("nearly_own", "unknown", {"key": key, "meant": meant[0]})
+        return value
+
     @field_validator("messages", mode="before")
     @classmethod
     def _few_parts(cls, value: Any, info: ValidationInfo) -> Any:
@@ -458,6 +478,7 @@ def image_urls(chat: ChatRequest) -> Iterator[tuple[str, str]]:
 _CODES = {
     "missing": "missing_required_parameter",
     "unknown_key": "unknown_parameter",
+    "nearly_own": "unknown_parameter",
     "unsupported": "unsupported_value",
     "part_type": "unsupported_value",
     "too_many_parts": "too_many_parts",
@@ -475,6 +496,9 @@ def explain(error: ValidationError) -> BadRequest:
     if kind == "unknown_key":
         param = f"{param}.{context['key']}" if param else context["key"]
         message = f"'{param}' is unknown; allowed: {context['known']}."
+    elif kind == "nearly_own":
+        param = context["key"]
+        message = f"'{param}' is unknown; did you mean '{context['meant']}'?"
     elif kind == "missing":
         message = f"'{param}' is required."
     else:

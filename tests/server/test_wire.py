@@ -129,6 +129,36 @@ def test_unknown_fields_of_openai_are_tolerated() -> None:
     assert chat.messages[0].content == "hi"
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("steer", "steering"), ("steerings", "steering"), ("Steering", "steering"), ("diagnostic", "diagnostics"),
+        ("Sage", "sage"), ("sages", "sage"), ("baselines", "baseline"), ("base_line", "baseline"), ("contrasts", "contrast"),
+    ],
+)  # fmt: skip
+def test_a_field_nearly_called_as_one_of_our_own_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(**{name: True})
+    assert str(caught.value) == f"'{name}' is unknown; did you mean '{meant}'?"
+    assert (caught.value.param, caught.value.code) == (name, "unknown_parameter")
+    assert parse(**{name: None}) == parse()
+
+
+def test_no_field_of_openai_or_of_servers_like_this_one_is_taken_for_our_own() -> None:
+    fields = {*CompletionCreateParamsBase.__annotations__, *CompletionCreateParamsStreaming.__annotations__}
+    assert {"store", "service_tier", "safety_identifier"} <= fields
+    others = {"stop_token_ids", "min_tokens", "length_penalty", "guided_choice", "chat_template", "echo", "priority",
+              "use_beam_search", "ignore_eos", "skip_special_tokens", "message", "stream_option", "metrics"}  # fmt: skip
+    for name in (fields | others) - set(wire.ChatRequest.model_fields):
+        assert parse(**{name: "x"}) == parse(), name
+
+
+def test_countless_unknown_fields_take_no_time() -> None:
+    began = time.monotonic()
+    parse(**{f"unknown {i}": 1 for i in range(30_000)})
+    assert time.monotonic() - began < 1
+
+
 def test_nulls_mean_absent() -> None:
     names = ("temperature", "n", "stop", "seed", "stream", "logit_bias", "tools", "steering", "sage", "diagnostics")
     assert parse(**dict.fromkeys(names)) == parse()
