@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +42,21 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **{"allow_abbrev": False, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but an unknown option is named before its value is taken for something else."""
+        words = sys.argv[1:] if args is None else list(args)
+        for word in takewhile(lambda word: word != "--" and word not in self._commands(), words):
+            name = word.partition("=")[0]
+            if name.startswith("--") and " " not in word and name not in self._option_string_actions:
+                meant = get_close_matches(name, self._option_string_actions, n=1)
+                self.error(f"unrecognized option {name}" + (f"; did you mean {meant[0]}?" if meant else ""))
+        return super().parse_known_args(args, namespace)
+
+    def _commands(self) -> set[str]:
+        """The names behind which another parser reads on."""
+        found = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return {name for choices in found for name in choices}
 
 
 def build_parser() -> argparse.ArgumentParser:

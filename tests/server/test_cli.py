@@ -50,3 +50,31 @@ def test_a_shortened_option_is_refused(words: list[str], capsys: pytest.CaptureF
         cli.build_parser().parse_args(words)
     assert ended.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["probe", "--sample", "3"], "helmsight probe: error: unrecognized option --sample; did you mean --samples?"),
+        (["probe", "--sample=3"], "unrecognized option --sample; did you mean --samples?"),
+        (["serve", "--prot", "1"], "helmsight serve: error: unrecognized option --prot; did you mean --port?"),
+        (
+            ["vectors", "compose", "a", "--ad", "b"],
+            "vectors compose: error: unrecognized option --ad; did you mean --add?",
+        ),
+        (["journal", "export", "--limt", "1"], "unrecognized option --limt; did you mean --limit?"),
+        (["--sample", "serve"], "helmsight: error: unrecognized option --sample\n"),
+        (["serve", "--zzz"], "unrecognized option --zzz\n"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_one_that_is_meant(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.build_parser().parse_args(words)
+    assert said in capsys.readouterr().err
+
+
+def test_a_value_is_not_taken_for_an_option() -> None:
+    arguments = cli.build_parser().parse_args(["serve", "--host=--odd", "--port", "1"])
+    assert (arguments.host, arguments.port) == ("--odd", "1")
