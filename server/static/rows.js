@@ -23,13 +23,23 @@ export function timeOf(unix) {
     : `${day.format(date)} ${clock.format(date)}`;
 }
 
+/** Which way one vector steered: as asked, or, where that was to be found, as applied; null where nothing was steered. */
+function wayOf(row) {
+  const toward = row.asked.steering.toward ?? "vision";
+  return toward === "auto" ? (listOf(row.applied?.steering)[0]?.toward ?? null) : toward;
+}
+
 /** What was asked for beyond a plain answer: ["toward vision 1", "See", ...]. */
 export function interventionsOf(row) {
   const { steering, sage, contrast } = row.asked ?? {};
   const found = [];
   if (steering?.vectors)
     found.push(...listOf(steering.vectors).map((item) => `${item.name} ${short(item.scale ?? 1)}`));
-  else if (steering) found.push(`${steering.toward ?? "vision"} ${short(steering.strength ?? 1)}`);
+  else if (steering) {
+    const way = wayOf(row);
+    const said = way === null ? "not steered" : `${way} ${short(steering.strength ?? 1)}`;
+    found.push(steering.toward === "auto" ? `auto: ${said}` : said);
+  }
   if (sage)
     found.push(
       ...["see", "think", "generate"]
@@ -44,7 +54,8 @@ export function interventionsOf(row) {
 export function colourOf(row) {
   const { steering, sage, contrast } = row.asked ?? {};
   if (steering?.vectors) return 6;
-  if (steering) return steering.toward === "text" ? 3 : 2;
+  const way = steering && wayOf(row);
+  if (way) return way === "text" ? 3 : 2;
   return contrast ? 5 : sage ? 4 : 1;
 }
 

@@ -242,6 +242,26 @@ def test_rows_page_and_open(known: Callable[..., tuple[Any, Journal]]) -> None:
     assert dialog.is_hidden()
 
 
+def test_what_was_asked_for_automatically_is_shown_as_it_was_applied(
+    known: Callable[..., tuple[Any, Journal]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"steering": {"toward": "auto"}}
+    found = [
+        row(number, asked=asked, applied={"steering": [VECTOR | {"toward": toward}]})
+        for number, toward in enumerate(("text", "vision", None), 1)
+    ]
+    monkeypatch.setitem(globals(), "ROWS", found)
+    page, _ = known()
+    lines = page.locator("#rows tr")
+    assert lines.nth(0).locator("td").nth(1).inner_text() == "auto: text 1"
+    assert lines.nth(1).locator("td").nth(1).inner_text() == "auto: vision 1"
+    assert page.locator("#dots .key").all_inner_texts() == ["toward vision", "toward text"]
+    page.get_by_role("button", name="Older").click()
+    page.get_by_text("page 2").wait_for()
+    assert lines.nth(0).locator("td").nth(1).inner_text() == "auto: not steered"
+    assert page.locator("#dots .key").all_inner_texts() == ["plain"]
+
+
 def test_a_row_is_opened_by_its_address(known: Callable[..., tuple[Any, Journal]], visit: Callable[..., Visit]) -> None:
     page, _ = known("#chatcmpl-2")
     page.get_by_role("dialog").wait_for()
