@@ -8,11 +8,15 @@ process that forks the workers must not import torch; it is spared models of the
 from __future__ import annotations
 
 import json
+import re
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError
 
 from server.settings import Settings, SettingsError
 
@@ -23,6 +27,17 @@ TESTED = frozenset(
     }
 )
 """Types that the engine is tested with, which nobody needs to ask transformers about."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+"""Files of which a folder has one at least; what transformers reads them with is not known here."""
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
+_GPUS = ("nvidia[0-9]*", "nvidiactl", "nvhost-gpu", "nvgpu", "kfd", "dxg")
+"""Of /dev: those of NVIDIA's driver, Jetson's, AMD's and Windows' own."""
+CALIBRATION = "helmsight.calibration/1"
+_PARTS = {
+    **dict.fromkeys(("divergence", "sinks"), list), "flags": dict, "surprise": (int, float),
+    **dict.fromkeys(("samples", "tokens", "images", "contexts"), int), "fingerprint": str, "format": str,
+}  # fmt: skip
 MAX_HEADER = 100_000_000
 """Bytes of a safetensors header, as the format bounds it."""
 ASKING_SECONDS = 120
@@ -30,6 +45,12 @@ ASKING_SECONDS = 120
 
 def preflight(settings: Settings) -> None:
     """Raise SettingsError, in one sentence, for a model that cannot be served; what passes may still fail to load."""
+    if settings.dtype not in DTYPES:
+        raise SettingsError(f"--dtype {settings.dtype[:64]!r} is not known; it is one of {', '.join(DTYPES)}")
+    if not _DEVICE.fullmatch(settings.device):
+        raise SettingsError(f"--device {settings.device[:64]!r} is not known; it is auto, cpu, cuda, cuda:1 and so on")
+    if settings.device.startswith("cuda") and not any(True for name in _GPUS for _ in Path("/dev").glob(name)):
+        raise SettingsError(f"--device {settings.device}: this machine has no GPU that torch could use")
     folder = Path(settings.model).expanduser()
     if not folder.is_dir():
         _check_name(settings, folder)
@@ -84,6 +105,10 @@ def check_folder(folder: Path, shown: str | None = None) -> dict[str, Any]:
         raise wrong(
             "the folder has neither preprocessor_config.json nor processor_config.json, so that it takes no images"
         )
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise wrong("the folder has no tokenizer.json, nor a tokenizer in another format")
+    if why := wrong_texts(folder):
+        raise wrong(why)
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
         names = ["model.safetensors"]
@@ -100,7 +125,80 @@ def check_folder(folder: Path, shown: str | None = None) -> dict[str, Any]:
             raise wrong(f"{name}, which {index.name} names, is missing")
         if why := damage(folder / name):
             raise wrong(f"{name} {why}")
+        if why := misfit(folder / name, config):
+            raise wrong(f"{name} {why}")
     return config
+
+
+def wrong_texts(folder: Path) -> str | None:
+    """What is wrong with what a folder says of its tokens, its chats and its calibration; None where nothing is. All JSON
+    files can be read."""
+
+    def read(name: str) -> Any:
+        return json.loads((folder / name).read_bytes()) if (folder / name).is_file() else None
+
+    tokenizer = read("tokenizer.json")
+    if (folder / "tokenizer.json").is_file() and not (
+        isinstance(tokenizer, dict)
+        and isinstance(tokenizer.get("model"), dict)
+        and isinstance(tokenizer.get("added_tokens"), list)
+    ):
+        return "tokenizer.json is damaged: it holds no 'model' or no 'added_tokens'"
+    for name, template in templates(folder, read):
+        try:
+            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+        except TemplateSyntaxError as error:
+            if "unknown tag 'generation'" not in str(error):  # transformers' own
+                return f"{name} is no template: {error.message} (line {error.lineno})"
+    if (folder / "calibration.json").is_file() and (why := wrong_calibration(read("calibration.json"))):
+        return f"calibration.json is no calibration: {why}; make it anew or remove it"
+    return None
+
+
+def templates(folder: Path, read: Any) -> Iterator[tuple[str, str]]:
+    """(file, template) of every chat template of a folder."""
+    if (folder / "chat_template.jinja").is_file():
+        yield "chat_template.jinja", (folder / "chat_template.jinja").read_text("utf-8", "replace")
+    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
+        content = read(name)
+        if isinstance(content, dict) and isinstance(content.get("chat_template"), str):
+            yield name, content["chat_template"]
+
+
+def wrong_calibration(content: Any) -> str | None:
+    """What is wrong with the form of a calibration; its numbers are compared with the model once that is loaded."""
+    if not isinstance(content, dict):
+        return "it holds no object"
+    if content.get("format") != CALIBRATION:
+        return f"its format is not {CALIBRATION!r}"
+    if missing := sorted({"fingerprint", "divergence"} - content.keys()):
+        return f"it has no {missing[0]!r}"
+    for name, value in content.items():
+        if name not in _PARTS:
+            return f"it has an unknown part {name[:64]!r}"
+        if value is not None and not isinstance(value, _PARTS[name]):
+            return f"its part {name!r} is of a wrong kind"
+    return None
+
+
+def misfit(file: Path, config: dict[str, Any]) -> str | None:
+    """Where the embedding of tokens is not as wide as the config says the language model is; None elsewhere."""
+    text = config.get("text_config")
+    width = (text if isinstance(text, dict) else config).get("hidden_size")
+    for name, entry in header_of(file).items():
+        if name.endswith("embed_tokens.weight") and entry.get("dtype") in ("F64", "F32", "F16", "BF16"):
+            shape = entry.get("shape")
+            if isinstance(width, int) and isinstance(shape, list) and len(shape) == 2 and shape[1] != width:
+                return f"does not fit config.json: {name} is {shape[1]} wide, and 'hidden_size' is {width}"
+    return None
+
+
+def header_of(file: Path) -> dict[str, Any]:
+    """The header of a safetensors file that is whole."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header: dict[str, Any] = json.loads(stream.read(length))
+    return header
 
 
 def damage(file: Path) -> str | None:

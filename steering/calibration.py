@@ -78,6 +78,8 @@ class Calibration:
             return None
         try:
             content: dict[str, Any] = json.loads(path.read_text())
+            if not isinstance(content, dict):
+                raise ValueError("it holds no object")
             if content.pop("format") != FORMAT:
                 raise ValueError("unknown format")
             table, sinks = content.pop("divergence"), content.pop("sinks", None)

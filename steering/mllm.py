@@ -169,25 +169,32 @@ def load(
 
     `device` "auto" is the first GPU, else the CPU; `dtype` "auto" is the checkpoint's own on a GPU and float32 on a CPU,
     whose half-precision kernels are slow. No code from the checkpoint is run. Raises UnsupportedModel when the model's
-    structure cannot be served, OSError when the files are missing.
+    structure cannot be served or there is no such device, OSError when the files are missing.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UnsupportedModel(f"There is no device {device}: torch sees {torch.cuda.device_count()} of its kind.")
     if dtype == "auto" and device.type == "cpu":
         dtype = torch.float32
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     attention.register()
     config = AutoConfig.from_pretrained(path, **options)
     refuse_structure(config)
-    model = AutoModelForImageTextToText.from_pretrained(
-        path,
-        config=config,
-        dtype=dtype,
-        attn_implementation={"text_config": attention.NAME},
-        use_safetensors=True,
-        **options,
-    )
+    try:
+        model = AutoModelForImageTextToText.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation={"text_config": attention.NAME},
+            use_safetensors=True,
+            **options,
+        )
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise UnsupportedModel(f"The weights of {path} are of other sizes than its config.json says.") from error
     model = model.eval().requires_grad_(False).to(device)
     processor = load_processor(path, local_files_only=local_files_only)
     folder = Path(path) if Path(path).is_dir() else None

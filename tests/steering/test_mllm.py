@@ -176,3 +176,17 @@ def test_a_failing_picture_leaves_no_hook_behind(load_mllm: LoadMLLM, load_plain
     with pytest.raises((RuntimeError, ValueError, IndexError)):
         mllm.embed(broken)
     assert not mllm.decoder._forward_pre_hooks
+
+
+def test_a_device_that_is_not_there_is_named(root: Path) -> None:
+    with pytest.raises(steering.UnsupportedModel, match=r"There is no device cuda:99: torch sees \d+ of its kind\.$"):
+        steering.load(families.checkpoint("qwen2_vl", root), device="cuda:99")
+
+
+def test_weights_that_do_not_fit_the_config_are_told_in_a_sentence(root: Path, tmp_path: Path) -> None:
+    folder = copied("qwen2_vl", root, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["intermediate_size"] *= 2
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(steering.UnsupportedModel, match=r"of other sizes than its config\.json says\.$"):
+        steering.load(folder, device="cpu")
