@@ -34,7 +34,7 @@ _DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
 _GPUS = ("nvidia[0-9]*", "nvidiactl", "nvhost-gpu", "nvgpu", "kfd", "dxg")
 """Of /dev: those of NVIDIA's driver, Jetson's, AMD's and Windows' own."""
 CALIBRATION = "helmsight.calibration/1"
-_PARTS = {
+_PARTS: dict[str, Any] = {
     **dict.fromkeys(("divergence", "sinks"), list), "flags": dict, "surprise": (int, float),
     **dict.fromkeys(("samples", "tokens", "images", "contexts"), int), "fingerprint": str, "format": str,
 }  # fmt: skip
