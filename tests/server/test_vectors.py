@@ -733,6 +733,33 @@ def test_errors_of_a_dry_run_are_those_of_a_chat(steering: Any, open_client: Fla
     assert dry.status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"apply": {"tokens": "some"}}, "apply.tokens"),
+        ({"apply": {"tokens": "image:2"}}, "apply.tokens"),
+        ({"apply": {"token": "all"}}, "apply.token"),
+        ({"layers": [99]}, "layers"),
+        ({"layers": [1, 1]}, "layers"),
+        ({"layers": []}, "layers"),
+        ({"name": "nobody"}, "name"),
+        ({"name": "stranger"}, "name"),
+        ({"scale": 99}, "scale"),
+    ],
+)
+def test_what_is_wrong_with_one_vector_of_several_names_it(
+    wrong: dict[str, Any], param: str, open_client: FlaskClient
+) -> None:
+    vectors = [{"name": "modality-preference"}, {"name": "modality-preference", **wrong}]
+    response = ask(open_client, data_uri(), QUESTION, steering={"vectors": vectors})
+    assert (response.status_code, response.json["error"]["param"]) == (400, f"steering.vectors[1].{param}")
+    message = response.json["error"]["message"]
+    assert "'steering." not in message.replace("'steering.vectors[1].", "")
+    content = [{"type": "image_url", "image_url": {"url": data_uri()}}]
+    dry = validate(open_client, steering={"vectors": vectors}, messages=[{"role": "user", "content": content}])
+    assert dry.json == response.json
+
+
 def test_a_dry_run_needs_the_steering_and_the_right_model(open_client: FlaskClient) -> None:
     assert problem(validate(open_client)) == (400, "missing_required_parameter", "steering")
     assert problem(validate(open_client, steering=True, model="gpt-4o")) == (404, "model_not_found", "model")
