@@ -119,8 +119,7 @@ class Metrics:
     def asked(self, request: Request) -> None:
         """Count what an accepted request asks of the model."""
         for steer in request.steering:
-            sign = "off" if steer.scale == 0 else "text" if steer.scale > 0 else "vision"
-            toward = sign if steer.vector.kind == "modality-preference" else "other"
+            toward = steer.way or ("other" if steer.scale or steer.vector.positive is None else "off")
             self.interventions.labels("steer", toward).inc()
         for stage in ("see", "think", "generate") if request.sage else ():
             if getattr(request.sage, stage) is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from server.images import ImageLoader
 from server.runtime import Serving
 from server.settings import Settings
 from server.wire import Auto as WireAuto
-from server.wire import ChatRequest, Diagnostics, Message, NamedVector, Steering
+from server.wire import ChatRequest, Diagnostics, Message, NamedVector, Steering, image_urls
 from server.wire import Icd as WireIcd
 from server.wire import Pai as WirePai
 from server.wire import Sage as WireSage
@@ -28,6 +29,7 @@ from steering import (
     Icd,
     Pai,
     Request,
+    RequestError,
     Sage,
     Sampling,
     See,
@@ -51,8 +53,9 @@ def resolve(chat: ChatRequest, serving: Serving, settings: Settings, images: Ima
     n = 1 if chat.n is None else chat.n
     if not 1 <= n <= settings.max_choices:
         raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
+    pictures = len(list(image_urls(chat))) if chat.messages else None
     sampling = _sampling(chat, serving.mllm.generation_defaults)
-    steers = _steering(chat.steering, serving, settings) if chat.steering else ()
+    steers = _steering(chat.steering, serving, settings, pictures) if chat.steering else ()
     diagnose = _diagnose(chat.diagnostics) if chat.diagnostics else None
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
     sage = _sage(chat.sage) if chat.sage else None
@@ -84,7 +87,21 @@ def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
     )
 
 
-def _steering(wire: Steering, serving: Serving, settings: Settings) -> tuple[Steer, ...]:
+@contextmanager
+def entry(i: int) -> Iterator[None]:
+    """Have what is wrong with one of `steering.vectors` name it."""
+    place = f"steering.vectors[{i}]"
+    try:
+        yield
+    except RequestError as error:
+        if error.param is None or not error.param.startswith("steering.") or error.param.startswith("steering.vectors"):
+            raise
+        key = error.param.removeprefix("steering.")
+        param = f"{place}.{'name' if key == 'vector' else key}"
+        raise BadRequest(str(error).replace(f"'{error.param}'", f"'{param}'"), param, error.code) from error
+
+
+def _steering(wire: Steering, serving: Serving, settings: Settings, images: int | None) -> tuple[Steer, ...]:
     if wire.toward == "auto":
         return ()  # see `automatic`
     if wire.vectors is None:
@@ -93,7 +110,10 @@ def _steering(wire: Steering, serving: Serving, settings: Settings) -> tuple[Ste
         return (steer,)
     if len(wire.vectors) > settings.max_vectors:
         raise BadRequest(f"'steering.vectors' may hold at most {settings.max_vectors} vectors.", "steering.vectors")
-    steers = tuple(_named(item, f"steering.vectors[{i}]", serving.store) for i, item in enumerate(wire.vectors))
+    steers = tuple(_named(item, i, serving.store) for i, item in enumerate(wire.vectors))
+    for i, steer in enumerate(steers):
+        with entry(i):
+            check_steer(serving.mllm, steer, images)
     params = [f"steering.vectors[{i}].scale" for i in range(len(steers))]
     _check_strengths(steers, params, serving, settings.max_strength)
     return steers
@@ -121,9 +141,10 @@ def _short(wire: Steering, store: VectorStore) -> Auto:
     )
 
 
-def _named(item: NamedVector, param: str, store: VectorStore) -> Steer:
-    vector = _vector(store, item.name, f"{param}.name")
-    return Steer(vector, item.scale, None if item.layers is None else tuple(item.layers), item.apply.tokens)
+def _named(item: NamedVector, i: int, store: VectorStore) -> Steer:
+    vector = _vector(store, item.name, f"steering.vectors[{i}].name")
+    with entry(i):
+        return Steer(vector, item.scale, None if item.layers is None else tuple(item.layers), item.apply.tokens)
 
 
 def _vector(store: VectorStore, name: str, param: str) -> SteeringVector:

@@ -55,6 +55,7 @@ def check_info(info: object, count: int) -> None:
         magnitudes=_keys(states=_table(by_layer), direction=_table(by_layer)),
         agreement_across=_keys(own=_text, n=_whole(1), cosines=_table(by_layer)),
         agreement=by_layer, score=by_layer, ranking=_list(layer, most=count), reliable=_yes_no, versions=_table(_text),
+        positive=_modality,
         instructed=instructed, doubts=_list(_text), made_from=_list(_text), calibration=_or_none(calibration),
         composed_of=_list(_keys(("name", "scale"), name=_name, scale=number), least=1, most=MAX_TERMS),
         imported_from=_keys(format=_text, model_hint=_or_none(_text)),
@@ -93,6 +94,7 @@ def _whole(least: float = -math.inf, most: float = math.inf) -> Rule:
 _text = _is(lambda x: isinstance(x, str), "a string")
 _name = _is(lambda x: isinstance(x, str) and NAME.fullmatch(x) is not None, f"a name that matches {NAME.pattern}")
 _yes_no = _is(lambda x: isinstance(x, bool), "true or false")
+_modality = _is(lambda x: x in ("text", "vision"), "text or vision")
 _range = _is(
     lambda x: isinstance(x, list | tuple) and len(x) == 2 and all(map(_is_number, x)) and 0 <= x[0] <= x[1],
     "two strengths, the least and the greatest, of at least 0",

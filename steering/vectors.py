@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -20,6 +21,11 @@ from steering.vector_info import MAX_TERMS, NAME, check_info, check_layers
 
 FORMAT = "helmsight.steering-vector/1"
 _TENSORS = ("direction", "weight", "mean_abs", "std")
+PREFERENCE = "modality-preference"
+"""The kind of a vector that leads from one modality to the other."""
+_OTHER_SIDE = {"text": "vision", "vision": "text"}
+_PARALLEL = 1e-5
+"""How far, of its own length, a direction may be from a multiple of another one: rounding to float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +45,7 @@ class SteeringVector:
     std: torch.Tensor
     layers: tuple[int, ...]
     fingerprint: str
-    kind: str = "modality-preference"
+    kind: str = PREFERENCE
     info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,9 +87,15 @@ class SteeringVector:
     def published(self) -> float | None:
         """What strength 1 is in published units, that is how much of the published weight (modality-preference paper,
         equation 2) the weight is: 1 as probed, the dose once calibrated. None where no published weight is known, as of a
-        vector that was added up or imported."""
+        sum of different directions, or of an imported vector."""
         published = (self.info.get("calibration") or {}).get("factor", self.info.get("published"))
         return float(published) if published else None
+
+    @property
+    def positive(self) -> str | None:
+        """The modality that a positive coefficient pushes toward: "text" as probed, "vision" once negated; None for a vector
+        that is no modality preference."""
+        return self.info.get("positive", "text") if self.kind == PREFERENCE else None
 
     def sizes(self, magnitudes: torch.Tensor) -> torch.Tensor:
         """(layers,) what strength 1 adds at each layer, as the mean size of an element over that of the states: `magnitudes`
@@ -105,13 +117,11 @@ class SteeringVector:
     def __mul__(self, factor: float) -> SteeringVector:
         """Scales the weight, so that what was measured (direction, mean_abs, std) stays: `(a * 2.0).delta(1.0)` equals
         `a.delta(2.0)` to the last bit. The calibration, whose strengths mean something else now, is dropped; what strength 1
-        is in published units is scaled too."""
+        is in published units is scaled too, and a negative factor turns `positive` around."""
         if isinstance(factor, bool) or not isinstance(factor, Real):
             return NotImplemented
         factor = float(factor)
-        info = _composed(self._terms(factor))
-        if self.published is not None and factor:
-            info["published"] = abs(factor) * self.published
+        info = _composed(self._terms(factor), self._turned(factor), abs(factor) * (self.published or 0.0))
         return replace(self, weight=self.weight * factor, info=info)
 
     __rmul__ = __mul__
@@ -124,13 +134,21 @@ class SteeringVector:
 
         The parts' weights are folded into its direction, so that its own are 1 and its delta is the sum of theirs.
         `mean_abs` is that of the new direction; `std` adds the parts', because how they vary together was not measured.
-        A layer of neither is zero. `info` holds the terms, no calibration. Raises VectorError when the vectors are not
-        of one model and shape.
+        A layer of neither is zero. `info` holds the terms, no calibration. Multiples of one direction add up to a multiple
+        that knows its published units; two modality preferences are one again unless they are different directions that
+        point to different modalities ("composed"). Raises VectorError when the vectors are not of one model and shape.
         """
         if not isinstance(other, SteeringVector):
             return NotImplemented
         self._check_alike(other)
-        direction = self.delta(1.0) + other.delta(1.0)
+        one, two = self.delta(1.0), other.delta(1.0)
+        direction, ratio = one + two, _ratio(one, two)
+        positive = self.positive if self.positive == other.positive else None
+        if positive is None and ratio is not None and self.positive and other.positive:
+            positive = self.positive if abs(ratio) <= 1 else other.positive
+        published = 0.0
+        if ratio is not None and self.published and other.published:
+            published = abs(self.published + math.copysign(other.published, ratio))
         return SteeringVector(
             self.name,
             direction,
@@ -139,8 +157,8 @@ class SteeringVector:
             self._spread() + other._spread(),
             tuple(sorted({*self.layers, *other.layers})),
             self.fingerprint,
-            self.kind if self.kind == other.kind else "composed",
-            _composed(self._terms(1.0) + other._terms(1.0)),
+            self.kind if self.kind == other.kind and (positive or self.kind != PREFERENCE) else "composed",
+            _composed(self._terms(1.0) + other._terms(1.0), positive, published),
         )
 
     def __sub__(self, other: SteeringVector) -> SteeringVector:
@@ -166,6 +184,10 @@ class SteeringVector:
         index = torch.tensor(self.layers)
         out[index] = self.weight[index].abs() * self.std[index]
         return out
+
+    def _turned(self, factor: float) -> str | None:
+        """`positive` of this vector times `factor`."""
+        return _OTHER_SIDE[self.positive] if self.positive and factor < 0 else self.positive
 
     def _terms(self, factor: float) -> list[dict[str, Any]]:
         """What it is composed of, scaled; a vector that was measured is its own only term."""
@@ -227,11 +249,25 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _composed(terms: list[dict[str, Any]]) -> dict[str, Any]:
-    """The info of a vector that was computed from others."""
+def _ratio(one: torch.Tensor, two: torch.Tensor) -> float | None:
+    """How many times `one` the other is; None where they are different directions."""
+    first, second = one.double().flatten(), two.double().flatten()
+    if not first.any():
+        return None
+    ratio = float(first @ second / (first @ first))
+    return ratio if float((second - ratio * first).norm()) <= _PARALLEL * float(second.norm()) else None
+
+
+def _composed(terms: list[dict[str, Any]], positive: str | None, published: float) -> dict[str, Any]:
+    """The info of a vector that was computed from others; what goes without saying, or is not known, is left out."""
     if len(terms) > MAX_TERMS:
         raise VectorError(f"A steering vector may be composed of at most {MAX_TERMS} terms.", code="too_many_terms")
-    return {"composed_of": terms}
+    info: dict[str, Any] = {"composed_of": terms}
+    if positive == "vision":
+        info["positive"] = positive
+    if published:
+        info["published"] = published
+    return info
 
 
 def _digest(tensors: dict[str, torch.Tensor]) -> str:

@@ -139,11 +139,7 @@ def shared(
 
 def steered_toward(steers: tuple[Steer, ...]) -> str:
     """ "vision" or "text" where every vector that does anything is a modality preference that way; "other"; "none"."""
-    ways = {
-        ("text" if steer.scale > 0 else "vision") if steer.vector.kind == "modality-preference" else "other"
-        for steer in steers
-        if steer.scale != 0
-    }
+    ways = {steer.way or "other" for steer in steers if steer.scale != 0}
     return "none" if not ways else ways.pop() if len(ways) == 1 else "other"
 
 

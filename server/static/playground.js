@@ -1,7 +1,7 @@
 // The playground: form in, streamed answer and its readouts out.
 
 import { ServerError, getBlob, getJson, storedKey, streamChat } from "./api.js";
-import { byId, copyButton, h, seconds } from "./dom.js";
+import { byId, copyButton, h, seconds, short } from "./dom.js";
 import { readForm, showContrast, showError } from "./form.js";
 import { askForKey, onKey } from "./key.js";
 import { Look, wordBar, wordsOf } from "./look.js";
@@ -10,6 +10,7 @@ import { readoutCards } from "./readouts.js";
 import { asCurl, asPython, bodyOf, fileName } from "./request.js";
 
 const READOUTS = ["focus", "modality", "decay", "residual", "patches", "tam", "flags"];
+const DEFAULT_VECTOR = "modality-preference"; // the server's own
 const state = { model: null, running: null, choice: null, sent: [] };
 const look = new Look();
 const tray = new Tray(byId("tray"), {
@@ -54,6 +55,7 @@ async function showVectors() {
   const { data } = await getJson("/v1/steering/vectors");
   state.vectors = data.filter((vector) => vector.matches && vector.kind === "modality-preference");
   byId("vector").replaceChildren(...state.vectors.map((vector) => h("option", { value: vector.name }, vector.name)));
+  if (state.vectors.some((vector) => vector.name === DEFAULT_VECTOR)) byId("vector").value = DEFAULT_VECTOR;
   byId("vector-row").hidden = state.vectors.length < 2;
   useVector();
 }
@@ -63,7 +65,8 @@ function useVector() {
   const vector = state.vectors.find((item) => item.name === byId("vector").value);
   const range = vector?.info?.calibration?.range;
   const most = (state.model.limits?.strength ?? 4) / (vector?.published ?? 1); // the limit is in published units
-  const limit = Math.min(2 * (range?.[1] ?? 2), most); // also what is too much, to see it
+  // As far as the server goes, also what is too much, to see it; but the calibrated part must not become too small to hit.
+  const limit = Math.floor(10 * Math.min(most, 8 * (range?.[1] || most)) + 1e-6) / 10;
   helm.disabled = byId("auto").disabled = !vector;
   Object.assign(helm, { min: String(-limit), max: String(limit) });
   if (!vector) {
@@ -71,6 +74,7 @@ function useVector() {
     byId("auto").checked = false;
   }
   state.range = range ?? null;
+  state.published = vector?.published ?? null;
   byId("helm-note").dataset.reason = vector
     ? ""
     : "No steering vector of this server matches the model. Build one with “helmsight probe”.";
@@ -115,12 +119,13 @@ function update() {
   const at = (value) => `${(100 * (value - low)) / (high - low)}%`;
   helm.style.setProperty("--from", at(Math.min(0, strength)));
   helm.style.setProperty("--to", at(Math.max(0, strength)));
+  helm.style.setProperty("--calibrated-from", at(-Math.min(state.range?.[1] ?? 0, high)));
+  helm.style.setProperty("--calibrated-to", at(Math.min(state.range?.[1] ?? 0, high)));
   const auto = byId("auto").checked;
-  const words = auto
-    ? `${(Math.abs(strength) || 1).toFixed(1)}, auto`
-    : strength === 0
+  const words =
+    strength === 0
       ? "off"
-      : `${Math.abs(strength).toFixed(1)} toward ${strength > 0 ? "vision" : "text"}`;
+      : `${Math.abs(strength).toFixed(1)}${auto ? ", auto" : ` toward ${strength > 0 ? "vision" : "text"}`}`;
   byId("helm-value").textContent = words;
   helm.setAttribute("aria-valuetext", words);
   byId("helm-text").className = strength < 0 && !auto ? "on" : "";
@@ -128,15 +133,14 @@ function update() {
   byId("helm-off").hidden = strength === 0;
   const reason = byId("helm-note").dataset.reason;
   const known = state.range && Math.abs(strength) <= state.range[1] ? "Calibrated from" : "Beyond what was calibrated:";
+  const published = state.published === null ? "" : `${short(Math.abs(strength) * state.published)} in published units. `;
   byId("helm-note").textContent =
     reason ||
-    (auto
-      ? "The way is found for each request; it needs a picture and a text context."
-      : strength === 0
-        ? "At 0 the answer is the plain model's."
-        : state.range
-          ? `${known} ${state.range[0]} to ${state.range[1]}.`
-          : "");
+    (strength === 0
+      ? "At 0 the answer is the plain model's."
+      : auto
+        ? "The way is found for each request; it needs a picture and a text context."
+        : published + (state.range ? `${known} ${state.range[0]} to ${state.range[1]}.` : ""));
   for (const stage of ["see", "think", "generate"]) {
     for (const input of document.querySelectorAll(`input[id^="${stage}-"]`)) input.disabled = !byId(stage).checked;
   }
@@ -270,6 +274,12 @@ function finish(choice) {
       base.message.content === choice.text ? "same words" : "other words",
     ].join(" · ");
   }
+  const [steered] = choice.applied?.steering ?? [];
+  const first = byId("answer-chips").firstElementChild;
+  if (steered?.auto) {
+    first.textContent = steered.toward ? `auto: ${steered.toward} ${short(steered.strength)}` : "auto: not steered";
+    if (steered.auto.abstained) first.title = steered.auto.abstained;
+  }
   byId("base").hidden = !base;
   byId("whose").hidden = !base?.diagnostics;
   document.querySelector('input[name="whose"][value="answer"]').checked = true;
@@ -311,6 +321,18 @@ byId("contrast").addEventListener("change", () => {
   update();
 });
 byId("vector").addEventListener("change", useVector);
+// Auto needs a strength: a helm at 0 goes to 1, where it is seen, and back if it was not moved meanwhile.
+byId("auto").addEventListener("change", () => {
+  const helm = byId("helm");
+  if (byId("auto").checked && Number(helm.value) === 0) {
+    helm.value = "1";
+    helm.dataset.moved = helm.value;
+  } else {
+    if (!byId("auto").checked && helm.dataset.moved === helm.value) helm.value = "0";
+    delete helm.dataset.moved;
+  }
+  update();
+});
 byId("helm-off").addEventListener("click", () => {
   byId("helm").value = "0";
   byId("helm").focus();

@@ -251,22 +251,25 @@ const layersOf = (layers) => {
 export function appliedLines(applied) {
   const lines = [];
   for (const item of listOf(applied?.steering)) {
+    const abstained = item.auto?.abstained;
     const published = item.published == null ? "" : ` (${short(item.published)} in published units)`;
     const toward = item.toward
       ? `toward ${item.toward}, strength ${short(item.strength ?? item.scale)}${published}`
       : `scale ${short(item.scale)}${published}`;
     lines.push([
       item.name,
-      [toward, layersOf(item.layers), `${item.tokens} tokens`, `dose ${short(item.dose)}`].join(", "),
+      abstained
+        ? `auto: not steered. ${abstained}`
+        : [toward, layersOf(item.layers), `${item.tokens} tokens`, `dose ${short(item.dose)}`].join(", "),
     ]);
     if (item.auto) {
-      const { criterion, answer, without_images, without_context, surprise, bound, abstained } = item.auto;
+      const { criterion, answer, without_images, without_context, surprise, bound } = item.auto;
       const found =
         criterion === "surprise"
           ? `surprise of the text context ${short(surprise)}, bound ${short(bound)}`
           : `probability ${short(answer)}, without images ${short(without_images)}, without text context ` +
             short(without_context);
-      lines.push([`auto, ${criterion ?? "drop"}`, abstained ? `${found}. Not steered: ${abstained}` : found]);
+      lines.push([`auto, ${criterion ?? "drop"}`, found]);
     }
     if (item.warning) lines.push(["warning", item.warning]);
   }

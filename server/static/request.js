@@ -20,10 +20,10 @@ export function bodyOf(form, url) {
 /** The fields beyond OpenAI's. */
 export function extras(form) {
   const fields = {};
-  if (form.strength !== 0 || form.auto) {
+  if (form.strength !== 0) {
     const vector = form.vector === "modality-preference" ? {} : { vector: form.vector };
     const toward = form.auto ? "auto" : form.strength > 0 ? "vision" : "text";
-    fields.steering = { ...vector, toward, strength: Math.abs(form.strength) || 1 };
+    fields.steering = { ...vector, toward, strength: Math.abs(form.strength) };
   }
   if (form.sage.see || form.sage.think || form.sage.generate) fields.sage = form.sage;
   if (form.contrast) fields.contrast = form.contrast;

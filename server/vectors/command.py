@@ -77,19 +77,40 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def list_vectors(arguments: argparse.Namespace) -> None:
-    """One line a file. A server takes the first one of a name that was made for its model."""
+    """One line a file. A server takes the first one of a name that was made for its model; a damaged one hides the rest."""
     from steering import SteeringVector, VectorError
 
     store, _ = _open(arguments)
-    files = [(name, path) for name in store.names() for path in store.files(name)]
-    for name, path in files:
-        try:
-            vector = SteeringVector.load(path)
-        except (VectorError, OSError) as error:
-            print(f"{name:<32} {error}")
-            continue
-        layers = ",".join(map(str, vector.layers))
-        print(f"{name:<32} {vector.kind:<22} layers {layers:<12} model {vector.fingerprint[:16]}  {path.parent}")
+    rows: list[tuple[str, ...]] = [("NAME", "USED", "KIND", "LAYERS", "PUBLISHED", "CALIBRATED", "MODEL", "FOLDER")]
+    for name in store.names():
+        seen: set[str] = set()
+        for path in dict.fromkeys(store.files(name)):  # a folder may be named twice
+            try:
+                vector = SteeringVector.load(path)
+            except (VectorError, OSError) as error:
+                seen.add("damaged")
+                rows.append((name, "no", f"{path.parent}: {error}"))
+                continue
+            used = "no" if seen & {"damaged", vector.fingerprint} else "yes"
+            seen.add(vector.fingerprint)
+            rows.append((name, used, *_columns(vector), str(path.parent)))
+    # What is wrong with a file stands in place of the columns behind the second one, and does not widen them.
+    widths = [max(len(row[i]) for row in rows if i < 2 or len(row) > 3) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
+
+
+def _columns(vector: SteeringVector) -> tuple[str, str, str, str, str]:
+    """Kind, layers, what strength 1 is in published units, the range of strengths that was calibrated, and the model."""
+    published, known = vector.published, vector.calibrated_range
+    kind = vector.kind if vector.positive in ("text", None) else f"{vector.kind}, negated"
+    return (
+        kind,
+        ",".join(map(str, vector.layers)),
+        "-" if published is None else f"{published:g}",
+        "-" if known is None else f"{known[0]:g} to {known[1]:g}",
+        vector.fingerprint[:16],
+    )
 
 
 def show(arguments: argparse.Namespace) -> None:

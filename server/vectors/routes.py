@@ -143,12 +143,14 @@ def vector_or_error(serving: Serving, name: str) -> dict[str, Any]:
 
 
 def vector_json(vector: SteeringVector, fingerprint: str | None = None) -> dict[str, Any]:
-    """A vector without its numbers; `published` is what its strength 1 is in published units, None where that is not known;
+    """A vector without its numbers; `positive` is the modality that a positive scale pushes toward, None for a vector that
+    is no modality preference; `published` is what its strength 1 is in published units, None where that is not known;
     `matches` says whether it was made for the model with `fingerprint`."""
     shown = {
         "object": "steering.vector",
         "name": vector.name,
         "kind": vector.kind,
+        "positive": vector.positive,
         "layers": list(vector.layers),
         "published": vector.published,
         "fingerprint": vector.fingerprint,

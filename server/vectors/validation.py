@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -9,7 +10,7 @@ from pydantic import Field
 import steering
 from server import wire
 from server.context import AppContext
-from server.resolve import automatic, resolve
+from server.resolve import automatic, entry, resolve
 from server.runtime import Serving
 
 
@@ -32,8 +33,10 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     if auto is not None:
         steering.check_auto(serving.mllm, auto)
         steers = (auto.toward("vision"),)
-    for steer in steers:
-        steering.check_steer(serving.mllm, steer, images)
+    listed = asked.steering is not None and asked.steering.vectors is not None
+    for i, steer in enumerate(steers):
+        with entry(i) if listed else nullcontext():
+            steering.check_steer(serving.mllm, steer, images)
     reports = [steering.planned(steer) for steer in steers]
     if auto is not None:  # the way, and with it the sign, is found when the answer is asked for
         reports = [{**report, "toward": "auto", "scale": None} for report in reports]

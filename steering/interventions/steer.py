@@ -1,6 +1,7 @@
 """Modality-preference steering: a scaled direction added to the residual stream (modality-preference paper, section 4).
 
-h_l[t] <- h_l[t] + c * w_l * v_l at the chosen layers l for the chosen tokens t; c > 0 toward text, c < 0 toward vision.
+h_l[t] <- h_l[t] + c * w_l * v_l at the chosen layers l for the chosen tokens t; c > 0 toward text, c < 0 toward vision; the
+other way around for a vector that was negated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from steering.errors import RequestError
 from steering.residual import IMAGE, TEXT
 from steering.spans import FIRST_IMAGE
-from steering.vectors import SteeringVector
+from steering.vectors import PREFERENCE, SteeringVector
 
 TOKENS = ("all", "prompt", "generated", "image", "text")
 """Which tokens a vector is added to; "image" and "text" are the image and the other tokens of the prompt. Beside these,
@@ -24,7 +25,7 @@ TOKENS = ("all", "prompt", "generated", "image", "text")
 
 _ONE_IMAGE = re.compile(r"image:([1-9][0-9]{0,3})")
 
-TOWARD = {"vision": -1.0, "text": 1.0}
+TOWARD = ("vision", "text")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Steer:
     @classmethod
     def to(cls, vector: SteeringVector, toward: str, strength: float = 1.0, **options: Any) -> Steer:
         """Push toward "vision" or "text" with a strength >= 0: 0 is exactly off, 1.0 the vector's own weight, that is the
-        calibrated dose, or the published weight of a vector that was not calibrated (see `published`)."""
+        calibrated dose, or the published weight of a vector that was not calibrated (see `published`). The vector must be
+        a modality preference; one that was negated is turned back (see `SteeringVector.positive`)."""
         if toward not in TOWARD:
             raise RequestError(
                 f"'steering.toward' must be one of {', '.join(TOWARD)}; got {toward!r}.", param="steering.toward"
@@ -70,12 +72,27 @@ class Steer:
             raise RequestError(
                 f"'steering.strength' must be a finite number of at least 0; got {strength}.", param="steering.strength"
             )
-        return cls(vector, TOWARD[toward] * strength, toward=toward, **options)
+        if vector.positive is None:
+            raise RequestError(
+                f"'steering.toward' needs a vector of kind {PREFERENCE!r}, and {vector.name!r} is {vector.kind[:64]!r}: "
+                "which modality it pushes toward is not known. Give it a signed 'scale' in 'steering.vectors'.",
+                param="steering.vector",
+                code="not_a_preference",
+            )
+        return cls(vector, strength if toward == vector.positive else -strength, toward=toward, **options)
 
     @property
     def delta(self) -> torch.Tensor:
         """(layers, d) float32: what is added to a chosen token."""
         return self.vector.delta(self.scale, self.layers)
+
+    @property
+    def way(self) -> str | None:
+        """The modality that it really pushes toward, however it was asked for; None where it does nothing, or the vector is
+        no modality preference."""
+        if self.scale == 0 or self.vector.positive is None:
+            return None
+        return next(way for way in TOWARD if (way == self.vector.positive) == (self.scale > 0))
 
     @property
     def touched_layers(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import steering
 from server.app import create_app
 from server.journal import routes
 from server.journal.bounded import MAX_JSON, bounded, encoded, reduced
+from server.journal.entry import steered_toward
 from server.journal.scalars import scalars
 from server.journal.schema import DIAGNOSTICS
 from server.journal.writer import HEAVY
@@ -84,6 +85,14 @@ def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
     }
     assert 0 < latency["first_token"] <= latency["total"] < time.time() - before
     assert client.get(f"/v1/diagnostics/{answer['id']}").json["data"][0]["id"] == answer["id"]
+
+
+def test_a_row_says_where_a_negated_vector_really_pushes(vectors: Path) -> None:
+    vector = steering.VectorStore(vectors).get("modality-preference")
+    for turned, scale, way in ((vector, 1.0, "text"), (-vector, 1.0, "vision"), (-vector, -1.0, "text")):
+        assert steered_toward((steering.Steer(turned, scale),)) == way
+    assert steered_toward((steering.Steer(vector, 1.0), steering.Steer(-vector, 1.0))) == "other"
+    assert steered_toward((steering.Steer(-vector, 0.0),)) == "none"
 
 
 def test_interventions_and_readouts_are_those_of_the_answer(serve: Serve) -> None:

@@ -206,9 +206,9 @@ def test_text_is_followed_where_the_helm_says_so(playground: Callable[..., Visit
     assert plain == "The green object is a triangle."
     assert page.locator("#base").is_hidden()  # there is nothing to compare
     steer(page, -1.5)
-    assert page.locator("#helm-note").inner_text() == "Beyond what was calibrated: 0.3 to 1."
+    assert page.locator("#helm-note").inner_text() == "0.750 in published units. Beyond what was calibrated: 0.3 to 1."
     steer(page, -1)
-    assert page.locator("#helm-note").inner_text() == "Calibrated from 0.3 to 1."
+    assert page.locator("#helm-note").inner_text() == "0.500 in published units. Calibrated from 0.3 to 1."
     assert send(page) == "The green object is a diamond."
     assert page.locator("#base-text").text_content() == plain
     page.get_by_role("button", name="Set to 0").click()
@@ -234,6 +234,92 @@ def test_the_way_is_found_where_auto_says_so(playground: Callable[..., Visit], d
     shown = page.locator("#card-applied").inner_text()
     assert f"toward {applied['toward']}" in shown
     assert "without images" in shown
+
+
+def test_auto_that_abstains_says_that_nothing_was_steered_and_why(
+    playground: Callable[..., Visit], demo: Flask
+) -> None:
+    page = playground().page
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(
+            status=200, content_type="text/event-stream", body=abstaining(route.fetch().text())
+        ),
+    )
+    pick(page, DIAMOND)
+    page.locator("#auto").check()
+    send(page)
+    chip = page.locator("#answer-chips .chip").first
+    assert (chip.inner_text(), chip.get_attribute("title")) == ("auto: not steered", "It stands without either.")
+    shown = page.locator("#card-applied").inner_text()
+    assert "auto: not steered. It stands without either." in shown
+    assert "without images" in shown
+    assert "scale 0" not in shown
+
+
+def abstaining(stream: str) -> str:
+    """The stream of an answer whose way was found, as if none had been."""
+
+    def changed(line: str) -> str:
+        if not line.startswith("data: {"):
+            return line
+        event = json.loads(line.removeprefix("data: "))
+        for choice in event["choices"]:
+            for item in (choice.get("applied") or {}).get("steering", []):
+                item |= {"toward": None, "strength": 0.0, "scale": 0.0, "published": 0.0, "dose": 0.0}
+                item["auto"]["abstained"] = "It stands without either."
+        return f"data: {json.dumps(event)}"
+
+    return "\n".join(map(changed, stream.splitlines())) + "\n"
+
+
+def test_auto_moves_a_helm_at_0_to_where_it_steers_from(playground: Callable[..., Visit]) -> None:
+    page = playground().page
+    helm, label, code = (page.locator(f"#{name}") for name in ("helm", "helm-value", "code-text"))
+    page.locator("#auto").check()
+    assert (helm.input_value(), label.inner_text()) == ("1", "1.0, auto")
+    assert '"toward": "auto", "strength": 1' in " ".join(code.text_content().split())
+    page.locator("#auto").uncheck()
+    assert (helm.input_value(), label.inner_text()) == ("0", "off")
+    page.locator("#auto").check()
+    steer(page, 0)
+    assert label.inner_text() == "off"
+    assert '"steering"' not in code.text_content()
+    steer(page, -0.5)
+    assert label.inner_text() == "0.5, auto"
+    page.locator("#auto").uncheck()
+    assert label.inner_text() == "0.5 toward text"
+
+
+def test_the_helm_goes_as_far_as_the_server(playground: Callable[..., Visit], demo: Flask) -> None:
+    page = playground().page
+    client = demo.test_client()
+    published = client.get("/v1/steering/vectors/modality-preference").json["published"]  # type: ignore[index]
+    most = client.get("/v1/models").json["data"][0]["limits"]["strength"] / published  # type: ignore[index]
+    helm = page.locator("#helm")
+    assert (float(helm.get_attribute("min")), float(helm.get_attribute("max"))) == (-most, most) == (-8.0, 8.0)
+    band = [helm.evaluate(f"helm => helm.style.getPropertyValue('--calibrated-{end}')") for end in ("from", "to")]
+    assert band == [f"{100 * (most + end) / (2 * most):g}%" for end in (-1, 1)]  # calibrated up to strength 1
+
+
+def test_the_helm_begins_with_the_vector_that_the_server_begins_with(
+    engine: steering.Engine, tmp_path: Path, live: Callable[[Flask], str], visit: Callable[..., Visit]
+) -> None:
+    vector = steering.VectorStore(checkpoint() / "vectors").get("modality-preference")
+    (-0.5 * vector).named("half").save(tmp_path / "half.safetensors")
+    app = create_app(Settings(vectors=(str(tmp_path),), slots=4, journal="off"), engine=engine)  # type: ignore[arg-type]
+    page = visit().page
+    page.goto(live(app))
+    page.wait_for_selector("#vector option", state="attached")
+    assert page.locator("#vector option").all_text_contents() == ["half", "modality-preference"]
+    assert page.locator("#vector").input_value() == "modality-preference"
+    page.wait_for_selector(".sample")
+    steer(page, 1)
+    assert '"vector"' not in page.locator("#code-text").text_content()
+    page.locator("#vector").select_option("half")
+    # Its strength 1 is a quarter of a published unit, of which the server takes 4; nothing was calibrated.
+    assert page.locator("#helm").get_attribute("max") == "16"
+    assert page.locator("#helm-note").inner_text() == "0.250 in published units."
 
 
 def test_the_copied_code_gives_the_same_answer(playground: Callable[..., Visit], tmp_path: Path) -> None:

@@ -616,6 +616,40 @@ def test_the_limit_is_in_published_units(open_client: FlaskClient, calibrated: S
     assert said in response.json["error"]["message"]
 
 
+def test_toward_is_kept_by_a_vector_that_was_negated(open_client: FlaskClient, calibrated: SteeringVector) -> None:
+    upload(open_client, (-0.5 * calibrated).named("half"))
+    shown = open_client.get(f"{ROUTE}/half").json
+    assert (shown["kind"], shown["positive"]) == ("modality-preference", "vision")
+    upload(open_client, calibrated)
+    assert open_client.get(f"{ROUTE}/mine").json["positive"] == "text"
+    for toward, scale in (("text", -2.0), ("vision", 2.0)):
+        body = {"vector": "half", "toward": toward, "strength": 2}
+        answer = ask(open_client, data_uri(), QUESTION, steering=body)
+        (applied,) = answer.json["choices"][0]["applied"]["steering"]
+        assert (applied["toward"], applied["scale"], applied["published"]) == (toward, scale, pytest.approx(0.4))
+        assert validate(open_client, steering=body).json["steering"][0]["scale"] == scale
+        counted = f'helmsight_interventions_total{{kind="steer",toward="{toward}"}} 1.0'
+        assert counted in open_client.get("/metrics").text
+        whole = ask(open_client, data_uri(), QUESTION, steering={"vector": "mine", "toward": toward})
+        assert answer.json["choices"][0]["message"] == whole.json["choices"][0]["message"]
+        assert applied["dose"] == pytest.approx(whole.json["choices"][0]["applied"]["steering"][0]["dose"])
+
+
+def test_toward_is_refused_for_a_vector_of_which_nobody_knows_the_side(
+    open_client: FlaskClient, calibrated: SteeringVector, make_vector: MakeVector
+) -> None:
+    upload(open_client, (calibrated - 0.001 * make_vector("other", seed=9)).named("mix"))
+    for toward in ("text", "vision", "auto"):
+        steering = {"vector": "mix", "toward": toward}
+        for response in (
+            validate(open_client, steering=steering),
+            ask(open_client, data_uri(), "x", steering=steering),
+        ):
+            assert problem(response) == (400, "not_a_preference", "steering.vector")
+            assert "a signed 'scale' in 'steering.vectors'" in response.json["error"]["message"]
+    assert validate(open_client, steering={"vectors": [{"name": "mix", "scale": -1.0}]}).status_code == 200
+
+
 @pytest.mark.parametrize("parts", [[6.0, 6.0], [4.0, -4.0, 4.0]])
 def test_naming_a_vector_several_times_does_not_get_past_the_limit(
     parts: list[float], open_client: FlaskClient, calibrated: SteeringVector
@@ -697,6 +731,33 @@ def test_errors_of_a_dry_run_are_those_of_a_chat(steering: Any, open_client: Fla
     chat, dry = ask(open_client, steering=steering), validate(open_client, steering=steering)
     assert (dry.status_code, dry.json) == (chat.status_code, chat.json)
     assert dry.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"apply": {"tokens": "some"}}, "apply.tokens"),
+        ({"apply": {"tokens": "image:2"}}, "apply.tokens"),
+        ({"apply": {"token": "all"}}, "apply.token"),
+        ({"layers": [99]}, "layers"),
+        ({"layers": [1, 1]}, "layers"),
+        ({"layers": []}, "layers"),
+        ({"name": "nobody"}, "name"),
+        ({"name": "stranger"}, "name"),
+        ({"scale": 99}, "scale"),
+    ],
+)
+def test_what_is_wrong_with_one_vector_of_several_names_it(
+    wrong: dict[str, Any], param: str, open_client: FlaskClient
+) -> None:
+    vectors = [{"name": "modality-preference"}, {"name": "modality-preference", **wrong}]
+    response = ask(open_client, data_uri(), QUESTION, steering={"vectors": vectors})
+    assert (response.status_code, response.json["error"]["param"]) == (400, f"steering.vectors[1].{param}")
+    message = response.json["error"]["message"]
+    assert "'steering." not in message.replace("'steering.vectors[1].", "")
+    content = [{"type": "image_url", "image_url": {"url": data_uri()}}]
+    dry = validate(open_client, steering={"vectors": vectors}, messages=[{"role": "user", "content": content}])
+    assert dry.json == response.json
 
 
 def test_a_dry_run_needs_the_steering_and_the_right_model(open_client: FlaskClient) -> None:

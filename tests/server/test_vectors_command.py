@@ -71,11 +71,47 @@ def test_vectors_are_listed_and_shown(run: Run, folder: Path) -> None:
     (folder / "directory.safetensors").mkdir()
     status, out, _ = run("list", "--model", str(folder))
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["a", "b", "c", "damaged", "directory"]
+    assert [line.split()[0] for line in out.splitlines()] == ["NAME", "a", "b", "c", "damaged", "directory"]
     assert "Not a steering vector file" in out
     shown = json.loads(run("show", "a")[1])
     assert (shown["name"], shown["layers"], shown["fingerprint"]) == ("a", [1, 3], FINGERPRINT)
     assert "no steering vector 'nobody'" in refused(run("show", "nobody"))
+
+
+def test_the_list_tells_what_is_used_and_what_its_strength_is(run: Run, folder: Path, tmp_path: Path) -> None:
+    """In the order of a server's folders; the file of another model is not hidden, what a damaged file hides is."""
+    later = tmp_path / "later"
+    calibrated = make("a", 4, info={"calibration": {"range": [0.3, 1.0], "factor": 0.5}})
+    calibrated.save(later / "a.safetensors")
+    make("a-much-longer-name-than-others", 4, info={"published": 1.0}).save(
+        later / "a-much-longer-name-than-others.safetensors"
+    )
+    make("c", 4, kind="control-vector", info={}).save(later / "c.safetensors")
+    (-0.5 * calibrated).named("half").save(later / "half.safetensors")
+    (folder / "b.safetensors").write_bytes(b"no")
+    make("b", 4).save(later / "b.safetensors")
+    folders = ("--folder", str(folder), "--folder", str(later))  # `run` names the first one again
+    header, *lines = run("list", *folders, "--model", str(tmp_path))[1].splitlines()
+    (broken,) = (line for line in lines if "Not a steering vector file" in line)
+    assert broken.split()[:3] == ["b", "no", f"{folder}:"]
+    starts = [header.index(name) for name in header.split()]
+    cut = [
+        [line[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
+        for line in lines
+        if line != broken
+    ]
+    rows = [[*row[:2], *row[4:6], row[7]] for row in cut]
+    assert header.split() == ["NAME", "USED", "KIND", "LAYERS", "PUBLISHED", "CALIBRATED", "MODEL", "FOLDER"]
+    assert rows == [
+        ["a", "yes", "-", "0.5 to 2", str(folder)],
+        ["a", "no", "0.5", "0.3 to 1", str(later)],
+        ["a-much-longer-name-than-others", "yes", "1", "-", str(later)],
+        ["b", "no", "-", "0.5 to 2", str(later)],
+        ["c", "yes", "-", "0.5 to 2", str(folder)],
+        ["c", "yes", "-", "-", str(later)],
+        ["half", "yes", "0.25", "-", str(later)],
+    ]
+    assert cut[-1][2] == "modality-preference, negated"
 
 
 def test_vectors_are_composed(run: Run, folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from steering import Steer, SteeringVector, VectorError, VectorStore
+from steering import RequestError, Steer, SteeringVector, VectorError, VectorStore
 from steering.vectors import FORMAT
 
 LAYERS, WIDTH = 4, 6
@@ -631,8 +631,75 @@ def test_a_scaled_vector_still_knows_its_strength_in_published_units() -> None:
     assert (3.0 * vector).published == 1.5
     assert (-vector).published == 0.5
     assert (0.0 * vector).published is None
-    assert (vector + vector).published is None
     assert (2.0 * make(info={})).published is None
+
+
+def test_multiples_of_one_direction_add_up_to_a_multiple_in_published_units() -> None:
+    vector = make(info={"calibration": {"range": [1, 2], "factor": 0.5}})
+    for factor, published in ((0.5, 0.75), (1.0, 1.0), (10.0, 5.5), (-0.5, 0.25), (-3.0, 1.0)):
+        assert (vector + factor * vector).published == pytest.approx(published)
+        assert (factor * vector + vector).published == pytest.approx(published)
+    total = 0.1 * vector + (0.2 * vector).named("other") + 0.3 * (vector + vector)
+    assert total.published == pytest.approx(0.45)
+    assert SteeringVector.from_bytes(total.to_bytes()).published == total.published
+    assert (vector - vector).published is None
+    for other in (make(seed=1, info=vector.info), make(layers=(1,), info=vector.info), make(info={})):
+        assert (vector + other).published is None
+
+
+# --- which modality a vector pushes toward ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("combine", "positive"),
+    [
+        (lambda a, _: a, "text"),
+        (lambda a, _: 0.5 * a, "text"),
+        (lambda a, _: -a, "vision"),
+        (lambda a, _: -0.5 * a, "vision"),
+        (lambda a, _: -1.0 * (-2 * a), "text"),
+        (lambda a, _: (-a).named("renamed"), "vision"),
+        (lambda a, b: a + b, "text"),
+        (lambda a, b: -a - b, "vision"),
+        (lambda a, _: a - 0.4 * a, "text"),
+        (lambda a, _: a - 3 * a, "vision"),
+        (lambda a, b: a + -0.0 * b, "text"),
+        (lambda a, _: -0.5 * a + 2 * a, "text"),
+        (lambda a, b: a - b, None),  # of different directions: nobody knows
+        (lambda a, b: 2 * (a - b), None),
+        (lambda a, b: a + b.named("x") * -0.1, None),
+    ],
+)
+def test_a_vector_knows_which_modality_it_pushes_toward(combine: Any, positive: str | None) -> None:
+    one = make("one", seed=1)
+    vector = combine(one, make("two", seed=2))
+    vector = SteeringVector.from_bytes(vector.to_bytes())
+    assert vector.positive == positive
+    assert vector.kind == ("composed" if positive is None else one.kind)
+    if positive is None:
+        with pytest.raises(RequestError, match=r"'composed': .* signed 'scale' in 'steering.vectors'") as refused:
+            Steer.to(vector, "text")
+        assert (refused.value.param, refused.value.code) == ("steering.vector", "not_a_preference")
+        assert Steer(vector, -1.0).way is None
+        return
+    for toward in ("text", "vision"):
+        steer = Steer.to(vector, toward, 2.0)
+        assert steer.scale == (2.0 if toward == positive else -2.0)
+        assert (steer.toward, steer.way, steer.settings["strength"]) == (toward, toward, 2.0)
+    assert Steer(vector, 0.5).way == positive
+    assert Steer(vector, 0.0).way is None
+
+
+def test_toward_is_the_same_push_by_a_vector_and_by_its_negative() -> None:
+    vector = make()
+    for toward in ("text", "vision"):
+        assert torch.equal(Steer.to(-0.5 * vector, toward, 2.0).delta, Steer.to(vector, toward, 1.0).delta)
+
+
+@pytest.mark.parametrize("positive", ["left", 1, None])
+def test_the_side_that_a_file_names_is_one_of_the_two(positive: Any) -> None:
+    with pytest.raises(VectorError, match=r"info.positive must be text or vision"):
+        make(info={"positive": positive})
 
 
 @pytest.mark.parametrize("published", [-0.4, "0.4", True, [0.4], float("inf"), 10**400])
