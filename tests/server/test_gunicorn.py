@@ -186,8 +186,9 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_sentence_and_an_
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(checkpoint(), model)
-    (model / "chat_template.jinja").unlink()
-    (model / "tokenizer.json").unlink()
+    config = json.loads((model / "config.json").read_text())
+    config["text_config"]["intermediate_size"] += 8  # which only the weights tell to be wrong
+    (model / "config.json").write_text(json.dumps(config))
     server = start([*SERVE, "--model", str(model)])
     assert server.process.wait(60) not in (0, None)
     said = server.log.read_text()
