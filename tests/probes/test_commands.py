@@ -264,7 +264,7 @@ def test_a_vector_goes_to_the_users_folder_where_every_command_finds_it(
     served = vector_store(load_settings(environ={}), Path(model), made.fingerprint).get("modality-preference")
     assert torch.equal(served.direction, made.direction)
     assert cli.main(["vectors", "list", "--model", model]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    _, line = capsys.readouterr().out.splitlines()  # behind the header
     assert line.split()[0] == "modality-preference"
     assert made.fingerprint[:16] in line
     words = ("--conditions", "plain", "steer", "--limit", "1", "--out", "mc2")
@@ -350,9 +350,8 @@ def test_a_vector_of_the_user_for_another_model_does_not_hide_that_of_the_model(
 
     capsys.readouterr()
     assert cli.main(["vectors", "list", "--model", str(own)]) == 0
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == [
-        str(users.parent), str(own / "vectors"),
-    ]  # fmt: skip
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines] == [str(users.parent), str(own / "vectors")]
     # One of the same model does hide it.
     replace(foreign, fingerprint=fitting.fingerprint).save(users)
     assert torch.equal(served.get("modality-preference").direction, -fitting.direction)
