@@ -510,7 +510,7 @@ class Runner:
             {layer: table.to(self.mllm.device, self.mllm.dtype) for layer, table in tables.items()},
             at=at,
             states=states,
-            readout=self.residual.prefill(sequences, lengths, last),
+            readout=self.residual.prefill([sequence.diagnose for sequence in sequences], lengths, last),
             think=self.think.rows(
                 [sequence.slot for sequence in sequences],
                 [sequence.think for sequence in sequences],

@@ -14,6 +14,7 @@ from steering.diagnostics.flags import Thresholds, flags
 from steering.diagnostics.focus import focus, image_attention_factor, m_lnd
 from steering.diagnostics.heatmaps import data_url, overlay
 from steering.diagnostics.modality import modality
+from steering.diagnostics.numbers import known
 from steering.diagnostics.options import Diagnose
 from steering.diagnostics.residual import residual
 from steering.diagnostics.sinks import discounted
@@ -157,13 +158,13 @@ def _decay(answer: _Answer) -> dict[str, Any]:
     shares = answer.readings.decay  # (steps, layers, 3)
     mean = shares.nanmean(1)
     out: dict[str, Any] = {
-        name: _numbers(values) for name, values in zip(("vision", "system", "user"), mean.T, strict=True)
+        name: known(values) for name, values in zip(("vision", "system", "user"), mean.T, strict=True)
     }
     out["spans"] = answer.options.spans
     out["slope"] = slope(mean[:, 0]) if answer.images else None
     if "decay_layers" in answer.options.include:
         by_layer = zip(("vision", "system", "user"), shares.permute(2, 0, 1), strict=True)
-        out["by_layer"] = {name: [_numbers(step) for step in values] for name, values in by_layer}
+        out["by_layer"] = {name: [known(step) for step in values] for name, values in by_layer}
     return out
 
 
@@ -248,7 +249,3 @@ _READOUTS: dict[str, Callable[[_Answer], Any]] = {
     "flags": _flags,
     "anchor": _anchor,
 }
-
-
-def _numbers(values: torch.Tensor) -> list[float | None]:
-    return [None if math.isnan(x) else x for x in values.tolist()]

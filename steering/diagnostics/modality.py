@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from steering.diagnostics.numbers import known
+
 
 def modality(
     image_sums: torch.Tensor, context_sums: torch.Tensor, image_tokens: int, context_tokens: int
@@ -18,6 +20,6 @@ def modality(
     if not image_tokens or not context_tokens:
         return {"attention_ratio": None, "by_layer": None}
     image, context = image_sums / image_tokens, context_sums / context_tokens
-    by_layer = [None if math.isnan(ratio) else ratio for ratio in (image / (image + context)).tolist()]
+    by_layer = known(image / (image + context))
     overall = float(image.sum() / (image.sum() + context.sum()))
     return {"attention_ratio": None if math.isnan(overall) else overall, "by_layer": by_layer}

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from steering.diagnostics.numbers import known
 from steering.diagnostics.options import Diagnose
 from steering.interventions.think import divergence
-from steering.sequence import Sequence
 
 if TYPE_CHECKING:
     from steering.residual import Updates
@@ -126,15 +126,16 @@ class ResidualSlots:
             tensor[target] = tensor[source]
         self.states[:, target] = self.states[:, source]
 
-    def prefill(self, sequences: Rows[Sequence], lengths: Rows[int], last: torch.Tensor | None) -> ResidualRows | None:
-        """What is to be read of a chunk of prompts; `last` (rows,) is each prompt's last row where the chunk holds it. None
-        where nobody wants any."""
-        wanted = [s.diagnose if s.diagnose is not None and s.diagnose.wants_residual else None for s in sequences]
-        chosen = [None if diagnose is None else diagnose.residual_rows for diagnose in wanted]
+    def prefill(
+        self, asked: Rows[Diagnose | None], lengths: Rows[int], last: torch.Tensor | None
+    ) -> ResidualRows | None:
+        """What is to be read of a chunk of prompts, of which each row has `asked` for something; `last` (rows,) is each
+        prompt's last row where the chunk holds it. None where nobody wants any."""
+        chosen = [one.residual_rows if one is not None and one.wants_residual else None for one in asked]
         if all(rows is None for rows in chosen) or (last is None and "prompt" not in chosen):
             return None
         width = max(lengths) if "prompt" in chosen else 1
-        weights = torch.zeros(len(sequences), width)
+        weights = torch.zeros(len(asked), width)
         for row, rows in enumerate(chosen):
             if rows == "prompt":
                 weights[row, : lengths[row]] = 1.0
@@ -175,9 +176,5 @@ def residual(sums: torch.Tensor, rows: int, neurons: torch.Tensor, kind: str) ->
     means = dict(zip(NAMES, (sums / rows if rows else sums * math.nan).T, strict=True))
     return {
         "rows": {"kind": kind, "count": rows},
-        **{name: _numbers(values) for name, values in {**means, "neuron_ratio": neurons}.items()},
+        **{name: known(values) for name, values in {**means, "neuron_ratio": neurons}.items()},
     }
-
-
-def _numbers(values: torch.Tensor) -> list[float | None]:
-    return [None if math.isnan(value) else value for value in values.tolist()]
