@@ -425,12 +425,11 @@ class _CharSpans:
     def of_tokens(self, offsets: torch.Tensor) -> torch.Tensor:
         """(tokens,) the span of each token: that of its last character but for white space, since ".\n" ends a line of one
         span before another's; a token without characters belongs to none."""
-        places = torch.arange(len(self.text))
-        blank = torch.tensor([char.isspace() for char in self.text], dtype=torch.bool)
-        visible = torch.where(blank, -1, places).cummax(0).values if len(places) else places
-        last = (offsets[:, 1] - 1).clamp(0, max(len(self.text) - 1, 0))
-        written = visible[last]
-        spans = self._spans[torch.where(written >= offsets[:, 0], written, last)]
+        written = torch.tensor(
+            [len(self.text[start:end].rstrip()) for start, end in offsets.tolist()], dtype=torch.int64
+        )
+        ends = torch.where(written > 0, offsets[:, 0] + written, offsets[:, 1])
+        spans = self._spans[(ends - 1).clamp(0, max(len(self.text) - 1, 0))]
         return torch.where(offsets[:, 1] > offsets[:, 0], spans, OTHER)
 
 
