@@ -301,11 +301,11 @@ class Engine:
             if not finite[row]:
                 sequence.error = Fault("The model produced logits that are not finite for this request.")
                 continue
-            logprobs = []
-            if alternatives is not None and sequence.sampling.logprobs is not None:
-                logprobs.append(self._logprob(tokens[row], *alternatives[row], keep=sequence.sampling.logprobs))
             try:
                 with panics_raise(lambda panic: Fault(f"The tokenizer panicked: {panic}")):
+                    logprobs = []
+                    if alternatives is not None and sequence.sampling.logprobs is not None:
+                        logprobs.append(self._logprob(tokens[row], *alternatives[row], keep=sequence.sampling.logprobs))
                     self._append(sequence, tokens[row], logprobs)
             except Exception as error:
                 log.exception("A token could not be handed out.")
