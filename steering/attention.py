@@ -278,19 +278,15 @@ class Decode:
             if self.capture is None and self.see is None and self.amplify is None:
                 return out.view(query.shape)
         scores = heads.scores(grouped, keys)
-        weights = (visible + scores).softmax(-1)
-        if heads.softcap is not None:
-            out = weights.to(values.dtype) @ values
-        changed = None
         if self.amplify is not None:
-            changed = self.amplify.asked
-            amplified = (visible + self.amplify.scores(heads.layer, scores)).softmax(-1)
-            weights = torch.where(changed, amplified, weights)
+            scores = self.amplify.scores(heads.layer, scores)
+        weights = (visible + scores).softmax(-1)
         if self.see is not None:  # which tells heads from queries
-            changed = self.see.asked if changed is None else changed | self.see.asked
             weights = self.see.enhance(heads.layer, weights.view(rows, -1, 1, self.columns)).view_as(weights)
-        if changed is not None:
-            out = torch.where(changed, weights.to(values.dtype) @ values, out)
+        if heads.softcap is not None:  # See and PAI are neutral to the bit in the rows that did not ask for them
+            out = weights.to(values.dtype) @ values
+        elif asked := [one.asked for one in (self.amplify, self.see) if one is not None]:
+            out = torch.where(functools.reduce(torch.logical_or, asked), weights.to(values.dtype) @ values, out)
         if self.capture is not None:
             torch.mean(weights.view(rows, -1, self.columns), 1, out=self.capture.means[heads.layer])
         return out.view(query.shape)
@@ -321,9 +317,8 @@ def _products(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return query @ key.transpose(-1, -2)
     if not query.is_cuda:
         return query.float() @ key.float().transpose(-1, -2)
-    flat = torch.bmm(
-        query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), out_dtype=torch.float32
-    )  # no copy of the keys
+    keys = key.flatten(0, 1).transpose(1, 2)  # a view: keys are not copied
+    flat = torch.bmm(query.flatten(0, 1), keys, out_dtype=torch.float32)
     return flat.view(*query.shape[:3], key.shape[2])
 
 

@@ -45,8 +45,9 @@ def self_check(mllm: MLLM, compiled: bool = False) -> None:
     """Compare prefill and several decoding steps of two ragged prompts with the plain model on eager attention, once as
     plain requests run and once as observed and enhanced ones do.
 
-    In half precision, both are compared with the same model computed in float32, and the engine may not be farther from it
-    than the plain model is. With `compiled` the decoding steps of plain requests are those that torch compiled.
+    In half precision, both are compared with the same model computed in float32, and the engine may be at most `MARGIN`
+    times as far from it as the plain model is. With `compiled` the decoding steps of plain requests are those that torch
+    compiled.
     Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
     """
     try:

@@ -32,7 +32,7 @@ class Updates:
     """
 
     def __init__(self, layer: nn.Module):
-        self.mha = self.ffn = torch.empty(0)
+        self._nothing = self.mha = self.ffn = torch.empty(0)
         self._gate: torch.Tensor | None = None
         mlp = getattr(layer, "mlp", None)
         fused = getattr(mlp, "gate_up_proj", None)  # whose first half are the gates
@@ -54,7 +54,7 @@ class Updates:
 
     def drop(self) -> None:
         """Let go of what was kept: of a long prompt that is much."""
-        self.mha = self.ffn = torch.empty(0)
+        self.mha = self.ffn = self._nothing
         self._gate = None
 
     def _keep(self, name: str, module: nn.Module | Any) -> None:
