@@ -25,7 +25,7 @@ from steering import (
     Surprise,
     find,
 )
-from steering.layout import GRAY, pictures_of
+from steering.prompt.layout import GRAY, pictures_of
 
 Chat = Sequence[Mapping[str, Any]]
 

@@ -27,7 +27,7 @@ from probes.mc2 import Sample, Setting, Wording, messages, prompt
 from probes.versions import versions
 from steering import Engine, Request, Result, Sampling
 from steering.files import write_atomically
-from steering.vectors import SteeringVector
+from steering.vectors.vector import SteeringVector
 
 RELIABLE = 0.5
 """Least agreement |mean v| / mean |v| of a direction that is called reliable: 1 where all queries agree, about

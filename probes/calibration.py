@@ -14,8 +14,8 @@ from probes.flags import Answered
 from probes.mc2 import Sample
 from probes.mc2 import messages as messages_of
 from steering import Diagnose, Engine, Request, Sampling, surprises
-from steering.calibration import Calibration
-from steering.diagnostics.sinks import attraction
+from steering.model.calibration import Calibration
+from steering.readouts.sinks import attraction
 
 
 def calibrate_think(engine: Engine, samples: Sequence[Sample], quiet: bool = False) -> Calibration:

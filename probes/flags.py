@@ -19,7 +19,7 @@ from probes.degrade import degraded
 from probes.mc2 import Sample, letter
 from probes.report import Report
 from steering import Diagnose, Engine, Request, Sampling
-from steering.diagnostics.flags import FLAGS, TOP, Thresholds
+from steering.readouts.flags import FLAGS, TOP, Thresholds
 
 SEVERITIES = (0.0, 0.25, 0.5, 0.75)
 """How much of a picture is noise (`probes.degrade.noisy`)."""

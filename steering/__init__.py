@@ -7,37 +7,40 @@ Intel's or LLVM's) in the environment before torch is imported, as `helmsight` d
 for each other, and take the time from the very thread that they wait for.
 """
 
-from steering.admission import TextBounds, check_steer
-from steering.completion import Completion
-from steering.diagnostics.drift import drift, drifted
-from steering.diagnostics.options import CHEAP, READOUTS, Diagnose
-from steering.engine import Engine
+from steering.auto.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, decide, find, measure
+from steering.auto.surprise import Surprise, surprises
+from steering.engine.completion import Completion
+from steering.engine.engine import Engine
+from steering.engine.magnitudes import magnitudes
+from steering.engine.turn import Turn
 from steering.errors import Busy, ContextOverflow, Fault, RequestError, SteeringError, UnsupportedModel, VectorError
-from steering.interventions.contrast import Contrast, Icd, Pai, Vcd
+from steering.interventions import registry as _interventions  # noqa: F401
+from steering.interventions.contrast import Contrast, Icd, Vcd
 from steering.interventions.generate import Generate
+from steering.interventions.pai import Pai
 from steering.interventions.sage import Sage
 from steering.interventions.see import See
-from steering.interventions.steer import TOKENS, TOWARD, Steer, planned
+from steering.interventions.steer import TOKENS, TOWARD, Steer, Steering, check_steer, planned
 from steering.interventions.think import Think
-from steering.magnitudes import magnitudes
-from steering.mllm import MLLM, load, refuse_structure
-from steering.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, decide, find, measure
-from steering.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
-from steering.surprise import Surprise, surprises
-from steering.turn import Turn
-from steering.vector_info import NAME
-from steering.vectors import SteeringVector, VectorStore
+from steering.model.mllm import MLLM, load, refuse_structure
+from steering.prompt.bounds import TextBounds
+from steering.protocol.asked import Asked, Options
+from steering.protocol.readout import Diagnose, Earlier
+from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
+from steering.readouts import registry as _readouts  # noqa: F401
+from steering.readouts.drift import drift
+from steering.vectors.info import NAME
+from steering.vectors.vector import SteeringVector, VectorStore
 
 __all__ = [
-    "CHEAP",
     "CRITERIA",
     "DROP",
     "MAX_TOP_LOGPROBS",
     "MLLM",
     "NAME",
-    "READOUTS",
     "TOKENS",
     "TOWARD",
+    "Asked",
     "Auto",
     "Busy",
     "Choice",
@@ -47,10 +50,12 @@ __all__ = [
     "Contrast",
     "Criterion",
     "Diagnose",
+    "Earlier",
     "Engine",
     "Fault",
     "Generate",
     "Icd",
+    "Options",
     "Pai",
     "Reliability",
     "Request",
@@ -60,6 +65,7 @@ __all__ = [
     "Sampling",
     "See",
     "Steer",
+    "Steering",
     "SteeringError",
     "SteeringVector",
     "Surprise",
@@ -75,7 +81,6 @@ __all__ = [
     "check_steer",
     "decide",
     "drift",
-    "drifted",
     "find",
     "load",
     "magnitudes",

@@ -237,7 +237,7 @@ def _criteria(arguments: argparse.Namespace, engine: Engine | None) -> dict[str,
     """The criteria of --auto by their names in the report. The bound of the model in this process is stated, so that answers
     that were kept are not taken for those of another bound; that of a server is its own."""
     from probes.automatic import CRITERIA
-    from steering.surprise import bound_of
+    from steering.auto.surprise import bound_of
 
     if arguments.auto is None:
         return {}

@@ -278,7 +278,7 @@ def _ratio(shares: dict[str, Any]) -> str:
 
 def _calibration_folder(arguments: argparse.Namespace, part: str) -> Path:
     """The model's folder, where a part of the calibration may be written; raises before there was any work."""
-    from steering.calibration import FILE, measured
+    from steering.model.calibration import FILE, measured
 
     folder = Path(arguments.model)
     if not folder.is_dir():
@@ -291,7 +291,7 @@ def _calibration_folder(arguments: argparse.Namespace, part: str) -> Path:
 
 def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
     from probes.calibration import calibrate_sinks, calibrate_surprise, calibrate_think
-    from steering.calibration import SURPRISE
+    from steering.model.calibration import SURPRISE
 
     part, measure = "divergence", calibrate_think
     if arguments.calibrate_sinks:

@@ -131,7 +131,7 @@ def compose(arguments: argparse.Namespace) -> None:
 
 def export(arguments: argparse.Namespace) -> None:
     """A file for elsewhere."""
-    from steering.control_vectors import to_gguf
+    from steering.vectors.gguf import to_gguf
     from steering.files import write_atomically
 
     store, _ = _open(arguments)
@@ -160,7 +160,7 @@ def import_vector(arguments: argparse.Namespace) -> None:
 
 
 def _from_gguf(path: Path, arguments: argparse.Namespace, store: VectorStore) -> SteeringVector:
-    from steering.control_vectors import from_gguf
+    from steering.vectors.gguf import from_gguf
 
     name = path.stem if arguments.name is None else arguments.name
     if arguments.fingerprint is not None:

@@ -12,134 +12,80 @@ SAGE's Generate (see `generate`) and three published methods that it is compared
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any
 
 import torch
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
-from steering.errors import RequestError
-from steering.images import Picture
-from steering.layout import Prompt, build_prompt, without_images
-from steering.mllm import MLLM
+from steering.model.images import Picture
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt, build_prompt
+from steering.protocol.asked import Messages, Options, Rule
 
-Messages = Sequence[Mapping[str, Any]]
 DIFFUSION_STEPS = 1000
 
 
-class Rule(NamedTuple):
-    """How a row's logits and its twin's are combined: full + weight * (full - twin), or where `relu`, with the ReLU of the
-    difference. Tokens less likely than `plausible` times the likeliest one (by `full`) are impossible."""
-
-    weight: float
-    relu: bool = False
-    plausible: float = 0.0
-
-
-@dataclass(frozen=True)
-class Contrast(ABC):
+class Contrast(Options):
     """A published contrast: (1 + alpha) * full - alpha * twin among the plausible tokens (VCD paper, equations 3 and 4).
 
     `beta` is the plausibility cut-off, 0 for none.
     """
 
-    alpha: float = 1.0
-    beta: float = 0.1
+    path = ("contrast",)
+    twin = True
 
-    kind: ClassVar[str]
-    needs_image: ClassVar[bool]
-
-    def __post_init__(self) -> None:
-        _within("alpha", self.alpha, 10.0)
-        _within("beta", self.beta, 1.0)
+    alpha: float = Field(1.0, ge=0, le=10)
+    beta: float = Field(0.1, ge=0, le=1)
 
     @property
     def rule(self) -> Rule:
         return Rule(self.alpha, plausible=self.beta)
 
     @abstractmethod
-    def twin(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
-        """The twin's prompt; `prompt` is what became of the messages."""
+    def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt: ...
 
-    def report(self, changed: int) -> dict[str, Any]:
-        """What was done. changed: how many tokens would have been others without the contrast, chosen greedily."""
-        return {"kind": self.kind, **asdict(self), "changed": changed}
+    def report(self, taken: Any) -> dict[str, Any]:
+        """What was done. taken: `Twinned`, of which the number of tokens that would have been others."""
+        return {**self.settings(), "changed": taken.changed}
 
 
-@dataclass(frozen=True)
 class Vcd(Contrast):
     """Images noised as by `step` of 1,000 steps of forward diffusion; the released code's alpha, beta and step."""
-
-    step: int = 500
 
     kind = "vcd"
     needs_image = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.step < DIFFUSION_STEPS:
-            raise RequestError(
-                f"'contrast.step' must be from 1 to {DIFFUSION_STEPS - 1}; got {self.step}.", param="contrast.step"
-            )
+    step: int = Field(500, ge=1, le=DIFFUSION_STEPS - 1)
 
-    def twin(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
+    def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
         pictures = tuple(noised(picture, self.step) for picture in prompt.pictures)
         pixels = torch.cat([picture.tensors["pixel_values"] for picture in pictures])
         return replace(prompt, inputs={**prompt.inputs, "pixel_values": pixels}, pictures=pictures)
 
 
-@dataclass(frozen=True)
 class Icd(Contrast):
     """A disturbing role on a line before the question; the paper's first one and the released code's alpha and beta."""
 
-    instruction: str = "You are a confused object detector."
-
     kind = "icd"
-    needs_image = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.instruction.strip():
-            raise RequestError("'contrast.instruction' must not be empty.", param="contrast.instruction")
+    instruction: str = Field("You are a confused object detector.", max_length=1024)
 
-    def twin(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
+    @field_validator("instruction")
+    @classmethod
+    def _says_something(cls, value: str) -> str:
+        if not value.strip():
+            raise PydanticCustomError("empty", "must not be empty")
+        return value
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.instruction,)
+
+    def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
         return build_prompt(mllm, _with_instruction(messages, self.instruction))
-
-
-@dataclass(frozen=True)
-class Pai(Contrast):
-    """Against the text alone; gamma of the paper is 1 + alpha. From layer `first_layer` on the last row's scores s of image
-    tokens become s + amplify * |s| before the softmax. The paper's gamma, the released code's other values."""
-
-    alpha: float = 0.1
-    amplify: float = 0.2
-    first_layer: int = 2
-
-    kind = "pai"
-    needs_image = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _within("amplify", self.amplify, 10.0)
-        if self.first_layer < 0:
-            raise RequestError(
-                f"'contrast.first_layer' must be at least 0; got {self.first_layer}.", param="contrast.first_layer"
-            )
-
-    def twin(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
-        try:
-            return build_prompt(mllm, without_images(messages))
-        except RequestError as error:
-            raise RequestError(
-                f"'contrast' of kind pai needs the prompt without its images, which fails: {error}", param="contrast"
-            ) from error
-
-
-def _within(name: str, value: float, high: float) -> None:
-    if not (math.isfinite(value) and 0 <= value <= high):
-        raise RequestError(f"'contrast.{name}' must be from 0 to {high:g}; got {value}.", param=f"contrast.{name}")
 
 
 def diffusion(step: int) -> tuple[float, float]:
@@ -173,45 +119,3 @@ def _with_instruction(messages: Messages, instruction: str) -> list[dict[str, An
         parts.append({"type": "text", "text": instruction})
     out[last]["content"] = parts
     return out
-
-
-def contrasted(
-    full: torch.Tensor, twin: torch.Tensor, weight: torch.Tensor, relu: torch.Tensor, plausible: torch.Tensor
-) -> torch.Tensor:
-    """Logits (rows, vocabulary) by the `Rule` of each row: weight, plausible (rows, 1), relu (rows, 1) bool.
-
-    full, twin: (rows, vocabulary) logits. What is impossible stays impossible.
-    """
-    difference = full - twin
-    combined = full + weight * torch.where(relu, difference.relu(), difference)
-    least = full.amax(-1, keepdim=True) + plausible.log()
-    return torch.where(full.isneginf() | (full < least), -torch.inf, combined)
-
-
-class ContrastSlots:
-    """The rule of every slot, and how many of its tokens the contrast changed."""
-
-    def __init__(self, slots: int, device: torch.device):
-        self.weight = torch.zeros(slots, 1, device=device)
-        self.relu = torch.zeros(slots, 1, dtype=torch.bool, device=device)
-        self.plausible = torch.zeros(slots, 1, device=device)
-        self.changed = torch.zeros(slots, dtype=torch.int32, device=device)
-
-    def place(self, slot: int, rule: Rule | None) -> None:
-        """Write a sequence's rule into its slot."""
-        self.changed[slot] = 0
-        if rule is not None:
-            self.weight[slot], self.relu[slot], self.plausible[slot] = rule
-
-    def move(self, source: int, target: int) -> None:
-        """Copy a slot's rule and count to another slot."""
-        for tensor in (self.weight, self.relu, self.plausible, self.changed):
-            tensor[target] = tensor[source]
-
-    def apply(self, slots: torch.Tensor, full: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
-        """Contrasted logits (rows, vocabulary) of some slots; full, twin: theirs and their twins'."""
-        return contrasted(full, twin, self.weight[slots], self.relu[slots], self.plausible[slots])
-
-    def count(self, slots: torch.Tensor, full: torch.Tensor, contrasted: torch.Tensor) -> None:
-        """Count where the likeliest token changed; full, contrasted: logits (rows, vocabulary) of some slots."""
-        self.changed[slots] += (contrasted.argmax(-1) != full.argmax(-1)).int()

@@ -7,46 +7,73 @@ rebuilt as the answer goes on: a new twin then takes in the prompt with new imag
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
+from pydantic import Field
 
-from steering.diagnostics.tam import activation_maps
-from steering.errors import RequestError
-from steering.interventions.contrast import Rule
-from steering.layout import ImageSpan, Prompt
+from steering.decoder.hooks import Hook
+from steering.errors import Fault, RequestError
+from steering.measures import activation_maps
+from steering.model.images import divide
+from steering.model.mllm import MLLM
+from steering.prompt.layout import ImageSpan, Prompt
+from steering.protocol.asked import Options, Rule
+from steering.protocol.sequence import Sequence as Row
+from steering.protocol.signals import Signal
+from steering.protocol.slots import Batch, Chunk, Computed, Slots
+from steering.readouts import attention, states
+
+log = logging.getLogger(__name__)
+
+NAME = "sage.generate"
 
 
-@dataclass(frozen=True)
-class Generate:
+class Generate(Options):
     """`weight` is lambda; `top` the share of an image's patches that each map puts forward; the mask is rebuilt every
     `refresh` tokens, 0 for never."""
 
-    weight: float = 0.5
-    top: float = 0.2
-    refresh: int = 0
+    path = ("sage", "generate")
+    twin = True
+    needs_image = True
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.weight) and 0 <= self.weight <= 10):
-            raise RequestError(
-                f"'sage.generate.lambda' must be from 0 to 10; got {self.weight}.", param="sage.generate.lambda"
-            )
-        if not 0 < self.top < 1:
-            raise RequestError(
-                f"'sage.generate.top' must be above 0 and below 1; got {self.top}.", param="sage.generate.top"
-            )
-        if self.refresh < 0:
-            raise RequestError(
-                f"'sage.generate.refresh' must be at least 0; got {self.refresh}.", param="sage.generate.refresh"
-            )
+    weight: float = Field(0.5, ge=0, le=10, alias="lambda")
+    top: float = Field(0.2, gt=0, lt=1)
+    refresh: int = Field(0, ge=0)
 
     @property
     def rule(self) -> Rule:
         """Equation 7."""
         return Rule(self.weight, relu=True)
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.MAP, Signal.IMAGE_STATES})
+
+    def check(self, mllm: MLLM, prompt: Prompt) -> None:
+        if any(image.tokens < 2 for image in prompt.layout.images):
+            raise RequestError("'sage.generate' cannot mask an image that is a single token.", param="sage.generate")
+
+    def due(self, tokens: int) -> bool:
+        return self.refresh > 0 and tokens > 0 and tokens % self.refresh == 0
+
+    def report(self, taken: Any) -> dict[str, Any] | None:
+        """What was done: the patches occluded at first and by every rebuilt mask, and how many tokens it changed. taken:
+        `Twinned`."""
+        if not taken.made:
+            return None
+        first, *rebuilt = taken.made
+        return {
+            "masking": "pixels" if first.pixels else "features",
+            "masked": first.patches,
+            "rebuilt": [{"token": mask.token, "masked": mask.patches} for mask in rebuilt],
+            "changed": taken.changed,
+        }
 
 
 @dataclass(frozen=True)
@@ -63,15 +90,13 @@ class Mask:
         """The occluded patches of each image, row by row from 0."""
         return [chosen.nonzero()[:, 0].tolist() for chosen in self.chosen]
 
-
-def report(masks: Sequence[Mask], changed: int) -> dict[str, Any]:
-    """What was done: the patches occluded at first and by every rebuilt mask, and how many tokens it changed."""
-    return {
-        "masking": "pixels" if masks[0].pixels else "features",
-        "masked": masks[0].patches,
-        "rebuilt": [{"token": mask.token, "masked": mask.patches} for mask in masks[1:]],
-        "changed": changed,
-    }
+    def occluded(self, prompt: Prompt) -> tuple[Prompt, Callable[[torch.Tensor], torch.Tensor] | None]:
+        """The twin's prompt, and what becomes of its decoder inputs (1, n, d) where features are masked."""
+        images = prompt.layout.images
+        if not self.pixels:
+            return prompt, partial(masked_features, images=images, chosen=self.chosen)
+        inputs = masked_pixels(prompt.inputs, images, self.chosen) or prompt.inputs
+        return replace(prompt, inputs=inputs, pictures=divide(inputs)), None
 
 
 def chosen_patches(attention: torch.Tensor, activation: torch.Tensor, top: float) -> torch.Tensor:
@@ -161,3 +186,37 @@ def mask_of(
         for image, part in zip(images, parts, strict=True)
     ]
     return Mask(tuple(chosen), can_mask_pixels(prompt.inputs, images), token)
+
+
+class GenerateSlots(Slots):
+    """Makes the masks: at the prompt's end, and when they are due; of the answer's own attention and states."""
+
+    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+        for row, sequence in enumerate(chunk.sequences):
+            asked = sequence.spec.asked.get(NAME)
+            if isinstance(asked, Generate) and computed.logits is not None and not chunk.replay:
+                self._mask(sequence, asked, computed.logits[row])
+                diagnose = sequence.spec.diagnose
+                if not asked.refresh and (diagnose is None or Signal.IMAGE_STATES not in diagnose.signals):
+                    del sequence.captured[states.NAME]
+
+    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+        for sequence in batch.sequences:
+            asked = sequence.spec.asked.get(NAME)
+            if not isinstance(asked, Generate) or not sequence.due or computed.logits is None:
+                continue
+            try:
+                self._mask(sequence, asked, computed.logits[sequence.slot])
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:  # of this sequence alone
+                log.exception("A mask could not be made.")
+                sequence.error = Fault(f"The masked image could not be made: {error}")
+
+    def _mask(self, sequence: Row, asked: Generate, logits: torch.Tensor) -> None:
+        """Note what the twin is not to see from the next token on. logits: (vocabulary,)."""
+        assert sequence.pair is not None
+        head = self.pool.mllm.model.get_output_embeddings().weight[logits.argmax()]
+        (image_states,), seen = sequence.captured[states.NAME].image, sequence.captured[attention.NAME].map
+        mask = mask_of(sequence.prompt, image_states, seen, head, asked.top, len(sequence.tokens))
+        sequence.pair.made += (mask,)

@@ -16,61 +16,75 @@ generated tokens, decay = 1 - m_v(t) / m_v(1), where t = 1 is the prompt's last 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
+from steering.decoder.hooks import AttentionHook, Hook, Product
 from steering.errors import RequestError
-from steering.spans import FIRST_IMAGE, PARTITIONS, SYSTEM
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt
+from steering.prompt.spans import FIRST_IMAGE, SYSTEM
+from steering.protocol.asked import Options
+from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
+from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
+from steering.readouts import attention
 
-READINGS = ("transfer", "scale")
+NAME = "sage.see"
 LEAST = torch.finfo(torch.float32).tiny
 """Less attention to images than this cannot be divided by, and is none."""
 
 
-@dataclass(frozen=True)
-class See:
+class See(Options):
     """`shallow` layers, counted from the first, have the fixed alpha (None: the model's first quarter)."""
 
-    alpha: float = 0.1
-    reading: str = READINGS[0]
-    shallow: int | None = None
-    ceiling: float = 1.0
-    spans: str = PARTITIONS[0]
+    path = ("sage", "see")
+    needs_image = True
 
-    def __post_init__(self) -> None:
-        for name, value, high in (("alpha", self.alpha, 1.0), ("ceiling", self.ceiling, 1.0)):
-            if not (math.isfinite(value) and 0 <= value <= high):
-                raise RequestError(
-                    f"'sage.see.{name}' must be from 0 to {high:g}; got {value}.", param=f"sage.see.{name}"
-                )
-        for name, word, known in (("reading", self.reading, READINGS), ("spans", self.spans, PARTITIONS)):
-            if word not in known:
-                raise RequestError(
-                    f"'sage.see.{name}' must be one of {', '.join(known)}; got {word!r}.", param=f"sage.see.{name}"
-                )
+    alpha: float = Field(0.1, ge=0, le=1)
+    reading: Literal["transfer", "scale"] = "transfer"
+    shallow: int | None = Field(None, ge=0)
+    ceiling: float = Field(1.0, ge=0, le=1)
+    spans: Literal["whole", "content"] = "whole"
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.LAST})
+
+    def check(self, mllm: MLLM, prompt: Prompt) -> None:
+        self.depth(mllm.num_layers)
 
     def depth(self, layers: int) -> int:
         """How many of a model's layers are shallow; raises RequestError when it has fewer than asked for."""
-        if self.shallow is not None and not 0 <= self.shallow <= layers:
+        if self.shallow is not None and self.shallow > layers:
             raise RequestError(
                 f"'sage.see.shallow' must be from 0 to {layers}, the model's layers; got {self.shallow}.",
                 param="sage.see.shallow",
             )
         return max(1, layers // 4) if self.shallow is None else self.shallow
 
+    def report(self, taken: Any) -> dict[str, Any]:
+        """What it did. taken: (tokens, 4) as `SeeSlots.steps`, one for each generated token that went through the model."""
+        mean, greatest, before, after = taken.T.tolist() if len(taken) else ([], [], [], [])
+        return {
+            "reading": self.reading,
+            "spans": self.spans,
+            "alpha": mean,
+            "alpha_max": greatest,
+            "share_before": sum(before) / len(before) if before else None,
+            "share_after": sum(after) / len(after) if after else None,
+        }
 
-class SeeRows:
+
+class SeeRows(AttentionHook):
     """The enhancement of one forward pass.
 
     masks: (rows, columns, 2), 1 on the columns of images, and of the rest of the prompt. fixed, adaptive: (layers, rows),
     alpha of shallow and of deeper layers, 0 elsewhere. first: (layers, rows), m_v(1). ceiling: (rows,). transfer: (rows,)
     bool, the reading, None where every row scales. depths: in how many layers some row is shallow, and how many are shallow
     in every row. generated: whether the rows are generated tokens, whose decay is measured, or prompts.
-    asked: (rows, 1, 1, 1) bool, the rows whose attention changes.
     """
 
     def __init__(
@@ -100,9 +114,10 @@ class SeeRows:
         self._zero, self._one = torch.zeros((), device=masks.device), torch.ones((), device=masks.device)
         self._steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
-    def enhance(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
-        """Attention weights (rows, heads, n, columns) of shallow layers, and of deeper ones where the queries are generated
-        tokens."""
+    def weights(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
+        """Enhanced weights of shallow layers, and of deeper ones where the queries are generated tokens."""
+        if not self.generated and layer >= self.depth:
+            return weights
         rows, heads, n, columns = weights.shape
         masses = (weights.view(rows, -1, columns) @ self.masks).view(rows, heads, n, -1)
         seen = masses[..., :1]
@@ -123,19 +138,20 @@ class SeeRows:
         deep = deep.clamp_(self._zero, self._most[layer])
         return deep if layer >= self.depth else self._fixed[layer] + deep
 
-    def attend(self, layer: int, value: torch.Tensor, attend: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """A shallow layer's output (rows, heads, n, head_dim) without its weights: `attend` gives the weights' product
-        with any values (rows, kv_heads, columns, head_dim), and m_v and m_t are such products. All is float32: what is
-        divided by may be smaller than half precision can tell from nothing."""
-        masks = self.masks[:, None]
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
+        """A shallow layer's output without its weights: m_v and m_t are products of the weights, too. All is float32: what
+        is divided by may be smaller than half precision can tell from nothing."""
+        if self.generated or layer >= self.depth:
+            return None
+        value, masks = value.float(), self.masks[:, None]
         indicators = torch.zeros_like(value)
         indicators[..., : masks.shape[-1]] = masks
-        masses = attend(indicators)
+        masses = exact(indicators)
         up, down, total = self._factors(self._fixed[layer], masses[..., :1], masses[..., 1:2])
-        more = up * attend(value * masks[..., :1])
+        more = up * exact(value * masks[..., :1])
         if down is not None:
-            more = more - down * attend(value * masks[..., 1:])
-        return (attend(value) + more) / total
+            more = more - down * exact(value * masks[..., 1:])
+        return (exact(value) + more) / total
 
     def _factors(
         self, alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor
@@ -158,30 +174,34 @@ class SeeRows:
         return torch.stack([alpha[..., 0], seen.mean((2, 3, 4)), after.mean((2, 3, 4))], -1)
 
 
-class SeeSlots:
-    """The settings of every slot, neutral where nothing was asked for, and what each generated token saw."""
+class SeeSlots(Slots):
+    """The settings of every slot, and what each generated token saw.
 
-    def __init__(self, slots: int, length: int, layers: int, device: torch.device):
-        self.layers = layers
+    masks: (slots, length, 2), 1 on the columns of images, and of the rest of the prompt. fixed, adaptive: (slots, layers),
+    alpha of shallow and of deeper layers. first: (slots, layers), m_v(1). ceiling, transfer: (slots,). steps: (slots,
+    length, 4), by column alpha, its mean and greatest over layers, and m_v before and after.
+    """
+
+    measured: ClassVar[tuple[str, ...]] = ("first",)
+
+    def __init__(self, name: str, pool: Pool):
+        super().__init__(name, pool)
+        slots, length, layers, device = pool.slots, pool.length, pool.layers, pool.device
         self.masks = torch.zeros(slots, length, 2, device=device)
         self.fixed = torch.zeros(slots, layers, device=device)
         self.adaptive = torch.zeros(slots, layers, device=device)
         self.first = torch.zeros(slots, layers, device=device)
         self.ceiling = torch.zeros(slots, device=device)
         self.transfer = torch.zeros(slots, dtype=torch.bool, device=device)
-        self.steps = torch.zeros(slots, length, 4, device=device)  # alpha: mean, greatest; m_v: before, after
+        self.steps = torch.zeros(slots, length, 4, device=device)
 
-    @property
-    def _tensors(self) -> tuple[torch.Tensor, ...]:
-        return (self.masks, self.fixed, self.adaptive, self.first, self.ceiling, self.transfer, self.steps)
-
-    def place(self, slot: int, see: See | None, spans: torch.Tensor) -> None:
-        """Write a sequence's settings into its slot. spans: (n,), the prompt's span numbers."""
-        for tensor in self._tensors:
+    def place(self, sequence: Sequence) -> None:
+        slot, see, spans = sequence.slot, sequence.spec.asked.get(NAME), sequence.prompt.layout.spans
+        for tensor in (self.masks, self.fixed, self.adaptive, self.first, self.ceiling, self.transfer, self.steps):
             tensor[slot] = 0
-        if see is None:
+        if not isinstance(see, See):
             return
-        depth = see.depth(self.layers)
+        depth = see.depth(self.pool.layers)
         image = spans >= FIRST_IMAGE
         rest = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
         self.masks[slot, : len(spans)] = torch.stack([image, rest], -1).to(self.masks)
@@ -190,20 +210,44 @@ class SeeSlots:
         self.ceiling[slot] = see.ceiling
         self.transfer[slot] = see.reading == "transfer"
 
-    def move(self, source: int, target: int) -> None:
-        """Copy a slot's settings to another slot."""
-        for tensor in self._tensors:
-            tensor[target] = tensor[source]
+    def prefill(self, chunk: Chunk) -> SeeRows | None:
+        rows = self._rows(chunk.slots, chunk.sequences, chunk.columns, chunk.replay)
+        if rows is not None and chunk.replay:
+            every = torch.arange(chunk.width, device=self.first.device).expand(len(chunk.slots), -1)
+            rows.queries = torch.where(rows.asked[:, 0, 0], every, -1)
+        return rows
 
-    def rows(
-        self, slots: slice | list[int], sees: Sequence[See | None], columns: int, generated: bool
+    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+        if not isinstance(hook, SeeRows) or chunk.replay:
+            return
+        for sequence in chunk.sequences:
+            captured = sequence.captured.get(attention.NAME)
+            if NAME in sequence.spec.asked and captured is not None and captured.last_sums is not None:
+                self.first[sequence.slot] = attention.image_sums(captured.last_sums).sum(-1)
+
+    def decode(self, batch: Batch) -> SeeRows | None:
+        return self._rows(batch.rows, batch.sequences, batch.columns, generated=True)
+
+    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+        if isinstance(hook, SeeRows):
+            alpha, before, after = hook.measured().unbind(-1)  # (layers, rows)
+            steps = torch.stack([alpha.mean(0), alpha.amax(0), before.mean(0), after.mean(0)], -1)
+            self.steps[torch.arange(len(steps), device=steps.device), batch.positions] = steps
+
+    def take(self, sequence: Sequence) -> torch.Tensor | None:
+        """(tokens, 4) of the generated tokens that were fed."""
+        first = sequence.prompt.length
+        if NAME not in sequence.spec.asked:
+            return None
+        return self.steps[sequence.slot, first : first + sequence.fed].to("cpu", copy=True)
+
+    def _rows(
+        self, slots: slice | list[int], sequences: list[Sequence], columns: int, generated: bool
     ) -> SeeRows | None:
-        """The enhancement of a forward pass on some slots, which reads the first `columns` of them; None where no row asks
-        for any."""
-        asked = [see for see in sees if see is not None]
+        asked = [see for one in sequences if isinstance(see := one.spec.asked.get(NAME), See)]
         if not asked:
             return None
-        depths = [see.depth(self.layers) for see in asked]
+        depths = [see.depth(self.pool.layers) for see in asked]
         return SeeRows(
             self.masks[slots, :columns],
             self.fixed[slots].T,
@@ -214,22 +258,3 @@ class SeeSlots:
             (max(depths), min(depths)),
             generated,
         )
-
-    def record(self, rows: SeeRows, positions: torch.Tensor) -> None:
-        """Keep what a decode measured. positions: (rows,)."""
-        alpha, before, after = rows.measured().unbind(-1)  # (layers, rows)
-        steps = torch.stack([alpha.mean(0), alpha.amax(0), before.mean(0), after.mean(0)], -1)
-        self.steps[torch.arange(len(positions), device=positions.device), positions] = steps
-
-
-def report(see: See, steps: torch.Tensor) -> dict[str, Any]:
-    """What was done. steps: (tokens, 4) as `SeeSlots.steps`, one for each generated token that went through the model."""
-    mean, greatest, before, after = steps.T.tolist() if len(steps) else ([], [], [], [])
-    return {
-        "reading": see.reading,
-        "spans": see.spans,
-        "alpha": mean,
-        "alpha_max": greatest,
-        "share_before": sum(before) / len(before) if before else None,
-        "share_after": sum(after) / len(after) if after else None,
-    }

@@ -10,14 +10,25 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from steering.errors import RequestError
-from steering.residual import IMAGE, TEXT
-from steering.spans import FIRST_IMAGE
-from steering.vectors import PREFERENCE, SteeringVector
+from steering.decoder.hooks import Hook, LayerHook
+from steering.decoder.updates import Updates
+from steering.errors import RequestError, VectorError
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt
+from steering.prompt.spans import FIRST_IMAGE
+from steering.protocol.asked import Asked
+from steering.protocol.sequence import Sequence as Row
+from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
+from steering.vectors.vector import PREFERENCE, SteeringVector
+
+NAME = "steering"
+TEXT, IMAGE = 0, 1
+"""Classes of prompt tokens that a vector may be added to separately; where images are told apart, the first is IMAGE, the
+second the next number, and so on."""
 
 TOKENS = ("all", "prompt", "generated", "image", "text")
 """Which tokens a vector is added to; "image" and "text" are the image and the other tokens of the prompt. Beside these,
@@ -226,3 +237,145 @@ def planned(steer: Steer) -> dict[str, Any]:
         "warning": steer.warning,
         "added": added,
     }
+
+
+def check_steer(mllm: MLLM, steer: Steer, images: int | None = None) -> None:
+    """Raise VectorError or RequestError unless a vector can be added to the states of a model, whose prompt has `images`
+    images; None where the prompt is not known."""
+    if steer.vector.fingerprint != mllm.fingerprint:
+        raise VectorError(
+            f"Steering vector {steer.vector.name!r} was made for a model with fingerprint {steer.vector.fingerprint[:64]}; "
+            f"this one has {mllm.fingerprint}.",
+            param="steering.vector",
+            code="wrong_model",
+        )
+    shape = (mllm.num_layers, mllm.hidden_size)
+    if steer.vector.direction.shape != shape:
+        raise VectorError(
+            f"Steering vector {steer.vector.name!r} has shape {tuple(steer.vector.direction.shape)}; this model needs "
+            f"{shape}, layers by width.",
+            param="steering.vector",
+            code="wrong_shape",
+        )
+    if images is not None and steer.image is not None and steer.image > images:
+        raise RequestError(
+            f"'steering.apply.tokens' is {steer.tokens!r}, but the request holds {images} images.",
+            param="steering.apply.tokens",
+        )
+
+
+@dataclass(frozen=True)
+class Steering(Asked):
+    """The vectors that are added in one request, all together."""
+
+    steers: tuple[Steer, ...]
+
+    path = (NAME,)
+
+    @property
+    def toward(self) -> Iterable[str]:
+        """For each vector the modality that it really pushes toward; "off" for a preference that does nothing."""
+        return [
+            steer.way or ("other" if steer.scale or steer.vector.positive is None else "off") for steer in self.steers
+        ]
+
+    def check(self, mllm: MLLM, prompt: Prompt) -> None:
+        for steer in self.steers:
+            check_steer(mllm, steer, len(prompt.layout.images))
+
+    def report(self, taken: Any) -> list[dict[str, Any]]:
+        """What each vector did. taken: per steered layer the norms (see `SteerRows`), and how many generated tokens were
+        fed."""
+        norms, fed = taken
+        return [applied(steer, norms, fed) for steer in self.steers]
+
+
+class SteerRows(LayerHook):
+    """What is added to each token of a prefill. classes: (rows, n, classes) one-hot, zero on padding. delta: for each
+    steered layer (rows, classes, d).
+
+    norms: for each steered layer (rows, 2, classes), how many tokens the class has and the sum over them of |h| before the
+    addition.
+    """
+
+    def __init__(self, classes: torch.Tensor, delta: dict[int, torch.Tensor]):
+        self.classes = classes
+        self.delta = delta
+        self.norms: dict[int, torch.Tensor] = {}
+
+    def after(
+        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
+    ) -> torch.Tensor:
+        if layer not in self.delta:
+            return hidden
+        length = hidden.float().norm(dim=-1)
+        self.norms[layer] = torch.stack([torch.ones_like(length), length], 1) @ self.classes
+        return hidden + (self.classes.to(hidden.dtype) @ self.delta[layer])
+
+
+class SteerTokens(LayerHook):
+    """What is added to each row's generated tokens. delta: (rows, layers, d), zero where a row is not steered: the same work
+    for every batch."""
+
+    def __init__(self, delta: torch.Tensor):
+        self._by_layer = delta.unsqueeze(2).unbind(1)  # views (rows, 1, d)
+
+    def after(
+        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
+    ) -> torch.Tensor:
+        return hidden + self._by_layer[layer]
+
+
+class SteerSlots(Slots):
+    """What is added to the generated tokens of every slot. delta: (slots, layers, d) in the model's dtype."""
+
+    compiled: ClassVar[bool] = True
+
+    def __init__(self, name: str, pool: Pool):
+        super().__init__(name, pool)
+        mllm = pool.mllm
+        self.delta = torch.zeros(pool.slots, pool.layers, mllm.hidden_size, dtype=mllm.dtype, device=pool.device)
+
+    def place(self, sequence: Row) -> None:
+        delta = generated_delta(_steers(sequence), *self.delta.shape[1:])
+        self.delta[sequence.slot] = delta.to(self.delta)
+
+    def prefill(self, chunk: Chunk) -> SteerRows | SteerTokens | None:
+        if chunk.replay:
+            return SteerTokens(self.delta[chunk.slots])
+        steered = [(row, one) for row, one in enumerate(chunk.sequences) if _steers(one)]
+        if not steered:
+            return None
+        count = class_count(
+            (steer for _, one in steered for steer in _steers(one)),
+            max(len(one.prompt.layout.images) for _, one in steered),
+        )
+        classes = torch.zeros(len(chunk.sequences), chunk.width, count)
+        tables: dict[int, torch.Tensor] = {}
+        for row, one in steered:
+            length = chunk.lengths[row]
+            classes[row, :length] = prompt_classes(one.prompt.layout.spans[chunk.start : chunk.start + length], count)
+            for layer, delta in prompt_delta(_steers(one), count).items():
+                tables.setdefault(layer, torch.zeros(len(chunk.sequences), count, delta.shape[1]))[row] = delta
+        device, dtype = self.delta.device, self.delta.dtype
+        return SteerRows(classes.to(device), {layer: table.to(device, dtype) for layer, table in tables.items()})
+
+    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+        if not isinstance(hook, SteerRows):
+            return
+        for row, one in enumerate(chunk.sequences):
+            if _steers(one):
+                known = one.captured.get(NAME, {})
+                found = {layer: norms[row].cpu() for layer, norms in hook.norms.items()}
+                one.captured[NAME] = {layer: known.get(layer, 0) + norms for layer, norms in found.items()}
+
+    def decode(self, batch: Batch) -> SteerTokens:
+        return SteerTokens(self.delta[batch.rows])
+
+    def take(self, sequence: Row) -> tuple[dict[int, torch.Tensor], int] | None:
+        return (sequence.captured[NAME], sequence.fed) if _steers(sequence) else None
+
+
+def _steers(sequence: Row) -> tuple[Steer, ...]:
+    asked = sequence.spec.asked.get(NAME)
+    return asked.steers if isinstance(asked, Steering) else ()

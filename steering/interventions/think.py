@@ -6,44 +6,59 @@ residual stream; where D exceeds the layer's threshold, the layer's output is h_
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
+from pydantic import Field
 
+from steering.decoder.hooks import Hook, LayerHook
+from steering.decoder.updates import Updates
 from steering.errors import RequestError
+from steering.measures import divergence
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt
+from steering.protocol.asked import Options
+from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
+from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
+
+NAME = "sage.think"
 
 
-@dataclass(frozen=True)
-class Think:
+class Think(Options):
     """`gamma` scales the damped updates. D (nats) is compared with `threshold` in every layer or, where that is None, with
     the layer's `quantile` of D as the model's calibration measured it."""
 
-    gamma: float = 0.9
-    quantile: float = 0.9
-    threshold: float | None = None
+    path = ("sage", "think")
 
-    def __post_init__(self) -> None:
-        for name, value, low, high in (("gamma", self.gamma, 0.0, 1.0), ("quantile", self.quantile, 0.0, 1.0)):
-            if not low <= value <= high:
-                raise RequestError(
-                    f"'sage.think.{name}' must be from {low:g} to {high:g}; got {value}.", param=f"sage.think.{name}"
-                )
-        if self.threshold is not None and not (math.isfinite(self.threshold) and self.threshold >= 0):
+    gamma: float = Field(0.9, ge=0, le=1)
+    quantile: float = Field(0.9, ge=0, le=1)
+    threshold: float | None = Field(None, ge=0)
+
+    def check(self, mllm: MLLM, prompt: Prompt) -> None:
+        self.thresholds(mllm)
+
+    def thresholds(self, mllm: MLLM) -> torch.Tensor:
+        """(layers,) thresholds of the divergence; raises RequestError where they were not measured."""
+        if self.threshold is not None:
+            return torch.full((mllm.num_layers,), self.threshold)
+        measured = None if mllm.calibration is None else mllm.calibration.thresholds(self.quantile)
+        if measured is None:
             raise RequestError(
-                f"'sage.think.threshold' must be a finite number of at least 0; got {self.threshold}.",
+                f"{mllm.name} was not calibrated for 'sage.think'; give 'sage.think.threshold', or run "
+                "'helmsight probe --calibrate-sage' on it.",
                 param="sage.think.threshold",
             )
+        return measured
+
+    def report(self, taken: Any) -> dict[str, Any]:
+        """Per layer the share of damped updates and the mean of D. taken: `Thought`."""
+        damped, differs = (taken.measured / max(taken.tokens, 1)).unbind(-1)
+        return {"suppressed": damped.tolist(), "divergence": differs.tolist()}
 
 
-def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
-    """D in nats, (...), of the updates of a layer, (..., d)."""
-    p, q = mha.float().log_softmax(-1), ffn.float().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1)
-
-
-class ThinkRows:
+class ThinkRows(LayerHook):
     """The damping of one forward pass, and what it did.
 
     gamma: (rows,). threshold: (layers, rows), infinite for rows that do not think. real: (rows, n), 0 on padding.
@@ -55,12 +70,13 @@ class ThinkRows:
         self._less = gamma[:, None] - 1
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def damp(self, layer: int, hidden: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
-        """The layer's output after damping. hidden (rows, n, d): the output; mha, ffn: its two updates."""
-        differs = divergence(mha, ffn)  # (rows, n)
+    def after(
+        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
+    ) -> torch.Tensor:
+        differs = divergence(updates.mha, updates.ffn)  # (rows, n)
         damped = differs > self._threshold[layer]
         self._layers.append((damped, differs))
-        return torch.addcmul(hidden, (self._less * damped)[..., None].to(hidden.dtype), ffn)
+        return torch.addcmul(hidden, (self._less * damped)[..., None].to(hidden.dtype), updates.ffn)
 
     def divergences(self) -> torch.Tensor:
         """D of every token: (layers, rows, n)."""
@@ -72,47 +88,65 @@ class ThinkRows:
         return (torch.stack([damped.float(), self.divergences()], -1) * self.real[..., None]).sum(2).transpose(0, 1)
 
 
-def report(measured: torch.Tensor, tokens: int) -> dict[str, Sequence[float]]:
-    """Per layer the share of damped updates and the mean of D. measured: (layers, 2), summed over `tokens`."""
-    damped, differs = (measured / max(tokens, 1)).unbind(-1)
-    return {"suppressed": damped.tolist(), "divergence": differs.tolist()}
+@dataclass(frozen=True)
+class Thought:
+    """What was damped in one answer, on the CPU. measured: (layers, 2), the number of damped updates and the sum of D, over
+    `tokens` tokens of prompt and answer. divergence: (layers, prompt tokens), in nats, where it was asked for."""
+
+    measured: torch.Tensor
+    tokens: int
+    divergence: torch.Tensor | None
 
 
-class ThinkSlots:
-    """The settings of every slot, neutral where nothing was asked for, and what was damped in it."""
+class ThinkSlots(Slots):
+    """The settings of every slot, and what was damped in it.
 
-    def __init__(self, slots: int, layers: int, device: torch.device):
-        self.gamma = torch.ones(slots, device=device)
-        self.threshold = torch.full((slots, layers), torch.inf, device=device)
-        self.measured = torch.zeros(slots, layers, 2, device=device)
+    gamma: (slots,). damps_above: (slots, layers), infinite where a slot does not think. sums: (slots, layers, 2), as
+    `Thought.measured`.
+    """
 
-    def place(self, slot: int, think: Think | None, thresholds: torch.Tensor | None) -> None:
-        """Write a sequence's settings into its slot. thresholds: (layers,) where it thinks."""
-        self.measured[slot] = 0
-        self.gamma[slot] = 1.0 if think is None else think.gamma
-        self.threshold[slot] = torch.inf if thresholds is None else thresholds.to(self.threshold)
+    measured: ClassVar[tuple[str, ...]] = ("sums",)
 
-    def move(self, source: int, target: int) -> None:
-        """Copy a slot's settings to another slot."""
-        for tensor in (self.gamma, self.threshold, self.measured):
-            tensor[target] = tensor[source]
+    def __init__(self, name: str, pool: Pool):
+        super().__init__(name, pool)
+        self.gamma = torch.ones(pool.slots, device=pool.device)
+        self.damps_above = torch.full((pool.slots, pool.layers), torch.inf, device=pool.device)
+        self.sums = torch.zeros(pool.slots, pool.layers, 2, device=pool.device)
 
-    def rows(
-        self,
-        slots: slice | list[int],
-        thinks: Sequence[Think | None],
-        real: torch.Tensor | None = None,
-        keep: bool = False,
-    ) -> ThinkRows | None:
-        """The damping of a forward pass on some slots, None where none of them asks for any. real: (rows, n), by default
-        one real token a row."""
-        if not keep and all(think is None for think in thinks):
+    def place(self, sequence: Sequence) -> None:
+        slot, think = sequence.slot, sequence.spec.asked.get(NAME)
+        self.sums[slot] = 0
+        self.gamma[slot] = think.gamma if isinstance(think, Think) else 1.0
+        above = think.thresholds(self.pool.mllm) if isinstance(think, Think) else torch.tensor(torch.inf)
+        self.damps_above[slot] = above.to(self.damps_above)
+
+    def prefill(self, chunk: Chunk) -> ThinkRows | None:
+        if not any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences):
             return None
-        if real is None:
-            real = torch.ones(len(thinks), 1, device=self.gamma.device)
-        return ThinkRows(self.gamma[slots], self.threshold[slots].T, real)
+        return ThinkRows(self.gamma[chunk.slots], self.damps_above[chunk.slots].T, chunk.real.to(self.gamma.device))
 
-    def record(self, rows: ThinkRows | None, slots: slice | list[int], active: torch.Tensor | float = 1.0) -> None:
-        """Add what a forward pass measured. active: (rows, 1, 1), 0 for rows whose step is for nothing."""
-        if rows is not None:
-            self.measured[slots] += rows.measured() * active
+    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+        if not isinstance(hook, ThinkRows):
+            return
+        self.sums[chunk.slots] += hook.measured()
+        for row, sequence in enumerate(chunk.sequences):
+            if sequence.wants(Signal.DIVERGENCE):
+                found = hook.divergences()[:, row, : chunk.lengths[row]].cpu()
+                earlier = sequence.captured.get(NAME)
+                sequence.captured[NAME] = found if earlier is None else torch.cat([earlier, found], 1)
+
+    def decode(self, batch: Batch) -> ThinkRows | None:
+        if not any(NAME in sequence.spec.asked for sequence in batch.sequences):
+            return None
+        real = torch.ones(len(batch.sequences), 1, device=self.gamma.device)
+        return ThinkRows(self.gamma[batch.rows], self.damps_above[batch.rows].T, real)
+
+    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+        if isinstance(hook, ThinkRows):
+            self.sums[batch.rows] += hook.measured() * batch.active
+
+    def take(self, sequence: Sequence) -> Thought | None:
+        if NAME not in sequence.spec.asked and not sequence.wants(Signal.DIVERGENCE):
+            return None
+        tokens = sequence.prompt.length + sequence.fed
+        return Thought(self.sums[sequence.slot].to("cpu", copy=True), tokens, sequence.captured.get(NAME))

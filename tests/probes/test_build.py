@@ -20,7 +20,7 @@ import steering
 from probes import build as module
 from probes import mc2
 from probes.build import Direction, Moments, Recipe, Tally, build, grow, measure
-from steering.processor import load_processor
+from steering.model.processor import load_processor
 from tests import families
 from tests.probes.conftest import make_samples
 

@@ -16,8 +16,8 @@ from probes.calibration import calibrate_flags
 from probes.flags import FLAGS, NUMBERS, RATE, SEVERITIES, Answered, ask, calibrate, choose, halves, report
 from server import cli
 from steering import Engine, Request
-from steering.calibration import Calibration
-from steering.diagnostics.flags import Thresholds
+from steering.model.calibration import Calibration
+from steering.readouts.flags import Thresholds
 from tests.probes.conftest import make_samples
 
 

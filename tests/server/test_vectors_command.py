@@ -174,7 +174,7 @@ def test_a_gguf_file_needs_to_be_told_its_model(run: Run, tmp_path: Path) -> Non
 
 
 def test_another_vector_of_the_model_tells_how_many_layers_it_has(run: Run, folder: Path, tmp_path: Path) -> None:
-    from steering.control_vectors import to_gguf
+    from steering.vectors.gguf import to_gguf
 
     short = make("short", 1, layers=(1,))
     file = tmp_path / "short.gguf"

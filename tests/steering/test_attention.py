@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from steering import attention
-from steering.attention import Decode, DecodeCapture, Heads, KVPool, Prefill, PrefillCapture, attend
-from steering.residual import PrefillResidual
+from steering.decoder import attention
+from steering.decoder.attention import Decode, DecodeCapture, Heads, KVPool, Prefill, PrefillCapture, attend
+from steering.decoder.layers import PrefillResidual
 
 HEADS, KV_HEADS, WIDTH, SLOTS, LENGTH = 6, 2, 8, 5, 32
 SCALING = 0.3

@@ -14,8 +14,8 @@ import torch
 
 import steering
 from steering import MLLM, Request, Sage, Sampling, Think, UnsupportedModel
-from steering.calibration import FILE, Calibration
-from steering.diagnostics.flags import Thresholds
+from steering.model.calibration import FILE, Calibration
+from steering.readouts.flags import Thresholds
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]

@@ -13,8 +13,8 @@ from transformers import AutoModelForImageTextToText, LlamaConfig
 
 import steering
 from steering import MLLM, UnsupportedModel, attention, check, layout, mllm, residual
-from steering.attention import Decode, KVPool, Prefill
-from steering.embedded import Embedded
+from steering.decoder.attention import Decode, KVPool, Prefill
+from steering.model.embedded import Embedded
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]

@@ -11,8 +11,8 @@ from PIL import Image
 
 import steering
 from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, UnsupportedModel, Vcd, attention
-from steering.layout import build_prompt
-from steering.vectors import SteeringVector
+from steering.prompt.layout import build_prompt
+from steering.vectors.vector import SteeringVector
 from tests import families
 
 pytestmark = [

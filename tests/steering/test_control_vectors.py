@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from steering import SteeringVector, VectorError
-from steering.control_vectors import from_gguf, to_gguf
+from steering.vectors.gguf import from_gguf, to_gguf
 
 LAYERS, WIDTH = 4, 6
 FINGERPRINT = "0123456789abcdef" * 2

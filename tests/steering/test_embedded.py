@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from steering.embedded import Embedded, Overlay
+from steering.model.embedded import Embedded, Overlay
 
 
 def prompt(tokens: int, images: list[int], first_feature: float = 0.0) -> Embedded:

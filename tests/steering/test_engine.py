@@ -13,9 +13,9 @@ import torch
 
 import steering
 from steering import Busy, Choice, Completion, ContextOverflow, Engine, Fault, Request, RequestError, Sampling
-from steering.request import Result
-from steering.sampler import uniform
-from steering.sequence import Sequence
+from steering.engine.request import Result
+from steering.engine.sampler import uniform
+from steering.engine.sequence import Sequence
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Answer, Messages, Plain

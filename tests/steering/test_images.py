@@ -10,7 +10,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from steering import MLLM
-from steering.images import ImageCache, Picture, divide
+from steering.model.images import ImageCache, Picture, divide
 from tests import families
 from tests.steering.plain import Plain
 

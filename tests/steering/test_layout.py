@@ -14,8 +14,8 @@ from PIL import Image
 
 import steering
 from steering import MLLM, Request, RequestError, Sampling
-from steering.layout import Prompt, build_prompt
-from steering.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, SYSTEM, USER
+from steering.prompt.layout import Prompt, build_prompt
+from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, SYSTEM, USER
 from tests import families
 from tests.steering.plain import Messages, Plain
 

@@ -13,7 +13,7 @@ import torch
 
 import steering
 from steering import MLLM, attention
-from steering.layout import build_prompt
+from steering.prompt.layout import build_prompt
 from tests import families
 from tests.steering.plain import Plain
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForImageTextToText, BatchFeature, PreTrainedTokenizerBase
 from transformers.utils.import_utils import is_torchvision_available
 
-from steering.processor import load_processor
+from steering.model.processor import load_processor
 from tests import families
 
 EVERY = families.FAMILIES + families.UNSUPPORTED

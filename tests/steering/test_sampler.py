@@ -16,8 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from steering.request import Sampling
-from steering.sampler import Needs, Sampled, SamplerRows, _draw, _penalise, _truncate, answer_seed, sample, uniform
+from steering.engine.request import Sampling
+from steering.engine.sampler import Needs, Sampled, SamplerRows, _draw, _penalise, _truncate, answer_seed, sample, uniform
 
 VOCABULARY = 60
 CPU = torch.device("cpu")

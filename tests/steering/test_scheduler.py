@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from steering.request import Sampling
-from steering.scheduler import Scheduler
-from steering.sequence import Sequence
+from steering.engine.request import Sampling
+from steering.engine.scheduler import Scheduler
+from steering.engine.sequence import Sequence
 
 
 class World:

@@ -31,9 +31,9 @@ from steering import (
     scores,
     surprises,
 )
-from steering.calibration import FILE, Calibration
-from steering.layout import build_prompt, contexts_of
-from steering.spans import REPLY
+from steering.model.calibration import FILE, Calibration
+from steering.prompt.layout import build_prompt, contexts_of
+from steering.prompt.spans import REPLY
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Plain

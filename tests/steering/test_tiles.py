@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from steering import MLLM
-from steering.layout import build_prompt
-from steering.tiles import _with_row_ends, tiling_of
+from steering.prompt.layout import build_prompt
+from steering.prompt.tiles import _with_row_ends, tiling_of
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]

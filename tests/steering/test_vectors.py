@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load, save
 
 from steering import RequestError, Steer, SteeringVector, VectorError, VectorStore
-from steering.vectors import FORMAT
+from steering.vectors.vector import FORMAT
 
 LAYERS, WIDTH = 4, 6
 

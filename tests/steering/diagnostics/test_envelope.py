@@ -30,9 +30,9 @@ from steering import (
     attention,
     load,
 )  # fmt: skip
-from steering.diagnostics.focus import lnd, m_lnd, mc_lnd
-from steering.layout import Layout, build_prompt
-from steering.spans import CONTEXT, QUESTION, SYSTEM, USER
+from steering.readouts.focus import lnd, m_lnd, mc_lnd
+from steering.prompt.layout import Layout, build_prompt
+from steering.prompt.spans import CONTEXT, QUESTION, SYSTEM, USER
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Addition, Answer, Messages, Plain

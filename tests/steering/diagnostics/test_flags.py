@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from steering import Diagnose, Request, Sampling
-from steering.calibration import Calibration
-from steering.diagnostics.flags import FLAGS, Thresholds, flags
+from steering.model.calibration import Calibration
+from steering.readouts.flags import FLAGS, Thresholds, flags
 from tests.steering.conftest import MakeEngine
 from tests.steering.diagnostics.test_envelope import chats
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steering.diagnostics.focus import focus, image_attention_factor, lnd, m_lnd, mc_lnd
+from steering.readouts.focus import focus, image_attention_factor, lnd, m_lnd, mc_lnd
 
 
 def test_sigma_is_a_mean_over_rows_and_over_the_images_own_tokens() -> None:

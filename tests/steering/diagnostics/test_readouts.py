@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from steering import Choice, Diagnose, Generate, Request, RequestError, Sage, Sampling, See, Steer, Think
-from steering.diagnostics.residual import NAMES
-from steering.diagnostics.tam import Earlier, without_interference
-from steering.layout import Layout, build_prompt
-from steering.spans import CONTEXT, QUESTION, USER
-from steering.tiles import Tiling, tiling_of
+from steering.readouts.residual import NAMES
+from steering.readouts.tam import Earlier, without_interference
+from steering.prompt.layout import Layout, build_prompt
+from steering.prompt.spans import CONTEXT, QUESTION, USER
+from steering.prompt.tiles import Tiling, tiling_of
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.diagnostics.test_envelope import chats, vector
@@ -382,7 +382,7 @@ def test_layers_that_do_not_exist_are_refused(layers: tuple[int, ...], make_engi
 
 
 def test_too_many_maps_are_refused_with_the_bound(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steering.admission.MAX_VALUES", 100)
+    monkeypatch.setattr("steering.engine.admission.MAX_VALUES", 100)
     request = Request(chats()[0], Sampling(max_tokens=50), diagnose=Diagnose(frozenset({"tam"})))
     with pytest.raises(RequestError, match="at most 100 numbers") as refused:
         make_engine("qwen2_vl").submit(request)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from steering import Diagnose, Request, RequestError, Sampling
-from steering.calibration import Calibration
-from steering.diagnostics.sinks import attraction, discounted
+from steering.model.calibration import Calibration
+from steering.readouts.sinks import attraction, discounted
 from tests import families
 from tests.steering.conftest import MakeEngine
 

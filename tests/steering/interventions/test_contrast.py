@@ -28,9 +28,9 @@ from steering import (
     Think,
     Vcd,
 )
-from steering.images import Picture
+from steering.model.images import Picture
 from steering.interventions.contrast import contrasted, noised
-from steering.layout import build_prompt
+from steering.prompt.layout import build_prompt
 from tests import families
 from tests.steering.plain import Plain, uncached
 

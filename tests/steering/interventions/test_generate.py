@@ -26,8 +26,8 @@ from steering import (
     Vcd,
 )
 from steering.interventions.generate import Mask, chosen_patches, mask_of, masked_features, masked_pixels
-from steering.layout import ImageSpan, build_prompt
-from steering.vectors import SteeringVector
+from steering.prompt.layout import ImageSpan, build_prompt
+from steering.vectors.vector import SteeringVector
 from tests import families
 from tests.steering.plain import Plain, uncached
 

@@ -18,8 +18,8 @@ from steering import MLLM, Diagnose, Engine, Request, RequestError, Sampling, lo
 from steering.interventions.sage import Sage
 from steering.interventions.see import See, SeeSlots
 from steering.interventions.think import Think
-from steering.layout import build_prompt
-from steering.spans import FIRST_IMAGE, QUESTION, SYSTEM
+from steering.prompt.layout import build_prompt
+from steering.prompt.spans import FIRST_IMAGE, QUESTION, SYSTEM
 from tests import families
 from tests.steering.plain import Plain
 

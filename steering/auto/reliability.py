@@ -1,0 +1,210 @@
+"""Steering without being told the way: `toward: "auto"`, by one of two criteria.
+
+`drop` (modality-preference paper, appendix E.5) compares the plain answer's probability with what it has without the images
+and without the text context, and steers toward the modality whose loss lowers it more. That is what the answer rests on, and
+so nearly always the side that the model follows anyway; it says nothing on which side is right. Where the answer stands
+without either, both carry it and which one weighs more is chance, so nothing is steered.
+
+`surprise` (see `surprise`) steers away from a text context that the model finds unlikely beyond a calibrated bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from steering.auto.surprise import Surprise, bound_of, surprises
+from steering.engine.completion import Completion
+from steering.engine.engine import Engine
+from steering.engine.turn import Turn
+from steering.errors import RequestError
+from steering.interventions.steer import Steer, Steering, check_steer
+from steering.model.mllm import MLLM
+from steering.prompt.layout import blanked, pictures_of, without_context, without_images
+from steering.protocol.request import Request, Result, Sampling
+from steering.vectors.vector import SteeringVector
+
+CRITERIA = ("drop", "surprise")
+
+TOKENS = 32
+"""How much of the plain answer is weighed, at most."""
+
+TIE = 0.1
+"""An answer that loses less than this share of its probability without a modality stands without it."""
+
+Begun = Callable[[Completion], object]
+"""Is given what is measured as it begins; see `Engine.generate`."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """By what the way is found, one of `CRITERIA`. For surprise: the `bound` in nats, None for the model's calibrated one,
+    and `one_degraded`, that one of the two modalities is known to be damaged, so that a text within the bound is followed
+    rather than nothing steered. Raises RequestError for what does not go together."""
+
+    name: str = "drop"
+    bound: float | None = None
+    one_degraded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in CRITERIA:
+            raise RequestError(
+                f"'steering.auto.criterion' must be one of {', '.join(CRITERIA)}; got {self.name[:64]!r}.",
+                param="steering.auto.criterion",
+            )
+        if self.bound is not None and not (math.isfinite(self.bound) and self.bound >= 0):
+            raise RequestError(
+                f"'steering.auto.bound' must be a finite number of at least 0; got {self.bound}.",
+                param="steering.auto.bound",
+            )
+        for option, given in (("bound", self.bound is not None), ("one_degraded", self.one_degraded)):
+            if given and self.name != "surprise":
+                raise RequestError(
+                    f"'steering.auto.{option}' goes with the criterion 'surprise', not {self.name!r}.",
+                    param=f"steering.auto.{option}",
+                )
+
+
+DROP = Criterion()
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Steering whose way is still to be found; options as those of `Steer.to`."""
+
+    vector: SteeringVector
+    strength: float = 1.0
+    layers: tuple[int, ...] | None = None
+    tokens: str = "all"
+    criterion: Criterion = DROP
+
+    def toward(self, way: str, **more: Any) -> Steer:
+        return Steer.to(self.vector, way, self.strength, layers=self.layers, tokens=self.tokens, **more)
+
+    def steer(self, found: Reliability | Surprise) -> Steer:
+        """Toward the modality that was found, with strength 0 where the criterion abstained."""
+        if found.toward is None:
+            return Steer(self.vector, 0.0, self.layers, self.tokens, auto=found.report())
+        return self.toward(found.toward, auto=found.report())
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """The answer's probability with everything, without the images, and without the text context."""
+
+    answer: float
+    without_images: float
+    without_context: float
+
+    @property
+    def larger(self) -> str:
+        """The modality with the larger drop; vision where both are equal."""
+        return "vision" if self.without_images <= self.without_context else "text"
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the answer stands without either modality."""
+        return min(self.without_images, self.without_context) >= (1 - TIE) * self.answer
+
+    @property
+    def toward(self) -> str | None:
+        """The modality with the larger drop, None where the answer stands without either."""
+        return None if self.undecided else self.larger
+
+    @property
+    def abstained(self) -> str | None:
+        """Why nothing is steered, None where something is."""
+        if not self.undecided:
+            return None
+        return f"The answer stands without either modality: it loses less than {TIE:.0%} of its probability."
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "criterion": "drop",
+            "answer": self.answer,
+            "without_images": self.without_images,
+            "without_context": self.without_context,
+            "drop_vision": self.answer - self.without_images,
+            "drop_text": self.answer - self.without_context,
+            "abstained": self.abstained,
+        }
+
+
+Chats = Sequence[Sequence[Mapping[str, Any]]]
+
+
+def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None) -> list[Reliability]:
+    """What the plain answer of each chat rests on; the answers run in one batch, then all reduced prompts.
+
+    A model that cannot do without images is shown gray ones. Raises RequestError where a chat has no image or no text
+    context.
+    """
+    for chat in chats:
+        _check_chat(chat)
+    unseen = blanked if engine.mllm.needs_images else without_images
+    reduced = [(unseen(chat), without_context(chat)) for chat in chats]
+    plain = engine.generate((Request(chat, Sampling(max_tokens=TOKENS, logprobs=0)) for chat in chats), begun)
+    said = [_words(result) for result in plain]
+    scored = engine.generate(
+        (
+            Request(chat, Sampling(max_tokens=len(tokens), ignore_eos=True, logprobs=0), forced=tokens)
+            for pair, tokens in zip(reduced, said, strict=True)
+            for chat in pair
+        ),
+        begun,
+    )
+    less = [_probability(result) for result in scored]
+    pairs = zip(less[::2], less[1::2], strict=True)
+    return [Reliability(_probability(result), *pair) for result, pair in zip(plain, pairs, strict=True)]
+
+
+def find(
+    engine: Engine | Turn, chats: Chats, criterion: Criterion = DROP, begun: Begun | None = None
+) -> Sequence[Reliability | Surprise]:
+    """What a criterion finds for each chat, which must have an image and a text context; raises RequestError otherwise, and
+    where the model was not calibrated for the criterion."""
+    if criterion.name == "drop":
+        return measure(engine, chats, begun)
+    bound = bound_of(engine.mllm, criterion.bound)
+    for chat in chats:
+        _check_chat(chat)
+    found = surprises(engine, chats, begun)
+    return [Surprise(value, bound, count, criterion.one_degraded) for value, count in found]
+
+
+def check_auto(mllm: MLLM, auto: Auto) -> None:
+    """Raise VectorError or RequestError unless a way can be found for a model, and its vector be added."""
+    check_steer(mllm, auto.toward("vision"))
+    if auto.criterion.name == "surprise":
+        bound_of(mllm, auto.criterion.bound)
+
+
+def decide(engine: Engine | Turn, request: Request, auto: Auto, begun: Begun | None = None) -> Request:
+    """The request, steered the way that the criterion finds; what was measured stands in `applied`.
+
+    Where others ask the engine too, give a `Turn` of it and submit the request there, or each step waits behind all who came
+    meanwhile. `begun` is given everything that runs for it, so that it can be cancelled; raises Fault then.
+    """
+    check_auto(engine.mllm, auto)  # before the work of measuring
+    (found,) = find(engine, [request.messages], auto.criterion, begun)
+    return replace(request, interventions=[*request.asked.values(), Steering((auto.steer(found),))])
+
+
+def _check_chat(chat: Sequence[Mapping[str, Any]]) -> None:
+    if not pictures_of(chat) or list(chat) == without_context(chat):
+        raise RequestError(
+            "'steering.toward': 'auto' needs an image and a text context in the request.", param="steering.toward"
+        )
+
+
+def _words(result: Result) -> tuple[int, ...]:
+    """An answer's tokens without the one that ends it, unless there is no other."""
+    choice = result.choices[0]
+    return choice.token_ids[: len(choice.logprobs or ())] or choice.token_ids
+
+
+def _probability(result: Result) -> float:
+    """Of an answer's tokens, that which ends it apart."""
+    return math.exp(sum(one.logprob for one in result.choices[0].logprobs or ()))

@@ -1,0 +1,126 @@
+"""How surprising the text context of a chat is to the model that is to read it: one criterion of `toward: "auto"`.
+
+s = -min over a context's tokens but the first of log p(token | the chat without images and contexts, the context as its
+reply), in nats: how unlikely the least likely token is, were the model to say the context itself. A text of which letters
+or words were lost has such a token. It measures the text alone: nothing is known of the image, so where the text is not
+surprising either both modalities are sound or the image is the damaged one; and a sound text in a wording that the model
+does not know surprises as a damaged one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steering.engine.completion import Completion
+from steering.engine.engine import Engine
+from steering.engine.turn import Turn
+from steering.errors import RequestError
+from steering.model.mllm import MLLM
+from steering.prompt.layout import contexts_of, without_context, without_images
+from steering.protocol.request import Request, Sampling
+
+MAX_CONTEXTS = 16
+"""Contexts of one chat that are weighed, at most: each is a prompt of its own."""
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """What was found of one chat: `value` s in nats, the largest of its contexts', None where none has a second token; the
+    `bound` above which the text is distrusted. `one_degraded` says that either text or image is known to be damaged."""
+
+    value: float | None
+    bound: float
+    contexts: int
+    one_degraded: bool = False
+
+    @property
+    def toward(self) -> str | None:
+        """Vision where the text is distrusted, text where the image must be the damaged one; None where it abstains."""
+        if self.value is None:
+            return None
+        return "vision" if self.value > self.bound else "text" if self.one_degraded else None
+
+    @property
+    def abstained(self) -> str | None:
+        """Why nothing is steered, None where something is."""
+        if self.toward is not None:
+            return None
+        if self.value is None:
+            return "The text context has no second token that could be surprising."
+        return (
+            f"The text context is not surprising: {self.value:.4g} is within the bound of {self.bound:.4g}. Nothing is "
+            "known of the image."
+        )
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "criterion": "surprise",
+            "surprise": self.value,
+            "bound": self.bound,
+            "contexts": self.contexts,
+            "one_degraded": self.one_degraded,
+            "abstained": self.abstained,
+        }
+
+
+def bound_of(mllm: MLLM, asked: float | None) -> float:
+    """The bound of surprise, the model's own unless one is asked for; raises RequestError where it was not measured, or
+    where the model cannot read a text without an image."""
+    if mllm.needs_images:
+        raise RequestError(
+            f"The criterion 'surprise' reads the text without images, which {mllm.name} cannot do.",
+            param="steering.auto.criterion",
+        )
+    if asked is not None:
+        return asked
+    measured = None if mllm.calibration is None else mllm.calibration.surprise
+    if measured is None:
+        raise RequestError(
+            f"{mllm.name} was not calibrated for the criterion 'surprise'; give 'steering.auto.bound', or run "
+            "'helmsight probe --calibrate-surprise' on it.",
+            param="steering.auto.bound",
+        )
+    return measured
+
+
+def surprises(
+    engine: Engine | Turn,
+    chats: Sequence[Sequence[Mapping[str, Any]]],
+    begun: Callable[[Completion], object] | None = None,
+) -> list[tuple[float | None, int]]:
+    """(s, number of contexts) of every chat, from one prefill a context, all in one batch; of several contexts the most
+    surprising counts. `begun` as that of `Engine.generate`.
+
+    Raises RequestError where a chat has no text context, or more than `MAX_CONTEXTS`.
+    """
+    replies = [contexts_of(chat) for chat in chats]
+    for contexts in replies:
+        if not 1 <= len(contexts) <= MAX_CONTEXTS:
+            raise RequestError(
+                f"The criterion 'surprise' weighs from 1 to {MAX_CONTEXTS} text contexts; the request has {len(contexts)}.",
+                param="messages",
+            )
+    results = iter(
+        engine.generate(
+            (
+                Request(bare, Sampling(max_tokens=1), reply=context)
+                for chat, contexts in zip(chats, replies, strict=True)
+                for bare in [_unanswered(without_images(without_context(chat)))]
+                for context in contexts
+            ),
+            begun,
+        )
+    )
+    found: list[tuple[float | None, int]] = []
+    for contexts in replies:
+        scores = [next(results).choices[0].reply_logprobs for _ in contexts]
+        values = [-float(one[1:].min()) for one in scores if one is not None and len(one) > 1]
+        found.append((max(values, default=None), len(contexts)))
+    return found
+
+
+def _unanswered(chat: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The chat up to what its user said last."""
+    return chat[: 1 + max((i for i, message in enumerate(chat) if message["role"] == "user"), default=-1)]

@@ -1,0 +1,215 @@
+"""The one attention function of the language model, over the slot KV pool.
+
+Row i of a decode batch is slot i of the pool, so that decode reads the pool by a view and never gathers. A step object
+travels with the forward pass, says whether it is a prefill of some slots or a decode of the first rows, and carries the
+hooks of whoever looks at it or changes it.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from steering.decoder import kernels
+from steering.decoder.hooks import NO_HOOKS, Hooks
+from steering.decoder.kernels import Heads
+from steering.decoder.kv import KVPool
+
+NAME = "helmsight"
+
+
+def register() -> None:
+    """Make `attn_implementation={"text_config": NAME}` known to transformers; the mask function must come with it,
+    or padding and window masks silently vanish."""
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    step: Prefill | Decode | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """query (rows, heads, n, head_dim), key and value (rows, kv_heads, n, head_dim) -> (rows, n, heads, head_dim).
+
+    Without a step it is transformers' own SDPA, so the patched model still runs as a plain one.
+    """
+    if step is None and softcap is None:
+        kwargs.pop("dropout", None)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    heads = Heads(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
+    if step is None:
+        return kernels.explicit(heads, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
+    return step.attend(heads, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
+
+
+@dataclass
+class Prefill:
+    """A forward pass that fills columns start..start+n of some slots, one prompt a row, padded on the right.
+
+    Padding writes garbage behind a prompt's end, where decode overwrites every column before it reads it.
+    """
+
+    pool: KVPool
+    slots: list[int]
+    start: int = 0
+    hooks: Hooks = NO_HOOKS
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        keys, values = self.pool.layer(heads.layer, key, value)
+        n = key.shape[2]
+        end = self.start + n
+        keys[self.slots, :, self.start : end], values[self.slots, :, self.start : end] = key, value
+        if self.start:  # only a single prompt comes in chunks
+            slot = self.slots[0]
+            key, value = keys[slot : slot + 1, :, :end], values[slot : slot + 1, :, :end]
+            mask = self._chunk_mask(n, heads.window, query.device)
+        out = kernels.product(heads, query, key, value, mask)
+        if not self.hooks.attention and not self.hooks.observers:
+            return out
+
+        weights = functools.partial(self._weights, heads, query, key, mask)
+        for observer in self.hooks.observers:
+            observer.prefill(heads.layer, weights, key.shape[2])
+        wide = functools.cache(lambda: (query.float(), key.float()))
+        for hook in self.hooks.attention:
+            changed = hook.product(heads.layer, value, lambda values: kernels.product(heads, *wide(), values, mask))
+            if changed is not None:
+                out = torch.where(hook.asked, changed.to(out.dtype), out)
+        for hook in self.hooks.attention:
+            if hook.queries is not None:
+                out = _replaced(out, hook.queries, kernels.weighted(weights(hook.queries.clamp(min=0)), value))
+        return out
+
+    def _weights(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, queries: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention weights (rows, heads, R, columns) of some queries of each prompt, as the hooks make them.
+
+        queries: (rows, R), counted in the chunk.
+        """
+        columns = key.shape[2]
+        index = queries[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
+        scores = kernels.grouped_scores(heads, query.gather(2, index), key)
+        for hook in self.hooks.attention:
+            scores = hook.scores(heads.layer, scores, queries)
+        if mask is None:
+            visible = kernels.visible(queries + self.start, columns, None)[:, None]
+        else:
+            visible = mask.expand(len(queries), -1, -1, -1)
+            visible = visible.gather(2, queries[:, None, :, None].expand(-1, 1, -1, columns))
+        weights = kernels.masked(scores, visible).softmax(-1)
+        for hook in self.hooks.attention:
+            weights = hook.weights(heads.layer, weights)
+        return weights
+
+    def _chunk_mask(self, n: int, window: int | None, device: torch.device) -> torch.Tensor:
+        """(1, 1, n, start + n): causal with an offset, which is_causal cannot say, and within the window."""
+        if window not in self._masks:
+            rows = torch.arange(self.start, self.start + n, device=device)
+            self._masks[window] = kernels.visible(rows, self.start + n, window)[None, None]
+        return self._masks[window]
+
+
+def _replaced(out: torch.Tensor, queries: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """out (rows, heads, n, head_dim) with own (rows, heads, R, head_dim) at some queries (rows, R); not in rows of -1."""
+    index = queries.clamp(min=0)[:, None, :, None].expand(-1, out.shape[1], -1, out.shape[3])
+    return out.scatter(2, index, torch.where((queries >= 0)[:, None, :, None], own, out.gather(2, index)))
+
+
+@dataclass
+class Decode:
+    """A forward pass of one token for each of the first rows of the pool.
+
+    positions: (rows,) the column that each row writes. columns: how many columns are read, at least max(positions) + 1.
+    """
+
+    pool: KVPool
+    positions: torch.Tensor
+    columns: int
+    hooks: Hooks = NO_HOOKS
+    _writes: dict[int, torch.Tensor] = field(default_factory=dict)
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    _flat_masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        rows, kv_heads, _, width = key.shape
+        keys, values = self.pool.layer(heads.layer, key, value)
+        written = self._written(kv_heads)
+        keys.view(-1, width).index_copy_(0, written, key.reshape(-1, width))
+        values.view(-1, width).index_copy_(0, written, value.reshape(-1, width))
+        keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
+        grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
+        hooks, visible = self.hooks.attention, self._mask(heads.window, query.dtype)
+        # The answer's own path is the same whatever is observed and whatever its neighbours ask for; what else is computed
+        # replaces it only in the rows that a hook changes.
+        if heads.softcap is None:
+            out = F.scaled_dot_product_attention(grouped, keys, values, visible, scale=heads.scaling)
+            if not hooks and not self.hooks.observers:
+                return out.view(query.shape)
+        weights = self._weights(heads, grouped, keys, visible)
+        if heads.softcap is not None:  # hooks are neutral to the bit in the rows that did not ask for them
+            out = weights.to(values.dtype) @ values
+        elif hooks:
+            asked = functools.reduce(torch.logical_or, [hook.asked for hook in hooks])
+            out = torch.where(asked, weights.to(values.dtype) @ values, out)
+        for observer in self.hooks.observers:
+            observer.decode(heads.layer, weights.view(rows, -1, self.columns))
+        return out.view(query.shape)
+
+    def _weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+        """Attention weights (rows, kv_heads, group, columns) as the hooks make them. visible: (rows, 1, 1, columns)."""
+        hooks = self.hooks.attention
+        if not hooks and heads.softcap is None and query.dtype == torch.float32:  # one pass: each takes its time
+            return heads.masked_scores(query, key, self._flat_mask(heads.window, key.shape[1], visible)).softmax(-1)
+        scores = heads.scores(query, key)
+        shape, by_head = scores.shape, (len(scores), -1, 1, self.columns)
+        for hook in hooks:
+            scores = hook.scores(heads.layer, scores.view(by_head), None)
+        weights = (scores.view(shape) + visible).softmax(-1)
+        for hook in hooks:
+            weights = hook.weights(heads.layer, weights.view(by_head))
+        return weights.view(shape)
+
+    def _written(self, kv_heads: int) -> torch.Tensor:
+        """(rows * kv_heads,) where each row's new key goes in a layer's pool seen as (slots * kv_heads * length)."""
+        if kv_heads not in self._writes:
+            heads = torch.arange(len(self.positions) * kv_heads, device=self.positions.device)
+            self._writes[kv_heads] = heads * self.pool.length + self.positions.repeat_interleave(kv_heads)
+        return self._writes[kv_heads]
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """(rows, 1, 1, columns) additive: 0 on the columns a row may see, -inf elsewhere."""
+        if window not in self._masks:
+            visible = kernels.visible(self.positions, self.columns, window)[:, None, None]
+            zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+            self._masks[window] = zeros.masked_fill_(~visible, -torch.inf)
+        return self._masks[window]
+
+    def _flat_mask(self, window: int | None, kv_heads: int, visible: torch.Tensor) -> torch.Tensor:
+        """(rows * kv_heads, 1, columns), the same for products of a batch of heads."""
+        if (window, kv_heads) not in self._flat_masks:
+            flat = visible.expand(-1, kv_heads, -1, -1).reshape(len(visible) * kv_heads, 1, -1)
+            self._flat_masks[window, kv_heads] = flat
+        return self._flat_masks[window, kv_heads]

@@ -1,0 +1,97 @@
+"""Where a forward pass may be looked at and changed. The decoder knows these points, and nothing of who uses them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from steering.decoder.updates import Updates
+
+Weights = Callable[[torch.Tensor], torch.Tensor]
+"""Gives the attention weights (rows, heads, R, columns) of some queries (rows, R) of a prefill, float32."""
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""Gives a prefill's attention weights times any values (rows, kv_heads, columns, head_dim), float32: (rows, heads, n,
+head_dim)."""
+
+
+class AttentionHook(ABC):
+    """Changes the attention of some rows. What it does to the weights of other rows must leave them as they are, to the bit.
+
+    asked: (rows, 1, 1, 1) bool, the rows that it changes. queries: of a prefill, the queries (rows, R) of which it needs the
+    weights, -1 where a row has fewer; None where `product` does without any.
+    """
+
+    asked: torch.Tensor
+    queries: torch.Tensor | None = None
+
+    def scores(self, layer: int, scores: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
+        """Scores (rows, heads, R, columns) before the mask. queries: (rows, R), which they are of a prefill."""
+        return scores
+
+    def weights(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
+        """Weights (rows, heads, R, columns) behind the softmax."""
+        return weights
+
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
+        """A prefill layer's output (rows, heads, n, head_dim) without its weights; None where it changes nothing. value:
+        (rows, kv_heads, columns, head_dim), float32."""
+        return None
+
+
+class LayerHook(ABC):
+    """Looks at, or changes, what a layer hands on."""
+
+    @abstractmethod
+    def after(
+        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
+    ) -> torch.Tensor:
+        """What the layer hands on. All (rows, n, d): before, its input; plain, its own output; hidden, what the hooks before
+        this one made of it."""
+
+
+class Observer(ABC):
+    """Reads attention weights, interventions included; the answer does not depend on it."""
+
+    @abstractmethod
+    def prefill(self, layer: int, weights: Weights, columns: int) -> None:
+        """Read those of the first `columns` columns in a prefill."""
+
+    @abstractmethod
+    def decode(self, layer: int, weights: torch.Tensor) -> None:
+        """Read weights (rows, heads, columns) of a decode's one query a row."""
+
+
+Hook = AttentionHook | LayerHook | Observer
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The hooks of one forward pass by the points at which they are called, each kind in order."""
+
+    attention: tuple[AttentionHook, ...] = ()
+    layers: tuple[LayerHook, ...] = ()
+    observers: tuple[Observer, ...] = ()
+
+    @classmethod
+    def of(cls, hooks: Iterable[Hook | None]) -> Self:
+        """Each hook that there is at its point."""
+        every = [hook for hook in hooks if hook is not None]
+        return cls(
+            tuple(hook for hook in every if isinstance(hook, AttentionHook)),
+            tuple(hook for hook in every if isinstance(hook, LayerHook)),
+            tuple(hook for hook in every if isinstance(hook, Observer)),
+        )
+
+    def after_layer(self, layer: int, before: torch.Tensor, plain: torch.Tensor, updates: Updates) -> torch.Tensor:
+        """What a layer hands on: its own output (rows, n, d) as its hooks leave it."""
+        hidden = plain
+        for hook in self.layers:
+            hidden = hook.after(layer, before, plain, hidden, updates)
+        return hidden
+
+
+NO_HOOKS = Hooks()

@@ -1,0 +1,118 @@
+"""What a caller holds while its request runs: the stream of chunks, the result, and the way to stop it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+from steering.errors import Fault
+from steering.protocol.intervention import applied
+from steering.protocol.readout import Answer, Surroundings
+from steering.protocol.request import Choice, Chunk, Result, TokenLogprob
+from steering.protocol.sequence import Sequence
+from steering.readouts.envelope import envelope
+
+
+class Completion:
+    """The answers of one request. Iterate it for chunks as they come, or take `result()`; one consumer only."""
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        n: int,
+        baseline: bool,
+        wake: Callable[[], None],
+        around: Surroundings,
+    ):
+        self.prompt_tokens = prompt_tokens
+        self.sequences: list[Sequence] = []
+        self._n = n
+        self._has_baseline = baseline
+        self._wake = wake
+        self._around = around
+        self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob], bool]] = SimpleQueue()
+        self._roles: dict[Sequence, tuple[int, bool]] = {}
+        self._choices: dict[int, Choice] = {}
+
+    def expect(self, sequence: Sequence, index: int, baseline: bool) -> None:
+        """Register a sequence as choice `index`, or as that choice's baseline."""
+        self.sequences.append(sequence)
+        self._roles[sequence] = (index, baseline)
+
+    def receive(self, sequence: Sequence, text: str, logprobs: list[TokenLogprob]) -> None:
+        """Called by the engine with every piece; the last call for a sequence comes when it is done."""
+        self._events.put((sequence, text, logprobs, sequence.finish_reason is not None))
+
+    def cancel(self) -> None:
+        """Stop generating; the slots are free at the next step. Harmless when the request is finished."""
+        for sequence in self.sequences:
+            sequence.cancelled = sequence.cancelled or sequence.finish_reason is None
+        self._wake()
+
+    def generated(self, index: int) -> int:
+        """How many tokens of choice `index` there are so far."""
+        return sum(len(sequence.tokens) for sequence, role in self._roles.items() if role == (index, False))
+
+    @property
+    def done(self) -> bool:
+        """Whether every sequence has ended."""
+        return all(sequence.done for sequence in self.sequences)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Chunks of all choices as they come; raises Fault when the request failed. Ends early after `cancel`."""
+        finished: dict[tuple[int, bool], Sequence] = {}
+        held: dict[int, Chunk] = {}
+        while len(self._choices) < self._n:
+            sequence, text, logprobs, last = self._events.get()  # the sequence may be further on than its event
+            if sequence.error is not None:
+                self.cancel()
+                raise sequence.error
+            if sequence.cancelled and sequence.finish_reason is None:
+                return
+            index, baseline = self._roles[sequence]
+            if last:
+                finished[index, baseline] = sequence
+            if not baseline and not last:
+                if text or logprobs:
+                    yield Chunk(index, text, tuple(logprobs))
+                continue
+            if not baseline:
+                held[index] = Chunk(index, text, tuple(logprobs))
+            if index in held and (not self._has_baseline or (index, True) in finished):
+                chunk = held.pop(index)
+                choice = self._finished(index, finished[index, False], finished.get((index, True)))
+                self._choices[index] = choice
+                yield Chunk(index, chunk.text, chunk.logprobs, choice)
+
+    def result(self) -> Result:
+        """Wait for the whole request; raises Fault when it failed or was cancelled."""
+        for _ in self:
+            pass
+        if len(self._choices) < self._n:
+            raise Fault("The request was cancelled.")
+        choices = tuple(self._choices[index] for index in sorted(self._choices))
+        generated = sum(len(choice.token_ids) for choice in choices)
+        return Result(choices, self.prompt_tokens, generated)
+
+    def _finished(self, index: int, sequence: Sequence, baseline: Sequence | None) -> Choice:
+        sampling = sequence.spec.sampling
+        return Choice(
+            index=index,
+            text=sequence.text.text,
+            token_ids=tuple(sequence.tokens),
+            finish_reason=sequence.finish_reason or "",
+            logprobs=None if sampling.logprobs is None else tuple(sequence.logprobs),
+            applied=applied(sequence.spec.asked, sequence.taken),
+            diagnostics=self._diagnostics(sequence, baseline),
+            baseline=None if baseline is None else self._finished(index, baseline, None),
+            measured=sequence.taken,
+        )
+
+    def _diagnostics(self, sequence: Sequence, baseline: Sequence | None) -> dict[str, Any] | None:
+        options = sequence.spec.diagnose
+        if options is None:
+            return None
+        compared = None if baseline is None else baseline.taken
+        layout, fed = sequence.prompt.layout, sequence.fed
+        return envelope(Answer(layout, options, sequence.tokens, fed, sequence.taken, self._around, compared))

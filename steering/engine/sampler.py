@@ -1,0 +1,192 @@
+"""From logits to tokens: every row with its own settings, without a loop over rows.
+
+Randomness is a hash of (seed, position), so that a seeded answer does not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from steering.protocol.request import Sampling
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What some row of a batch asks for; the rest of the work is skipped for the whole batch."""
+
+    sampling: bool
+    truncation: bool
+    penalties: bool
+    bias: bool
+    top_logprobs: int | None
+
+    @classmethod
+    def of(cls, settings: list[Sampling]) -> Needs:
+        """The union over the rows of a batch."""
+        reported = [s.logprobs for s in settings if s.logprobs is not None]
+        return cls(
+            sampling=not all(s.greedy for s in settings),
+            truncation=any(not s.greedy and (s.top_p < 1 or s.top_k > 0 or s.min_p > 0) for s in settings),
+            penalties=any(s.repetition_penalty != 1 or s.frequency_penalty or s.presence_penalty for s in settings),
+            bias=any(s.logit_bias for s in settings),
+            top_logprobs=max(reported) if reported else None,
+        )
+
+
+@dataclass
+class Sampled:
+    """tokens: (rows,) int64; finite: (rows,) bool, False where a row's logits held a NaN or all were -inf;
+    logprob: (rows,) of the token, top_logprob and top_id: (rows, k), all None when no row asks for log-probabilities."""
+
+    tokens: torch.Tensor
+    finite: torch.Tensor
+    logprob: torch.Tensor | None = None
+    top_logprob: torch.Tensor | None = None
+    top_id: torch.Tensor | None = None
+
+
+class SamplerRows:
+    """The settings of every slot as fixed tensors: (slots,) each; token tables (slots, vocabulary) only once needed."""
+
+    _SCALARS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+
+    def __init__(self, slots: int, vocabulary: int, device: torch.device):
+        self._shape = (slots, vocabulary)
+        self._device = device
+        self.scalars = torch.zeros(slots, len(self._SCALARS), device=device)
+        self.top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.seed = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.generated: torch.Tensor | None = None  # how often a token was generated
+        self.prompted: torch.Tensor | None = None  # whether a token is in the prompt
+        self.bias: torch.Tensor | None = None
+
+    def column(self, name: str, rows: slice | torch.Tensor) -> torch.Tensor:
+        """One setting of some rows, (rows, 1)."""
+        return self.scalars[rows, self._SCALARS.index(name), None]
+
+    def place(self, slot: int, sampling: Sampling, seed: int, prompt: torch.Tensor, generated: torch.Tensor) -> None:
+        """Write a sequence's settings into its slot. prompt, generated: token ids so far."""
+        self.scalars[slot] = torch.tensor([float(getattr(sampling, name)) for name in self._SCALARS])
+        if sampling.greedy:
+            self.column("temperature", slice(slot, slot + 1)).zero_()
+        self.top_k[slot] = sampling.top_k
+        self.seed[slot] = seed
+        needs = Needs.of([sampling])
+        if needs.penalties and self.generated is None:
+            self.generated = torch.zeros(self._shape, device=self._device)
+            self.prompted = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
+        if needs.bias and self.bias is None:
+            self.bias = torch.zeros(self._shape, device=self._device)
+        if self.generated is not None and self.prompted is not None:
+            self.generated[slot] = torch.bincount(generated.to(self._device), minlength=self._shape[1]).float()
+            self.prompted[slot] = False
+            self.prompted[slot, prompt.to(self._device)] = True
+        if self.bias is not None:
+            self.bias[slot] = 0.0
+            for token, bias in sampling.logit_bias.items():
+                self.bias[slot, token] = bias
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a slot's settings to another slot."""
+        for tensor in (self.scalars, self.top_k, self.seed, self.generated, self.prompted, self.bias):
+            if tensor is not None:
+                tensor[target] = tensor[source]
+
+    def count(self, rows: slice | torch.Tensor, tokens: torch.Tensor) -> None:
+        """Remember generated tokens (rows,) for the penalties."""
+        if self.generated is not None:
+            index = torch.arange(self._shape[0], device=self._device)[rows]
+            self.generated[index, tokens] += 1
+
+
+def sample(
+    logits: torch.Tensor, settings: SamplerRows, rows: slice | torch.Tensor, positions: torch.Tensor, needs: Needs
+) -> Sampled:
+    """Choose a token a row. logits: (rows, vocabulary) float32; positions: (rows,) the place of the new token.
+
+    Order of steps as in transformers: penalties, bias, temperature, top_k, top_p, min_p.
+    """
+    highest, tokens = logits.max(-1)
+    finite = highest.isfinite()  # a NaN anywhere in a row is its maximum
+    adjusted = logits
+    if needs.penalties:
+        adjusted = _penalise(adjusted, settings, rows)
+    if needs.bias and settings.bias is not None:
+        adjusted = adjusted + settings.bias[rows]
+    if adjusted is not logits:
+        tokens = adjusted.argmax(-1)
+    if needs.sampling:
+        temperature = settings.column("temperature", rows)
+        scaled = adjusted / torch.where(temperature > 0, temperature, 1.0)
+        if needs.truncation:
+            scaled = _truncate(scaled, settings, rows)
+        drawn = _draw(scaled, uniform(settings.seed[rows], positions))
+        tokens = torch.where(temperature[:, 0] > 0, drawn, tokens)
+    result = Sampled(tokens, finite)
+    if needs.top_logprobs is not None:
+        logprobs = logits.log_softmax(-1)
+        result.logprob = logprobs.gather(1, tokens[:, None])[:, 0]
+        result.top_logprob, result.top_id = logprobs.topk(needs.top_logprobs, dim=-1)
+    settings.count(rows, tokens)  # at the end: where something raised, the same token is sampled again
+    return result
+
+
+def _penalise(logits: torch.Tensor, settings: SamplerRows, rows: slice | torch.Tensor) -> torch.Tensor:
+    """Repetition penalty over prompt and answer (CTRL, section 4.1); frequency and presence over the answer (OpenAI)."""
+    assert settings.generated is not None
+    assert settings.prompted is not None
+    counts = settings.generated[rows]
+    repetition = settings.column("repetition_penalty", rows)
+    seen = (counts > 0) | settings.prompted[rows]
+    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+    logits = logits - settings.column("frequency_penalty", rows) * counts
+    return logits - settings.column("presence_penalty", rows) * (counts > 0)
+
+
+def _truncate(scaled: torch.Tensor, settings: SamplerRows, rows: slice | torch.Tensor) -> torch.Tensor:
+    """Set everything below each row's thresholds to -inf; the order of the vocabulary stays as it is."""
+    vocabulary = scaled.shape[-1]
+    ordered = scaled.sort(dim=-1, descending=True).values
+    top_k = settings.top_k[rows]
+    last = torch.where((top_k > 0) & (top_k < vocabulary), top_k, vocabulary) - 1
+    threshold = ordered.gather(1, last[:, None])
+    ordered = ordered.masked_fill(ordered < threshold, -torch.inf)
+    probabilities = ordered.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities  # the first token is always kept
+    top_p = settings.column("top_p", rows)
+    kept = (before < top_p) | (top_p >= 1)  # rounded sums may reach 1 before the last token
+    kept[:, 0] = True
+    lowest = ordered.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
+    threshold = torch.maximum(threshold, lowest)
+    min_p = settings.column("min_p", rows)
+    relative = torch.where(min_p > 0, ordered[:, :1] + min_p.log(), -torch.inf)
+    return scaled.masked_fill(scaled < torch.maximum(threshold, relative), -torch.inf)
+
+
+def _draw(scaled: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Inverse of the cumulative distribution, in the order of the vocabulary. uniforms: (rows,) in [0, 1)."""
+    cumulative = scaled.softmax(-1, dtype=torch.float64).cumsum(-1)
+    target = uniforms[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp(max=scaled.shape[-1] - 1)
+
+
+def answer_seed(seed: int, index: int) -> int:
+    """The seed, as int64, of answer `index` of a request. The factor differs from the one of positions in `uniform`, or the
+    answers would draw the same numbers a few tokens apart."""
+    return (seed + index * 0xD1B54A32D192ED03 + 2**63) % 2**64 - 2**63
+
+
+def uniform(seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """(rows,) float64 in [0, 1), a SplitMix64 hash of seed and position (Steele, Lea and Flood 2014)."""
+    x = seed + (position + 1) * -7046029254386353131
+    x = (x ^ _shift(x, 30)) * -4658895280553007687
+    x = (x ^ _shift(x, 27)) * -7723592293110705685
+    x = x ^ _shift(x, 31)
+    return _shift(x, 11).double() * 2.0**-53
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & (2 ** (64 - bits) - 1)

@@ -1,0 +1,121 @@
+"""Who runs next: waiting sequences get slots, running ones keep the first slots without holes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from steering.protocol.sequence import Sequence, State
+
+
+class Scheduler:
+    """Slots 0..len(running)-1 decode; a sequence that is still in prefill holds the slot behind them.
+
+    `budget` bounds the prompt tokens (padding included) of one step, so that running answers do not stall.
+    """
+
+    def __init__(self, slots: int, budget: int, move: Callable[[int, int, int], None]):
+        self.slots = slots
+        self.budget = budget
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.filling: Sequence | None = None
+        self._move = move
+
+    def next_forks(self) -> list[Sequence]:
+        """Waiting sequences at the head of the queue whose prompt only needs to be copied; slots are assigned."""
+        batch: list[Sequence] = []
+        while self._can_admit(batch) and self.waiting[0].can_fork:
+            self._admit(batch)
+        return batch
+
+    def upcoming(self) -> list[Sequence]:
+        """The waiting sequences for which there are slots and whose prompts fit the budget together, at least one."""
+        fitting: list[Sequence] = []
+        widest, free = 0, self.slots - self._taken([])
+        for sequence in self.waiting if self.filling is None else ():
+            widest, free = max(widest, sequence.prompt.length), free - (0 if sequence.is_twin else sequence.rows)
+            if free < 0 or (fitting and widest * (len(fitting) + 1) > self.budget):
+                break
+            fitting.append(sequence)
+        return fitting
+
+    def enqueue(self, sequences: list[Sequence]) -> None:
+        """Put them behind all others; those that have waited in another's place, before all that have not."""
+        for sequence in sequences:
+            ahead = sum(1 for one in self.waiting if one.is_twin or one.waited)
+            self.waiting.insert(ahead if sequence.waited else len(self.waiting), sequence)
+
+    def enqueue_twin(self, twin: Sequence) -> None:
+        """Put a twin before everything that has no leader."""
+        ahead = sum(1 for sequence in self.waiting if sequence.is_twin)
+        self.waiting.insert(ahead, twin)
+
+    def next_prefill(self, divisible: Callable[[Sequence], bool]) -> list[Sequence]:
+        """The sequences whose prompts run in this step: the one begun earlier, or upcoming ones together.
+
+        The first always runs; it is prefilled in chunks when it is longer than the budget. A prompt that is not
+        `divisible` runs alone and whole. Slots are assigned.
+        """
+        if self.filling is not None:
+            return [self.filling]
+        batch: list[Sequence] = []
+        for sequence in self.upcoming():
+            if batch and (
+                sequence.fork_of in batch
+                or sequence.alone
+                or batch[0].alone
+                or not (divisible(batch[0]) and divisible(sequence))
+            ):
+                break
+            self._admit(batch)
+        if len(batch) == 1:
+            self.filling = batch[0]
+        return batch
+
+    def _can_admit(self, batch: list[Sequence]) -> bool:
+        """Whether there is a slot for the next one and for its twin; a twin's own slot was kept free for it."""
+        if not self.waiting or self.filling is not None:
+            return False
+        return self.waiting[0].is_twin or self._taken(batch) + self.waiting[0].rows <= self.slots
+
+    def _taken(self, batch: list[Sequence]) -> int:
+        return sum(sequence.rows for sequence in (*self.running, *batch))
+
+    def _admit(self, batch: list[Sequence]) -> None:
+        sequence = self.waiting.popleft()
+        sequence.slot, sequence.state = len(self.running) + len(batch), State.PREFILL
+        batch.append(sequence)
+
+    def retry_alone(self, batch: list[Sequence]) -> None:
+        """Put sequences whose common prefill failed back, to run one by one, so that only the guilty one ends."""
+        for sequence in reversed(batch):
+            sequence.restart()
+            self.waiting.appendleft(sequence)
+
+    def prefilled(self, sequence: Sequence) -> None:
+        """The prompt is in the pool: from the next step on the sequence decodes."""
+        if self.filling is sequence:
+            self.filling = None
+        sequence.state = State.RUNNING
+        self.running.append(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take a sequence out; the last running one, then the one in prefill, move into the hole."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        elif sequence is self.filling:
+            self.filling = None
+        elif sequence in self.running:
+            hole, last = sequence.slot, self.running[-1]
+            if last is not sequence:
+                self._relocate(last, hole)
+                self.running[hole] = last
+            self.running.pop()
+            if self.filling is not None:
+                self._relocate(self.filling, len(self.running))
+        sequence.slot = -1
+
+    def _relocate(self, sequence: Sequence, slot: int) -> None:
+        self._move(sequence.slot, slot, sequence.length)
+        sequence.slot = slot

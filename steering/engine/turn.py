@@ -1,0 +1,54 @@
+"""One place in the queue for a caller who asks several times, because a request depends on what the one before it said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from steering.engine.completion import Completion
+from steering.model.mllm import MLLM
+from steering.protocol.request import Request, Result
+
+
+class Queue(Protocol):
+    """What takes the requests of a turn."""
+
+    mllm: MLLM
+
+    def submit(self, request: Request, turn: Turn | None = None) -> Completion:
+        """Queue a request in the place of a turn."""
+
+    def result_of(self, completion: Completion) -> Result:
+        """Give its result, once it is there."""
+
+
+class Turn:
+    """Made by `Engine.turn`. What it asks first waits behind whoever came before, or is refused, as any request; what it
+    asks once that is answered goes before those who came later, and is taken while the engine drains."""
+
+    def __init__(self, engine: Queue):
+        self.mllm = engine.mllm
+        self.served = False
+        """Whether it was answered, so that what it asks now has waited already."""
+        self._engine = engine
+
+    def submit(self, request: Request) -> Completion:
+        """As `Engine.submit`, in this turn."""
+        return self._engine.submit(request, self)
+
+    def generate(
+        self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None
+    ) -> list[Result]:
+        """As `Engine.generate`, in this turn, of few requests, which are queued together; raises Busy as `submit` does."""
+        pending: list[Completion] = []
+        try:
+            for request in requests:
+                pending.append(self.submit(request))
+                if begun is not None:
+                    begun(pending[-1])
+            results = [self._engine.result_of(completion) for completion in pending]
+            self.served = True
+            return results
+        finally:
+            for completion in pending:
+                completion.cancel()

@@ -1,0 +1,105 @@
+"""PAI: attention to images is amplified, and the logits are contrasted with those of the text alone (Liu et al. 2024,
+"Paying More Attention to Image", sections 3.2 and 3.3).
+
+Scores s of image tokens become s + amplify * |s| before the softmax, in the prompt's last row and in those of all generated
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+from pydantic import Field
+
+from steering.decoder.hooks import AttentionHook
+from steering.errors import RequestError
+from steering.interventions.contrast import Contrast
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt, build_prompt, without_images
+from steering.prompt.spans import FIRST_IMAGE
+from steering.protocol.asked import Messages
+from steering.protocol.sequence import Sequence
+from steering.protocol.slots import Batch, Chunk, Pool, Slots
+
+
+class Pai(Contrast):
+    """Against the text alone; gamma of the paper is 1 + alpha. Attention is amplified from layer `first_layer` on. The
+    paper's gamma, the released code's other values."""
+
+    kind = "pai"
+    needs_image = True
+
+    alpha: float = Field(0.1, ge=0, le=10)
+    amplify: float = Field(0.2, ge=0, le=10)
+    first_layer: int = Field(2, ge=0)
+
+    def check(self, mllm: MLLM, prompt: Prompt) -> None:
+        if self.first_layer >= mllm.num_layers:
+            raise RequestError(
+                f"'contrast.first_layer' must be below {mllm.num_layers}, the model's layers; got {self.first_layer}.",
+                param="contrast.first_layer",
+            )
+
+    def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
+        try:
+            return build_prompt(mllm, without_images(messages))
+        except RequestError as error:
+            raise RequestError(
+                f"'contrast' of kind pai needs the prompt without its images, which fails: {error}", param="contrast"
+            ) from error
+
+
+class AmplifyRows(AttentionHook):
+    """The amplification of one forward pass.
+
+    alpha: (layers, rows), 0 where a row is not amplified. images: (rows, columns), 1 on the columns of images. last: (rows,)
+    which query is amplified, in a prefill; -1 where none is. asked: (rows, 1, 1, 1) bool, the rows that are amplified.
+    """
+
+    def __init__(self, alpha: torch.Tensor, images: torch.Tensor, last: torch.Tensor | None = None):
+        self.alpha = alpha
+        self.images = images
+        self.queries = None if last is None else last[:, None]
+        self.asked = alpha.any(0)[:, None, None, None]
+
+    def scores(self, layer: int, scores: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
+        gain = self.alpha[layer][:, None, None, None] * self.images[:, None, None, : scores.shape[-1]]
+        if queries is not None and self.queries is not None:
+            gain = gain * (queries == self.queries)[:, None, :, None]
+        return torch.addcmul(scores, gain, scores.abs())
+
+
+class PaiSlots(Slots):
+    """The amplification of every slot. alpha: (slots, layers), 0 where nothing was asked for. images: (slots, length), 1 on
+    the columns of images."""
+
+    def __init__(self, name: str, pool: Pool):
+        super().__init__(name, pool)
+        self.alpha = torch.zeros(pool.slots, pool.layers, device=pool.device)
+        self.images = torch.zeros(pool.slots, pool.length, device=pool.device)
+
+    def place(self, sequence: Sequence) -> None:
+        slot, pai = sequence.slot, sequence.spec.contrast
+        self.alpha[slot] = 0
+        self.images[slot] = 0
+        if isinstance(pai, Pai):
+            spans = sequence.prompt.layout.spans
+            self.alpha[slot, pai.first_layer :] = pai.amplify
+            self.images[slot, : len(spans)] = (spans >= FIRST_IMAGE).to(self.images)
+
+    def prefill(self, chunk: Chunk) -> AmplifyRows | None:
+        asked = torch.tensor(_asked(chunk.sequences))
+        if not chunk.complete or not bool(asked.any()):
+            return None
+        last = torch.where(asked, chunk.last, -1)
+        return AmplifyRows(self.alpha[chunk.slots].T, self.images[chunk.slots], last.to(self.alpha.device))
+
+    def decode(self, batch: Batch) -> AmplifyRows | None:
+        if not any(_asked(batch.sequences)):
+            return None
+        return AmplifyRows(self.alpha[batch.rows].T, self.images[batch.rows])
+
+
+def _asked(sequences: Rows[Sequence]) -> list[bool]:
+    return [isinstance(sequence.spec.contrast, Pai) for sequence in sequences]

@@ -1,0 +1,20 @@
+"""The interventions that there are, a line each, in the order in which they act behind a layer. A new one is a file and a
+line here."""
+
+from __future__ import annotations
+
+from steering.interventions.contrast import Icd, Vcd
+from steering.interventions.generate import Generate, GenerateSlots
+from steering.interventions.pai import Pai, PaiSlots
+from steering.interventions.see import See, SeeSlots
+from steering.interventions.steer import Steering, SteerSlots
+from steering.interventions.think import Think, ThinkSlots
+from steering.protocol.intervention import register
+
+register(See, SeeSlots)
+register(Think, ThinkSlots)
+register(Steering, SteerSlots)
+register(Generate, GenerateSlots)
+register(Vcd)
+register(Icd)
+register(Pai, PaiSlots)

@@ -1,0 +1,114 @@
+"""What a model's calibrations measured, in `calibration.json` of its folder: numbers that no other model shares."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steering.errors import UnsupportedModel
+from steering.files import write_atomically
+from steering.model.thresholds import Thresholds
+
+FORMAT = "helmsight.calibration/1"
+FILE = "calibration.json"
+SHARES = tuple(i / 100 for i in range(101))
+"""The shares of tokens whose quantiles are kept."""
+SURPRISE = 0.98
+"""The share of clean text contexts that are to be within the bound of surprise."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """divergence: for each layer the quantiles of D (see `interventions.think`) at `SHARES`, over `tokens` prompt tokens
+    of `samples` prompts. sinks: (layers, rows, columns) as `diagnostics.sinks.attraction`, over `images`. flags: where its
+    numbers become flags. surprise: the `SURPRISE` quantile of how surprising clean text contexts are (see `surprise`), over
+    `contexts`. Each None, or 0, until it was measured."""
+
+    fingerprint: str
+    divergence: tuple[tuple[float, ...], ...] | None = None
+    samples: int = 0
+    tokens: int = 0
+    sinks: tuple[tuple[tuple[float, ...], ...], ...] | None = None
+    images: int = 0
+    flags: Thresholds | None = None
+    surprise: float | None = None
+    contexts: int = 0
+
+    def with_divergence(self, values: torch.Tensor, samples: int) -> Calibration:
+        """values: (layers, tokens), D of every prompt token."""
+        quantiles = values.double().quantile(torch.tensor(SHARES, dtype=torch.float64), dim=1).T
+        rounded = tuple(tuple(round(value, 6) for value in row) for row in quantiles.tolist())
+        return replace(self, divergence=rounded, samples=samples, tokens=values.shape[1])
+
+    def with_sinks(self, values: torch.Tensor, images: int) -> Calibration:
+        """values: (layers, rows, columns)."""
+        rounded = tuple(tuple(tuple(round(x, 4) for x in row) for row in layer) for layer in values.tolist())
+        return replace(self, sinks=rounded, images=images)
+
+    def with_surprise(self, values: torch.Tensor) -> Calibration:
+        """values: (contexts,), the surprise of each in nats."""
+        return replace(self, surprise=round(float(values.double().quantile(SURPRISE)), 4), contexts=len(values))
+
+    def thresholds(self, quantile: float) -> torch.Tensor | None:
+        """(layers,) D that a share of `quantile` of the tokens does not exceed, between the kept shares linearly; None where
+        it was not measured."""
+        if self.divergence is None:
+            return None
+        table = torch.tensor(self.divergence)
+        place = quantile * (len(SHARES) - 1)
+        below = int(place)
+        above = min(below + 1, len(SHARES) - 1)
+        return table[:, below] + (place - below) * (table[:, above] - table[:, below])
+
+    def save(self, folder: Path) -> Path:
+        """Write the file atomically."""
+        return write_atomically(folder / FILE, json.dumps({"format": FORMAT, **asdict(self)}).encode())
+
+    @classmethod
+    def load(cls, folder: Path | None, fingerprint: str, layers: int) -> Calibration | None:
+        """The calibration in a model's folder, None where there is none; raises UnsupportedModel when it is another
+        model's or damaged."""
+        path = None if folder is None else folder / FILE
+        if path is None or not path.is_file():
+            return None
+        try:
+            content: dict[str, Any] = json.loads(path.read_text())
+            if not isinstance(content, dict):
+                raise ValueError("it holds no object")
+            if content.pop("format") != FORMAT:
+                raise ValueError("unknown format")
+            table, sinks = content.pop("divergence"), content.pop("sinks", None)
+            if table is not None:
+                table = tuple(tuple(map(float, row)) for row in table)
+                if len(table) != layers or any(len(row) != len(SHARES) for row in table):
+                    raise ValueError(f"must hold {layers} layers of {len(SHARES)} quantiles")
+            if sinks is not None:
+                sinks = tuple(tuple(tuple(map(float, row)) for row in layer) for layer in sinks)
+                if len(sinks) != layers or len({(len(layer), len(layer[0])) for layer in sinks}) != 1:
+                    raise ValueError(f"must hold the sinks of {layers} layers")
+            flags, surprise = content.pop("flags", None), content.get("surprise")
+            if surprise is not None and not (isinstance(surprise, float) and math.isfinite(surprise)):
+                raise ValueError("must hold a bound of surprise that is a number")
+            loaded = cls(
+                flags=None if flags is None else Thresholds.of(flags), divergence=table, sinks=sinks, **content
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise UnsupportedModel(f"{path} is no calibration: {error}. Make it anew or remove it.") from error
+        if loaded.fingerprint != fingerprint:
+            raise UnsupportedModel(f"{path} belongs to another model. Make it anew or remove it.")
+        return loaded
+
+
+def measured(folder: Path) -> set[str]:
+    """Which parts the calibration in a model's folder holds ("divergence", "sinks", ...), without a model; empty where there
+    is none, or it is damaged, of which `Calibration.load` tells more."""
+    try:
+        content = json.loads((folder / FILE).read_text())
+        return {part for part, value in content.items() if value is not None}
+    except (OSError, ValueError, AttributeError):
+        return set()

@@ -1,0 +1,277 @@
+"""A multimodal language model, loaded and patched so that the engine can run its decoder itself."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoModelForImageTextToText
+
+from steering.decoder import attention, updates
+from steering.errors import UnsupportedModel
+from steering.model.calibration import Calibration
+from steering.model.embedded import Embedded, Overlay
+from steering.model.processor import load_processor
+
+
+class _Intercepted(Exception):
+    """Carries the decoder's inputs out of the wrapper's forward pass."""
+
+
+class MLLM:
+    """A patched image-text-to-text model with its processor; made by `load`."""
+
+    def __init__(self, model: Any, processor: Any, name: str | None, path: Path | None):
+        self.model = model
+        self.processor = processor
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.path = path
+        self.text_config = model.config.get_text_config()
+        self.decoder: Any = model.get_decoder()
+        self.layers: nn.ModuleList = self.decoder.layers
+        self.num_layers = len(self.layers)
+        self.hidden_size: int = self.text_config.hidden_size
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.context_length: int = int(getattr(self.text_config, "max_position_embeddings", 0) or 4096)
+        self.image_token_id: int = model.config.image_token_id
+        self.device: torch.device = next(model.parameters()).device
+        self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
+        self.fingerprint = _fingerprint(model)
+        settings = _settings(path)
+        self.name: str = name or settings.get("name") or (path.resolve().name if path else model.config.name_or_path)
+        self.image_size: tuple[int, int] | None = tuple(settings["image_size"]) if "image_size" in settings else None
+        self.focus_layers: int = settings.get("focus_layers", max(1, self.num_layers // 4))
+        self.stop_ids = _stop_ids(model.generation_config, self.tokenizer)
+        self.generation_defaults = _generation_defaults(model.generation_config)
+        self.ffn_widths = updates.install(self.layers)
+        self.calibration = Calibration.load(path, self.fingerprint, self.num_layers)
+        self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
+        self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)
+        self.takes_image_features = "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
+
+    @cached_property
+    def special_pattern(self) -> re.Pattern[str]:
+        """Matches every token that must not be written by a user: special ones and the placeholders of pictures."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        tokens = {token.content for token in added if token.special} | set(self.tokenizer.all_special_tokens)
+        tokens |= {
+            token
+            for name in ("image_token", "video_token")
+            if isinstance(token := getattr(self.processor, name, None), str)
+        }
+        return re.compile(
+            "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True) if len(token) > 1) or r"(?!)"
+        )
+
+    @cached_property
+    def special_ids(self) -> torch.Tensor:
+        """Ids that only a template may write; that of unknown characters may come of a text."""
+        special = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special}
+        return torch.tensor(sorted({*special, self.image_token_id} - {self.tokenizer.unk_token_id}))
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token of the vocabulary; of a vocabulary of bytes, where a character may have four,
+        bytes."""
+        return max(map(len, self.tokenizer.get_vocab()))
+
+    @cached_property
+    def needs_images(self) -> bool:
+        """Whether its processor refuses text without images, as PaliGemma's does."""
+        try:
+            self.processor(text=["?"])
+        except ValueError:
+            return True
+        return False
+
+    def embed(self, inputs: Mapping[str, torch.Tensor], features: Any = None) -> Embedded:
+        """Run the wrapper up to its decoder call and return what the decoder would have received.
+
+        No family needs code of its own: image features, multi-axis positions and special masks are the wrapper's work.
+        `features` of all images, where they were encoded before, are what `image_features` returns.
+        """
+        arguments: dict[str, Any] = dict(inputs)
+        if features is not None:
+            arguments = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
+        arguments = {name: value.to(self.device) for name, value in arguments.items()}
+        if features is not None:
+            arguments["mm_encoder_outputs"] = {"image": features}
+        received: dict[str, Any] = {}
+
+        def intercept(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            received.update(kwargs)
+            raise _Intercepted
+
+        handle = self.decoder.register_forward_pre_hook(intercept, with_kwargs=True)
+        try:
+            self.model.model(**arguments, use_cache=False)
+        except _Intercepted:
+            pass
+        finally:
+            handle.remove()
+        if hasattr(self.model.model, "rope_deltas"):  # state that a wrapper keeps between calls; ours is per sequence
+            self.model.model.rope_deltas = None
+        return self._decoder_inputs(received)
+
+    def _decoder_inputs(self, received: dict[str, Any]) -> Embedded:
+        embeds = received.pop("inputs_embeds")
+        positions = received.pop("position_ids", None)
+        if positions is None:
+            positions = torch.arange(embeds.shape[1], device=embeds.device)[None]
+        mask = received.pop("attention_mask", None)
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2:  # a padding mask without padding says nothing
+            mask = None
+        extras = {
+            name: value
+            for name, value in received.items()
+            if name in self._decoder_arguments
+            and value is not None
+            and name not in {"input_ids", "past_key_values", "use_cache"}
+        }
+        if overlay := Overlay.find(extras, embeds.shape[1]):
+            extras = {}
+        return Embedded(embeds, positions, mask, overlay, extras)
+
+    def image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
+        """Encode images, given as the processor's tensors; returns what the wrapper's `get_image_features` does."""
+        arguments = {name: value.to(self.device) for name, value in pictures.items() if name in self._feature_arguments}
+        return self.model.model.get_image_features(**arguments, return_dict=True)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (..., vocabulary) in float32 of normalised hidden states (..., d)."""
+        logits = self.model.get_output_embeddings()(hidden)
+        if (cap := getattr(self.text_config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        if (scale := getattr(self.text_config, "logit_scale", None)) is not None:
+            logits = logits * scale
+        if (scaling := getattr(self.text_config, "logits_scaling", None)) is not None:
+            logits = logits / scaling
+        return logits.float()
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    local_files_only: bool = True,
+    name: str | None = None,
+) -> MLLM:
+    """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model.
+
+    `device` "auto" is the first GPU, else the CPU; `dtype` "auto" is the checkpoint's own on a GPU and float32 on a CPU,
+    whose half-precision kernels are slow. No code from the checkpoint is run. Raises UnsupportedModel when the model's
+    structure cannot be served or there is no such device, OSError when the files are missing.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UnsupportedModel(f"There is no device {device}: torch sees {torch.cuda.device_count()} of its kind.")
+    if dtype == "auto" and device.type == "cpu":
+        dtype = torch.float32
+    options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
+    attention.register()
+    config = AutoConfig.from_pretrained(path, **options)
+    refuse_structure(config)
+    try:
+        model = AutoModelForImageTextToText.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation={"text_config": attention.NAME},
+            use_safetensors=True,
+            **options,
+        )
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise UnsupportedModel(f"The weights of {path} are of other sizes than its config.json says.") from error
+    model = model.eval().requires_grad_(False).to(device)
+    processor = load_processor(path, local_files_only=local_files_only)
+    folder = Path(path) if Path(path).is_dir() else None
+    try:
+        mllm = MLLM(model, processor, name, folder)
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be served: it is not built of a decoder that reads image tokens: {error}."
+        ) from error
+    if device.type == "cpu":
+        _store_weights_by_column(mllm.decoder)
+    return mllm
+
+
+def _store_weights_by_column(decoder: nn.Module) -> None:
+    """Lay linear weights out for products with few rows, which is what decoding is: a tenth faster for 16 rows on a CPU.
+    The values, and what the module computes, stay the same."""
+    for module in decoder.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data = module.weight.data.t().contiguous().t()
+
+
+def refuse_structure(config: Any) -> None:
+    """Raise UnsupportedModel, by the config alone, for what sees no images or what the slot KV pool cannot hold; the
+    self-check catches the rest."""
+    text = config.get_text_config()
+    kinds = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
+    reason = None
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        reason = "it takes no images, as far as transformers knows"
+    elif kinds:
+        reason = f"it has layers of type {', '.join(kinds)}; only full and sliding softmax attention can be held"
+    elif getattr(text, "cross_attention_layers", None):
+        reason = "its language model reads images by cross-attention, which leaves no image tokens to look at"
+    elif getattr(text, "num_kv_shared_layers", 0):
+        reason = "some of its layers share keys and values with others"
+    elif getattr(config, "is_encoder_decoder", False):
+        reason = "it is an encoder-decoder model"
+    if reason:
+        raise UnsupportedModel(f"{config.model_type} cannot be served: {reason}.")
+
+
+def _fingerprint(model: Any) -> str:
+    """Hash of the text config and of a slice of every decoder layer's weights, the same in every dtype."""
+    hasher = hashlib.sha256()
+    text = model.config.get_text_config()
+    shape = {key: getattr(text, key, None) for key in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")}
+    hasher.update(json.dumps(shape, sort_keys=True).encode())
+    for layer in model.get_decoder().layers:
+        for parameter in layer.parameters():
+            # bfloat16 keeps the hash stable between a half-precision file loaded as such and loaded as float32.
+            sample = parameter.detach().flatten()[:64].to("cpu", torch.bfloat16)
+            hasher.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()[:32]
+
+
+def _settings(folder: Path | None) -> dict[str, Any]:
+    """What a checkpoint folder's helmsight.json says: `name` on the wire; `image_size` [width, height], to which every
+    picture is resized first; `focus_layers`, the N of the focus metrics that fits this model."""
+    file = folder / "helmsight.json" if folder is not None else None
+    return json.loads(file.read_text()) if file is not None and file.is_file() else {}
+
+
+def _stop_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
+    """Token ids that end an answer, as `generate()` would take them."""
+    ids = generation_config.eos_token_id if generation_config.eos_token_id is not None else tokenizer.eos_token_id
+    return frozenset(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+
+
+def _generation_defaults(generation_config: Any) -> dict[str, float]:
+    """Sampling defaults that the checkpoint states; `do_sample` false is temperature 0."""
+    stated = generation_config.to_diff_dict()
+    defaults = {
+        key: stated[key]
+        for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if stated.get(key) is not None
+    }
+    if generation_config.do_sample is False:
+        defaults["temperature"] = 0.0
+    return defaults

@@ -1,0 +1,45 @@
+"""Where a model's numbers about its maps become flags; see `readouts.flags` for what they mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FLAGS = ("perceptual_blindness", "dissociation")
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Where a model's numbers become flags, chosen on `answers` of it. attention, activation: the least share of the map in
+    its strongest fifth with which it is concentrated; agreement: the least correlation with which both maps agree.
+
+    `raised` tells of other answers, by flag, on which share of the `right` and of the `wrong` ones it is raised, of a right
+    and a wrong answer to alike questions how often it is the wrong one (`area`, .5 is chance), each as [value, low, high]
+    with the 95 % interval, and whether the last is above chance beyond doubt (`separates`).
+    """
+
+    attention: float
+    activation: float
+    agreement: float
+    answers: int
+    raised: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Thresholds:
+        """From JSON; raises ValueError or TypeError for what is none."""
+        found = cls(**content)
+        numbers = (found.attention, found.activation, found.agreement)
+        if not all(isinstance(x, float) and math.isfinite(x) for x in numbers) or set(found.raised) != set(FLAGS):
+            raise ValueError("must hold three thresholds, and how often each flag is raised")
+        return found
+
+    def flags(self, attention: float, activation: float, agreement: float) -> dict[str, bool]:
+        """perceptual_blindness: neither map is concentrated. dissociation: attention is, and the activation map does not
+        agree with it."""
+        looks = attention >= self.attention
+        return {
+            "perceptual_blindness": not looks and activation < self.activation,
+            "dissociation": looks and agreement < self.agreement,
+        }

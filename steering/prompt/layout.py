@@ -1,0 +1,475 @@
+"""A chat becomes token ids plus a layout: which token belongs to which span of the prompt."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+
+from steering.errors import RequestError, panics_raise
+from steering.model.images import Picture, divide
+from steering.model.mllm import MLLM
+from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
+
+GRAY = (128, 128, 128)
+CONTEXT_LINE = "Text context:"
+"""A line of user text that begins so is a text context (modality-preference paper, prompt of section 3)."""
+
+_JOINER = "\U0010fffd"
+"""A private-use character put into special tokens that a user wrote, so that they stay text; removed after tokenising."""
+
+
+@dataclass(frozen=True)
+class ImageSpan:
+    """The tokens of one image: `columns` (tokens,) in the prompt and the grid (rows, columns) after patch merging, None
+    where the image's tokens are no single grid (tiled images)."""
+
+    columns: torch.Tensor
+    grid: tuple[int, int] | None
+
+    @property
+    def tokens(self) -> int:
+        return len(self.columns)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which span each prompt token belongs to. spans: (n,) int64, one of the span numbers, FIRST_IMAGE + i for image i."""
+
+    spans: torch.Tensor
+    images: tuple[ImageSpan, ...]
+
+    def columns(self, span: int) -> torch.Tensor:
+        """Positions (k,) of the tokens of a span."""
+        return (self.spans == span).nonzero()[:, 0]
+
+    def count(self, span: int) -> int:
+        return int((self.spans == span).sum())
+
+    @property
+    def image_columns(self) -> torch.Tensor:
+        """Positions (image tokens,) of the images' tokens, image by image."""
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *(image.columns for image in self.images)])
+
+    @property
+    def question_rows(self) -> torch.Tensor:
+        """Positions (k,) of the question's tokens that can attend to every image; none where it stands before one."""
+        return self._behind(self.image_columns)
+
+    @property
+    def modality_rows(self) -> torch.Tensor:
+        """Positions (k,) of the question's tokens that can attend to every image and to all of the text context."""
+        return self._behind(torch.cat([self.image_columns, self.columns(CONTEXT)]))
+
+    def _behind(self, columns: torch.Tensor) -> torch.Tensor:
+        question = self.columns(QUESTION)
+        return question[question > columns.max()] if len(columns) else question
+
+    @property
+    def halves(self) -> torch.Tensor:
+        """(n, 2) bool: the tokens that are no image's before the first image, or before the users' first text where there is
+        none, and all others that are no image's."""
+        image = self.spans >= FIRST_IMAGE
+        starts = (image if bool(image.any()) else self.spans >= CONTEXT).nonzero()[:, 0]
+        before = torch.arange(len(self.spans)) < (starts[0] if len(starts) else len(self.spans))
+        return torch.stack([before, ~before], -1) & ~image[:, None]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A tokenised chat. ids: (n,) int64; inputs: everything the model's wrapper takes, on the CPU; pictures: its images."""
+
+    ids: torch.Tensor
+    inputs: dict[str, torch.Tensor]
+    pictures: tuple[Picture, ...]
+    layout: Layout
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A text part of a message, with the span that its plain lines belong to."""
+
+    text: str
+    span: int
+
+
+def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]], reply: str | None = None) -> Prompt:
+    """Render, tokenise and lay out a chat; raises RequestError when the chat cannot be rendered.
+
+    A `reply` is rendered after it as the assistant's, and the prompt ends with it; its tokens are the span `REPLY`.
+
+    Messages follow the Hugging Face chat format with PIL images; see `Request`. The ids equal those of
+    `processor.apply_chat_template(..., tokenize=True)`, except that special tokens written by a user stay text.
+    """
+    special = mllm.special_pattern
+    if reply is not None:
+        said = {"type": "text", "text": reply, "span": "reply"}
+        messages = [*messages, {"role": "assistant", "content": [said]}]
+    chat, parts, images = _normalise(messages, special)
+    if mllm.image_size is not None:
+        images = [image.resize(mllm.image_size, Image.Resampling.BICUBIC) for image in images]
+    text, text_spans = _lay_out(mllm, chat, parts)
+    if reply is not None:
+        text = text[: text_spans[-1][1]]
+    bos = mllm.tokenizer.bos_token
+    encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)))
+    replaced = encoded.pop(
+        "text_replacement_offsets", None
+    )  # some families give none, or an empty tensor, without images
+    replacements = replaced[0] if isinstance(replaced, list) else []
+    offsets = encoded.pop("offset_mapping")[0]
+    encoded.pop("labels", None)
+    inputs = dict(encoded)
+    _keep_blank_tiles(inputs)
+
+    chars = _CharSpans(text, replacements)
+    for start, end, span in text_spans:
+        chars.mark(start, end, span)
+    offsets = _without_insertions(mllm, inputs["input_ids"][0], offsets, chars.text)
+    keep = chars.without_joiners(offsets)
+    if not bool(keep.all()):
+        offsets = offsets[keep]
+        inputs = {
+            name: v[:, keep] if v.ndim == 2 and v.shape[:2] == (1, len(keep)) else v for name, v in inputs.items()
+        }
+
+    ids = inputs["input_ids"][0]
+    if bool((torch.isin(ids, mllm.special_ids) & chars.written(offsets)).any()):
+        raise RequestError("Texts of the messages join into a special token; they must not.", param="messages")
+    spans = chars.of_tokens(offsets)
+    columns = (ids == mllm.image_token_id).nonzero()[:, 0]
+    counts = [_count_image_tokens(mllm, replacement["replacement"]) for replacement in replacements]
+    if len(counts) != len(images) or sum(counts) != len(columns):
+        raise RequestError("The chat template did not place every image of the messages.", param="messages")
+    image_spans = []
+    for number, own in enumerate(columns.split(counts)):
+        spans[own] = FIRST_IMAGE + number
+        image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own)))
+    return Prompt(ids, inputs, divide(inputs), Layout(spans, tuple(image_spans)))
+
+
+def _normalise(
+    messages: Sequence[Mapping[str, Any]], special: re.Pattern[str]
+) -> tuple[list[dict[str, Any]], list[_Part], list[Image.Image]]:
+    """The chat in list-of-parts form, its text parts in order, its images in order."""
+    chat: list[dict[str, Any]] = []
+    parts: list[_Part] = []
+    images: list[Image.Image] = []
+    last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    if last_user < 0:
+        raise RequestError("'messages' must contain a message of the user.", param="messages")
+    for number, message in enumerate(messages):
+        content = message["content"]
+        content = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+        question_from = _question_start(content) if number == last_user else len(content)
+        normal: list[dict[str, Any]] = []
+        for position, part in enumerate(content):
+            if part["type"] == "image":
+                images.append(part["image"])
+                normal.append({"type": "image"})
+                continue
+            text = special.sub(lambda match: match[0][0] + _JOINER + match[0][1:], part["text"].replace(_JOINER, ""))
+            normal.append({"type": "text", "text": text})
+            if message["role"] == "user":
+                span = CONTEXT if part.get("span") == "context" else QUESTION if position >= question_from else USER
+            else:
+                span = SYSTEM if message["role"] == "system" else REPLY if part.get("span") == "reply" else OTHER
+            parts.append(_Part(text, span))
+        chat.append({"role": message["role"], "content": normal})
+    return chat, parts, images
+
+
+def _question_start(content: Sequence[Mapping[str, Any]]) -> int:
+    """Index of the part where the question begins: after the last image, or 0 when no text of its own follows it."""
+    after = max((i + 1 for i, part in enumerate(content) if part["type"] == "image"), default=0)
+    follows = any(
+        part["type"] == "text"
+        and part.get("span") != "context"
+        and any(line.strip() and not line.startswith(CONTEXT_LINE) for line in part["text"].splitlines())
+        for part in content[after:]
+    )
+    return after if follows else 0
+
+
+def _lay_out(mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[_Part]) -> tuple[str, list[tuple[int, int, int]]]:
+    """The rendered chat and its text spans. Some templates lose the text of a list of parts, others that of a string:
+    messages of one text are tried in both forms."""
+    try:
+        text = _render(mllm, chat)
+        return text, list(_text_spans(mllm, chat, parts, text))
+    except RequestError:
+        strings = [
+            {**message, "content": content[0]["text"]}
+            if len(content := message["content"]) == 1 and "text" in content[0]
+            else message
+            for message in chat
+        ]
+        if strings == chat:
+            raise
+        text = _render(mllm, strings)
+        return text, list(_text_spans(mllm, strings, parts, text))
+
+
+def _render(mllm: MLLM, chat: list[dict[str, Any]]) -> str:
+    try:
+        return str(mllm.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # whatever a template raises is about the shape of the chat
+        raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
+
+
+def _encode(mllm: MLLM, text: str, images: list[Image.Image], add_special_tokens: bool) -> dict[str, Any]:
+    """The processor's tensors with token offsets; some families want the images nested by prompt, all accept it."""
+
+    def refusal(panic: str) -> RequestError:
+        return RequestError(f"The model's tokenizer cannot read these messages: {panic}", param="messages")
+
+    try:
+        with panics_raise(refusal):
+            return dict(
+                mllm.processor(
+                    text=[text],
+                    images=[images] if images else None,
+                    return_tensors="pt",
+                    return_offsets_mapping=True,
+                    return_text_replacement_offsets=True,
+                    add_special_tokens=add_special_tokens,
+                )
+            )
+    except ValueError as error:
+        raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
+
+
+def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Image.Image]:
+    """The images of a chat, in order."""
+    contents = (message["content"] for message in messages)
+    parts = (part for content in contents if not isinstance(content, str) for part in content)
+    return [part["image"] for part in parts if part["type"] == "image"]
+
+
+def without_images(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The chat without its pictures."""
+    return [
+        dict(message)
+        if isinstance(message["content"], str)
+        else {**message, "content": [part for part in message["content"] if part["type"] == "text"] or ""}
+        for message in messages
+    ]
+
+
+def blanked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The chat with gray pictures of the same sizes in the place of its own."""
+
+    def blank(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**part, "image": Image.new("RGB", part["image"].size, GRAY)} if part["type"] == "image" else part
+
+    return [
+        dict(message)
+        if isinstance(message["content"], str)
+        else {**message, "content": [blank(part) for part in message["content"]]}
+        for message in messages
+    ]
+
+
+def without_context(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The chat without its users' text contexts, which are parts of that span and lines that begin with `CONTEXT_LINE`."""
+
+    def rest(text: str) -> str:
+        return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(CONTEXT_LINE))
+
+    out = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "user" and isinstance(content, str):
+            content = rest(content)
+        elif message["role"] == "user":
+            kept = (part for part in content if part.get("span") != "context")
+            content = [{**part, "text": rest(part["text"])} if part["type"] == "text" else part for part in kept]
+        out.append({**message, "content": content})
+    return out
+
+
+def contexts_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The users' text contexts in order, those that `without_context` leaves out; what marks a line is no part of them."""
+    found = []
+    for message in messages:
+        if message["role"] != "user":
+            continue
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for part in parts:
+            if part.get("span") == "context":
+                found.append(part["text"])
+            elif part["type"] == "text":
+                found += [line for line in part["text"].splitlines() if line.startswith(CONTEXT_LINE)]
+    return [said for context in found if (said := context.strip().removeprefix(CONTEXT_LINE).strip())]
+
+
+def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:
+    """What the processor makes of one picture alone."""
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
+    return _encode(mllm, _render(mllm, chat), [picture], add_special_tokens=False)["pixel_values"]
+
+
+def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
+    """Make every tile differ from zero by a trifle: some models take a tile of zeros, which a black picture may become,
+    for padding and drop it."""
+    pixels = inputs.get("pixel_values")
+    if pixels is not None and pixels.ndim == 5 and len(pixels) == 1:  # several have padding among them
+        blank = ~pixels.flatten(2).any(-1)
+        pixels[:, :, 0, 0, 0].masked_fill_(blank, 1e-6)
+
+
+def _text_spans(
+    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[_Part], text: str
+) -> Iterator[tuple[int, int, int]]:
+    """(start, end, span) in characters of the rendered text, for every line of every text part.
+
+    The chat is rendered a second time with marks in place of the texts; the pieces between the marks are the template's
+    own, whatever the users wrote.
+    """
+    numbers = iter(range(len(parts)))
+
+    def marked(content: Any) -> Any:
+        if isinstance(content, str):
+            return f"\ue000{next(numbers)}\ue001"
+        return [part if part["type"] == "image" else {**part, "text": marked(part["text"])} for part in content]
+
+    pieces = re.split(
+        "\ue000(\\d+)\ue001", _render(mllm, [{**message, "content": marked(message["content"])} for message in chat])
+    )
+    if missing := {number for number, part in enumerate(parts) if part.text.strip()} - set(map(int, pieces[1::2])):
+        raise RequestError(
+            f"The model's chat template leaves out the text {parts[min(missing)].text.strip()[:40]!r}.",
+            param="messages",
+        )
+    position = _after(text, pieces[0], 0)
+    for number, piece in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
+        part = parts[number].text.strip()  # templates may trim a text
+        start = position = _after(text, part, position) - len(part)
+        for line in part.splitlines(keepends=True):
+            span = parts[number].span
+            if span in (QUESTION, USER) and line.startswith(CONTEXT_LINE):
+                span, line_end = CONTEXT, position + len(line.rstrip("\n"))
+            else:
+                line_end = position + len(line)
+            yield position, line_end, span
+            position += len(line)
+        position = _after(text, piece, start + len(part))
+
+
+def _after(text: str, piece: str, position: int) -> int:
+    """Where `piece` ends, which must begin at `position`, white space apart."""
+    start = text.find(piece, position)
+    if start < 0 or text[position:start].strip():
+        raise RequestError(
+            "The model's chat template changes the text of messages; it cannot be laid out.", param="messages"
+        )
+    return start + len(piece)
+
+
+class _CharSpans:
+    """Span numbers of the characters of the expanded text, in which every image placeholder became its tokens."""
+
+    def __init__(self, text: str, replacements: Sequence[Mapping[str, Any]]):
+        self._ends = [r["span"][1] for r in replacements]
+        self._gains = [0, *(r["new_span"][1] - r["span"][1] for r in replacements)]
+        starts = [r["span"][0] for r in replacements]
+        between = [text[a:b] for a, b in zip([0, *self._ends], [*starts, len(text)], strict=True)]
+        self.text = "".join(
+            piece
+            for pair in zip(between, [*(r["replacement"] for r in replacements), ""], strict=True)
+            for piece in pair
+        )
+        self._spans = torch.full((len(self.text),), OTHER)
+        self._written = torch.zeros(len(self.text) + 1, dtype=torch.int64)
+        self._joiners = [self._expanded(match.start()) for match in re.finditer(_JOINER, text)]
+
+    def _expanded(self, char: int) -> int:
+        """Where a character of the rendered text stands after the placeholders were expanded."""
+        return char + self._gains[bisect_right(self._ends, char)]
+
+    def mark(self, start: int, end: int, span: int) -> None:
+        first = self._expanded(start)
+        self._spans[first : first + end - start] = span
+        self._written[first + 1 : first + 1 + end - start] = 1
+
+    def without_joiners(self, offsets: torch.Tensor) -> torch.Tensor:
+        """(tokens,) bool: False for the tokens that spell a joiner; RequestError when one is glued to other text."""
+        marks = torch.zeros(len(self.text) + 1, dtype=torch.int64)
+        marks[torch.tensor(self._joiners, dtype=torch.int64) + 1] = 1
+        before = marks.cumsum(0)
+        first, last = offsets.clamp(max=len(self.text)).unbind(1)
+        touching = before[last] > before[first]
+        alone = touching & (last - first == 1)
+        spelt = torch.zeros(len(self.text) + 1, dtype=torch.int64)
+        spelt[first[alone] + 1] = 1
+        if not torch.equal(touching, alone) or not torch.equal(spelt, marks):
+            raise RequestError("A special token written in a text cannot be kept as text here.", param="messages")
+        return ~alone
+
+    def written(self, offsets: torch.Tensor) -> torch.Tensor:
+        """(tokens,) bool: whether a token covers any character of a message's texts."""
+        before = self._written.cumsum(0)
+        first, last = offsets.clamp(max=len(self.text)).unbind(1)
+        return before[last] > before[first]
+
+    def of_tokens(self, offsets: torch.Tensor) -> torch.Tensor:
+        """(tokens,) the span of each token: that of its last character but for white space, since ".\n" ends a line of one
+        span before another's; a token without characters belongs to none."""
+        written = torch.tensor(
+            [len(self.text[start:end].rstrip()) for start, end in offsets.tolist()], dtype=torch.int64
+        )
+        ends = torch.where(written > 0, offsets[:, 0] + written, offsets[:, 1])
+        spans = self._spans[(ends - 1).clamp(0, max(len(self.text) - 1, 0))]
+        return torch.where(offsets[:, 1] > offsets[:, 0], spans, OTHER)
+
+
+def _without_insertions(mllm: MLLM, ids: torch.Tensor, offsets: torch.Tensor, text: str) -> torch.Tensor:
+    """Token offsets (tokens, 2) into `text`, where a processor wrote special tokens of its own into it before tokenising
+    (PaliGemma puts its bos behind the images); an inserted token becomes empty."""
+    if not len(offsets) or int(offsets.max()) <= len(text):
+        return offsets
+    offsets = offsets.clone()
+    special = torch.tensor(sorted(set(mllm.tokenizer.all_special_ids) - {mllm.image_token_id}))
+    for token in torch.isin(ids, special).nonzero()[:, 0].tolist():
+        start, end = offsets[token].tolist()
+        if start < end and text[start:end] != mllm.tokenizer.convert_ids_to_tokens(int(ids[token])):
+            offsets[token:] -= end - start
+            offsets[token, 1] = offsets[token, 0] = start
+    return offsets
+
+
+def _count_image_tokens(mllm: MLLM, replacement: str) -> int:
+    ids = mllm.tokenizer(replacement, add_special_tokens=False).input_ids
+    return int(ids.count(mllm.image_token_id))
+
+
+def _grid(
+    mllm: MLLM, inputs: Mapping[str, torch.Tensor], number: int, images: int, columns: torch.Tensor
+) -> tuple[int, int] | None:
+    """The token grid of an image, where its tokens are one grid: from the processor's own grid, from rows that end in
+    break tokens, or the square of an image that was not tiled."""
+    tokens = len(columns)
+    if (thw := inputs.get("image_grid_thw")) is not None:
+        merge = mllm.model.config.vision_config.spatial_merge_size
+        rows, width = (int(side) // merge for side in thw[number, 1:])
+        return (rows, width) if rows * width == tokens else None
+    pixels = inputs.get("pixel_values")
+    tiles = 0 if pixels is None else int(pixels.shape[:-3].numel())
+    if tiles != images:
+        return None
+    breaks = (columns.diff() > 1).nonzero()[:, 0] + 1
+    runs = {len(run) for run in columns.tensor_split(breaks.tolist())}
+    if len(breaks) and len(runs) == 1:
+        return len(breaks) + 1, runs.pop()
+    side = round(tokens**0.5)
+    return (side, side) if side * side == tokens and not len(breaks) else None

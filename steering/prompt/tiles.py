@@ -1,0 +1,111 @@
+"""Where the tokens of a tiled image belong.
+
+Processors cut big images into tiles in ways of their own. None of them says how, but a picture whose colours are its own
+coordinates comes out of them as tiles that tell where they were: no family needs code.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+
+from steering.model.mllm import MLLM
+from steering.prompt.layout import ImageSpan, encode_picture
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """`order` (rows * columns,) are the image's tokens row by row of the whole `grid` (rows, columns); `overview` those of
+    the tile that shows the whole image small, row by row of `overview_grid`, empty where there is none."""
+
+    grid: tuple[int, int]
+    order: torch.Tensor
+    overview: torch.Tensor
+    overview_grid: tuple[int, int]
+
+
+def tiling_of(mllm: MLLM, picture: Image.Image, image: ImageSpan) -> Tiling | None:
+    """How a picture is tiled whose tokens are known; None where they are one grid anyway, or where its tiles are no grids of
+    tokens or do not make up the picture."""
+    return None if image.grid is not None else _tiling(mllm, mllm.image_size or picture.size, image.tokens)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tiling(mllm: MLLM, size: tuple[int, int], tokens: int) -> Tiling | None:
+    pixels = encode_picture(mllm, _coordinates(size)).flatten(0, -4)  # (tiles, channels, height, width)
+    side = round((tokens / len(pixels)) ** 0.5)
+    if len(pixels) < 2:
+        return None
+    if side * side * len(pixels) != tokens:
+        vision = mllm.model.config.vision_config
+        return _with_row_ends(tokens, len(pixels) - 1, vision.image_size // vision.patch_size, size)
+    extents, overview, centres = _shown(pixels)
+    numbers = torch.arange(tokens).view(-1, side, side)
+    return _assembled(numbers[~overview], centres[~overview], numbers[overview], extents[~overview])
+
+
+def _with_row_ends(tokens: int, tiles: int, side: int, size: tuple[int, int]) -> Tiling | None:
+    """An overview, then the rows of all tiles together, each with a token that ends it, without those of the margin
+    (LLaVA-NeXT, LLaVA-OneVision). Of the grids that have so many tokens and fit some arrangement of the tiles, it is the one
+    whose sides are most like the picture's."""
+    rest, aspect = tokens - side * side, size[0] / size[1]
+    grids = [(rows, rest // rows - 1) for rows in range(1, rest + 1) if rest % rows == 0 and rest // rows > 1]
+    fitting = [
+        (rows, columns)
+        for rows, columns in grids
+        for high in range(1, tiles + 1)
+        if tiles % high == 0 and rows <= high * side and columns <= tiles // high * side
+    ]
+    if not fitting:
+        return None
+    rows, columns = min(fitting, key=lambda grid: abs(math.log(grid[1] / grid[0] / aspect)))
+    order = side * side + torch.arange(rows)[:, None] * (columns + 1) + torch.arange(columns)
+    return Tiling((rows, columns), order.flatten(), torch.arange(side * side), (side, side))
+
+
+def _shown(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What tiles (k, channels, height, width) of a picture of coordinates show: extents (k, 2) along x and y, whether that
+    is the whole picture (k,), and centres (k, 2)."""
+    places = pixels[:, :2].float().flatten(2)
+    extents = places.amax(2) - places.amin(2)
+    whole = (extents > 0.9 * (places.amax((0, 2)) - places.amin((0, 2)))).all(1)
+    return extents, whole, places.mean(2)
+
+
+def _assembled(
+    tiles: torch.Tensor, centres: torch.Tensor, overviews: torch.Tensor, extents: torch.Tensor
+) -> Tiling | None:
+    """tiles, overviews: (k, side, side), numbers of their tokens. centres, extents: (k, 2), of the tiles, along x and y."""
+    if not len(tiles) or len(overviews) > 1:
+        return None
+    column, columns = _ranks(centres[:, 0], extents[:, 0])
+    row, rows = _ranks(centres[:, 1], extents[:, 1])
+    place = row * columns + column
+    if rows * columns != len(tiles) or len(set(place.tolist())) != len(tiles):
+        return None
+    side = tiles.shape[-1]
+    by_place = tiles[place.argsort()].view(rows, columns, side, side)
+    order = by_place.permute(0, 2, 1, 3).reshape(-1)
+    return Tiling((rows * side, columns * side), order, overviews.flatten(), (side, side))
+
+
+def _ranks(values: torch.Tensor, extents: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The number of each value among those that differ by more than a trifle of a tile, and how many there are."""
+    ordered = values.sort().values
+    starts = torch.cat([torch.ones(1, dtype=torch.bool), ordered.diff() > 0.25 * extents.mean()])
+    levels = ordered[starts]
+    return (values[:, None] - levels).abs().argmin(1), len(levels)
+
+
+def _coordinates(size: tuple[int, int]) -> Image.Image:
+    """A picture whose red rises from left to right and whose green from top to bottom."""
+    width, height = size
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0] = np.linspace(0, 255, width).round()[None]
+    pixels[..., 1] = np.linspace(0, 255, height).round()[:, None]
+    return Image.fromarray(pixels)

@@ -1,0 +1,112 @@
+"""What a request asks of an intervention: options that are checked once, here, whoever gives them and however."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt
+from steering.protocol.signals import Signal
+from steering.protocol.wording import refused
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Rule(NamedTuple):
+    """How a row's logits and its twin's are combined: full + weight * (full - twin), or where `relu`, with the ReLU of the
+    difference. Tokens less likely than `plausible` times the likeliest one (by `full`) are impossible."""
+
+    weight: float
+    relu: bool = False
+    plausible: float = 0.0
+
+
+class Asked(ABC):
+    """One intervention as a request asks for it.
+
+    `path` is where it stands in a request's body and in the report of what was applied; interventions that share a path are
+    told apart by their `kind`, and exclude one another. `twin` says whether it contrasts the answer's logits with those of
+    a twin, which repeats the answer's tokens on another prompt: of these a request may have one.
+    """
+
+    path: ClassVar[tuple[str, ...]]
+    kind: ClassVar[str] = ""
+    twin: ClassVar[bool] = False
+    needs_image: ClassVar[bool] = False
+
+    @classmethod
+    def name(cls) -> str:
+        """By which registry, metrics and journal know it."""
+        return ".".join((*cls.path, cls.kind) if cls.kind else cls.path)
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """What it needs to be captured."""
+        return frozenset()
+
+    @property
+    def toward(self) -> Iterable[str]:
+        """A label for each thing that it pushes, which says whither."""
+        return [""]
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Texts of its own that are tokenised."""
+        return ()
+
+    def check(self, mllm: MLLM, prompt: Prompt) -> None:  # noqa: B027
+        """Raise RequestError where it does not fit a model or a prompt."""
+
+    # -- of those that have a twin -------------------------------------------------------------------------------------
+
+    @property
+    def rule(self) -> Rule:
+        """How the logits are combined with the twin's."""
+        raise NotImplementedError
+
+    def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt | None:
+        """The twin's prompt; None where it depends on what the model says, as `Pair.made` tells. `prompt` is what became of
+        the messages."""
+        return None
+
+    def due(self, tokens: int) -> bool:
+        """Whether the twin is made anew once so many tokens were generated."""
+        return False
+
+    # -- when the answer has ended -------------------------------------------------------------------------------------
+
+    def report(self, taken: Any) -> Any:
+        """What was done, as JSON, out of what `Slots.take` measured."""
+        return {}
+
+
+class Options(BaseModel, Asked):
+    """Options that a client writes as they are. The fields' defaults and ranges stand in the class and nowhere else; a value
+    that is wrong raises RequestError naming it by its place in a request."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+
+    path: ClassVar[tuple[str, ...]]
+    kind: ClassVar[str] = ""
+    twin: ClassVar[bool] = False
+    needs_image: ClassVar[bool] = False
+
+    def __init__(self, **given: Any) -> None:
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise refused(error, type(self), self.param) from None
+
+    @classmethod
+    def param(cls, key: str) -> str:
+        """What one of its fields is called in a request."""
+        field = cls.model_fields.get(key)
+        return ".".join([*cls.path, (field.alias if field is not None else None) or key])
+
+    def settings(self) -> dict[str, Any]:
+        """The options as a client writes them."""
+        return ({"kind": self.kind} if self.kind else {}) | self.model_dump(by_alias=True)

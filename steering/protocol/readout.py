@@ -1,0 +1,228 @@
+"""What a readout is, what it needs to be captured and says of an answer, and how a request asks for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+
+from steering.errors import RequestError
+from steering.model.mllm import MLLM
+from steering.model.thresholds import Thresholds
+from steering.prompt.layout import ImageSpan, Layout
+from steering.prompt.spans import PARTITIONS
+from steering.prompt.tiles import Tiling
+from steering.protocol.signals import Signal
+
+RESIDUAL_ROWS = ("answer", "prompt", "generated")
+"""Rows of the `residual` readout: those that generate the answer's tokens, which are the prompt's last one and those of all
+generated tokens that are fed; all of the prompt's, as in the authors' `analysis/analyze_layer_changes.py`; or those of
+generated tokens alone."""
+DRIFT_ROWS = ("mean", "last")
+"""What stands for an answer in `drift`: the mean of the residual stream over the rows that generated its tokens, as in the
+authors' `analysis/eval_cosine.py`, or the one that generated its last token."""
+
+MAX_VALUES = 1_000_000
+"""Numbers that the maps of one answer may hold."""
+
+Scalar = float | int | bool | None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What readouts need besides an answer's readings: N of the focus metrics, the text of a token, how each image is tiled
+    (None where it is not, or nobody knows), the request's pictures (where heat maps need them), the model's sinks
+    (layers, rows, columns) where they are known, and its thresholds of flags."""
+
+    focus_layers: int
+    token_text: Callable[[int], str] = str
+    tilings: Sequence[Tiling | None] = ()
+    pictures: Sequence[Image.Image] = ()
+    sinks: torch.Tensor | None = None
+    flags: Thresholds | None = None
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Another answer, by what it is called: its states (2, layers, d), in the order of `DRIFT_ROWS`."""
+
+    name: str
+    states: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Diagnose:
+    """Options of the diagnostics envelope.
+
+    `layers` are those of the patch maps: numbers from 0, None for all; `last_layers` the last so many instead. `heatmaps`
+    lays their mean over the pictures. `causal` removes from token activation maps what earlier tokens activate.
+    `discount_sinks` adds patch maps less what places attract anyway, and lets the flags and heat maps go by them.
+    `target_image` (counted from 1) adds the correctness of the focused image. `spans` is what counts as system and as user
+    text in `decay`, one of `PARTITIONS`; `residual_rows` one of `RESIDUAL_ROWS`, `drift_rows` one of `DRIFT_ROWS`. `earlier`
+    is the answer that drift is measured from, by default the baseline.
+    """
+
+    include: frozenset[str] = field(default_factory=lambda: cheap())  # noqa: PLW0108
+    layers: tuple[int, ...] | None = None
+    last_layers: int | None = None
+    heatmaps: bool = False
+    causal: bool = False
+    discount_sinks: bool = False
+    target_image: int | None = None
+    spans: str = PARTITIONS[0]
+    residual_rows: str = RESIDUAL_ROWS[0]
+    drift_rows: str = DRIFT_ROWS[0]
+    earlier: Earlier | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.include - REGISTRY.keys()):
+            raise RequestError(
+                f"'diagnostics.include' does not know {', '.join(unknown)}; allowed: {', '.join(REGISTRY)}.",
+                param="diagnostics.include",
+            )
+        for name, word, known in (
+            ("spans", self.spans, PARTITIONS),
+            ("residual_rows", self.residual_rows, RESIDUAL_ROWS),
+            ("drift_rows", self.drift_rows, DRIFT_ROWS),
+        ):
+            if word not in known:
+                raise RequestError(
+                    f"'diagnostics.{name}' must be one of {', '.join(known)}; got {word!r}.",
+                    param=f"diagnostics.{name}",
+                )
+        if self.target_image is not None and self.target_image < 1:
+            raise RequestError(
+                f"'diagnostics.target_image' counts from 1; got {self.target_image}.", param="diagnostics.target_image"
+            )
+
+    def chosen_layers(self, count: int) -> tuple[int, ...]:
+        """The layers of the patch maps of a model with `count`; raises RequestError where it has none such."""
+        if self.last_layers is not None:
+            if not 1 <= self.last_layers <= count:
+                raise RequestError(
+                    f"'diagnostics.layers.last' must be from 1 to {count}; got {self.last_layers}.",
+                    param="diagnostics.layers",
+                )
+            return tuple(range(count - self.last_layers, count))
+        chosen = tuple(range(count)) if self.layers is None else self.layers
+        if not chosen or len(set(chosen)) < len(chosen) or any(not 0 <= layer < count for layer in chosen):
+            raise RequestError(
+                f"'diagnostics.layers' must be different layer numbers from 0 to {count - 1}; got {list(chosen)}.",
+                param="diagnostics.layers",
+            )
+        return chosen
+
+    @property
+    def readouts(self) -> tuple[Readout, ...]:
+        """Those that were asked for, in the order of the envelope; heat maps are one that has an option of its own."""
+        return tuple(one for one in REGISTRY.values() if one.name in self.include or one.asked_beside(self))
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """What they need to be captured."""
+        return frozenset().union(*(one.signals(self) for one in self.readouts))
+
+    def check(self, mllm: MLLM, layout: Layout, tokens: int) -> None:
+        """Raise RequestError where it does not fit a model, or a prompt of this layout and an answer of up to `tokens`."""
+        images = len(layout.images)
+        if self.target_image is not None and self.target_image > images:
+            raise RequestError(
+                f"'diagnostics.target_image' is {self.target_image}, but the request holds {images} images.",
+                param="diagnostics.target_image",
+            )
+        if self.discount_sinks and (mllm.calibration is None or mllm.calibration.sinks is None):
+            raise RequestError(
+                f"{mllm.name} was not calibrated for 'diagnostics.discount_sinks'; run 'helmsight probe --calibrate-sinks' "
+                "on it.",
+                param="diagnostics.discount_sinks",
+            )
+        self.chosen_layers(mllm.num_layers)
+        values = sum(one.values(self, mllm.num_layers, len(layout.image_columns), tokens) for one in self.readouts)
+        if values > MAX_VALUES:
+            raise RequestError(
+                f"'diagnostics' may return at most {MAX_VALUES} numbers in maps, and this request could need {values}: ask "
+                "for fewer readouts, fewer layers or fewer 'max_tokens'.",
+                param="diagnostics",
+                code="too_many_maps",
+            )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One finished answer as its readouts see it. taken: by recorder, what was measured of it. fed: how many of its tokens
+    went through the model. baseline: the same of the answer without interventions."""
+
+    layout: Layout
+    options: Diagnose
+    tokens: Sequence[int]
+    fed: int
+    taken: Mapping[str, Any]
+    around: Surroundings
+    baseline: Mapping[str, Any] | None = None
+
+    @property
+    def images(self) -> tuple[ImageSpan, ...]:
+        return self.layout.images
+
+    @property
+    def image_tokens(self) -> torch.Tensor:
+        """(images,) how many tokens each image has."""
+        return torch.tensor([image.tokens for image in self.images])
+
+    @property
+    def tilings(self) -> Sequence[Tiling | None]:
+        return self.around.tilings or [None] * len(self.images)
+
+
+class Readout(ABC):
+    """One key of the envelope beside an answer, unless it has no `own_key`. `cheap` ones are those that `diagnostics: true`
+    asks for."""
+
+    name: ClassVar[str]
+    cheap: ClassVar[bool] = False
+    own_key: ClassVar[bool] = True
+    scalars: ClassVar[Mapping[str, type]] = {}
+    """The numbers of it that the journal and the metrics keep, float, int or bool each."""
+
+    @abstractmethod
+    def signals(self, options: Diagnose) -> frozenset[Signal]:
+        """What is to be captured for it."""
+
+    @abstractmethod
+    def read(self, answer: Answer) -> Any:
+        """What it says of an answer, as JSON; None where it does not exist."""
+
+    def asked_beside(self, options: Diagnose) -> bool:
+        """Whether options other than `include` ask for it."""
+        return False
+
+    def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
+        """How many numbers it may hold, of an answer of up to `tokens` tokens to images of so many patches, where that is a
+        matter of size."""
+        return 0
+
+    def summary(self, said: Any) -> Mapping[str, Scalar]:
+        """Its `scalars` out of what it said."""
+        return {}
+
+
+REGISTRY: dict[str, Readout] = {}
+"""Every readout by name, in the order of the envelope."""
+
+
+def register(readout: Readout) -> None:
+    """Make a readout known to requests, envelope, metrics, journal and catalogue; raises ValueError where its name, or that
+    of one of its scalars, is taken."""
+    taken = {scalar for other in REGISTRY.values() for scalar in other.scalars}
+    if readout.name in REGISTRY or taken & set(readout.scalars):
+        raise ValueError(f"There is a readout {readout.name!r} already, or one with a scalar of the same name.")
+    REGISTRY[readout.name] = readout
+
+
+def cheap() -> frozenset[str]:
+    """The names of the readouts that `diagnostics: true` asks for."""
+    return frozenset(name for name, readout in REGISTRY.items() if readout.cheap)

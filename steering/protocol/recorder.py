@@ -1,0 +1,15 @@
+"""The recorders that there are: each captures some signals, in whatever slot they are wanted."""
+
+from __future__ import annotations
+
+from steering.protocol.slots import Slots
+
+REGISTRY: dict[str, type[Slots]] = {}
+"""Every recorder by the name under which it leaves what it captured."""
+
+
+def register(name: str, slots: type[Slots]) -> None:
+    """Make a recorder known to the engine; raises ValueError where its name is taken."""
+    if name in REGISTRY:
+        raise ValueError(f"There is a recorder {name!r} already.")
+    REGISTRY[name] = slots

@@ -1,0 +1,211 @@
+"""What a caller asks of the engine and what it gets back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from steering.errors import RequestError
+from steering.protocol.asked import Asked
+from steering.protocol.readout import Diagnose
+from steering.protocol.signals import Signal
+
+MAX_TOP_LOGPROBS = 20
+COLDEST = 1e-5
+"""A temperature below which answers are greedy: logits divided by less leave float32, and what is likeliest stays so."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen and when to stop. `temperature` 0, or below `COLDEST`, is greedy; `top_k` 0,
+    `top_p` 1, `min_p` 0 are off.
+
+    `logprobs` is None (off) or how many alternatives (0..20) to report per token; log-probabilities are those of the
+    model's distribution (interventions included), before temperature, penalties, bias and truncation.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _within("temperature", self.temperature, 0.0, 2.0)
+        _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.01, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("top_k", self.top_k, 0, 1_000_000)
+        if self.max_tokens is not None:
+            _within("max_tokens", self.max_tokens, 1, 10_000_000)
+        if self.logprobs is not None:
+            _within("top_logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.seed is not None:
+            _within("seed", self.seed, -(2**63), 2**63 - 1)
+        for bias in self.logit_bias.values():
+            _within("logit_bias", bias, -100.0, 100.0)
+        if any(not stop for stop in self.stop):
+            raise RequestError("'stop' must not contain an empty string.", param="stop")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always chosen."""
+        return self.temperature < COLDEST
+
+
+def _within(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:
+    """Raise RequestError unless `value` is finite and in [low, high] (or (low, high])."""
+    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+        raise RequestError(
+            f"'{name}' must be {'above' if open_low else 'at least'} {low} and at most {high}; got {value}.", param=name
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """One chat with its interventions.
+
+    `messages` follow the Hugging Face chat format: `{"role", "content"}` where content is a string or a list of parts
+    `{"type": "text", "text": str, "span": "context" (optional)}` and `{"type": "image", "image": PIL.Image}`.
+    `interventions` are what happens inside the model, each at most once; a preset of several, as `Sage`, may stand for them.
+    `n` answers are generated; `baseline` adds, in the same batch, each answer without interventions; `states` returns
+    the residual stream after each layer at one of the prompt's tokens, counted from its end (`state_position`, -1 the last
+    one), and the distribution of the answer's first token; `divergence` how far the updates of every prompt token diverge in
+    each layer (see `interventions.think`). `forced` tokens are generated whatever the model says, so that their
+    log-probabilities can be read. A `reply` is read, not generated: the prompt ends with it, as the model's template renders
+    an answer to the chat, and its tokens' log-probabilities come from the prefill.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    sampling: Sampling = field(default_factory=Sampling)
+    interventions: Iterable[Asked | Iterable[Asked | None] | None] = ()
+    diagnose: Diagnose | None = None
+    n: int = 1
+    baseline: bool = False
+    states: bool = False
+    state_position: int = -1
+    divergence: bool = False
+    forced: tuple[int, ...] = ()
+    reply: str | None = None
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """What it asks to be captured beside what its interventions and readouts need."""
+        wanted = {
+            Signal.PROMPT_STATE: self.states, Signal.DIVERGENCE: self.divergence, Signal.REPLY: self.reply is not None,
+        }  # fmt: skip
+        return frozenset(signal for signal, asked in wanted.items() if asked)
+
+    def __post_init__(self) -> None:
+        asked: dict[str, Asked] = {}
+        for one in _each(self.interventions):
+            if one.name() in asked:
+                raise RequestError(f"'{one.name()}' may be asked for once.", param=one.name())
+            asked[one.name()] = one
+        object.__setattr__(self, "interventions", tuple(asked.values()))
+
+    @property
+    def asked(self) -> dict[str, Asked]:
+        """The interventions by name."""
+        return {one.name(): one for one in _each(self.interventions)}
+
+
+def _each(interventions: Iterable[Asked | Iterable[Asked | None] | None]) -> Iterator[Asked]:
+    for one in interventions:
+        if isinstance(one, Asked):
+            yield one
+        elif one is not None:
+            yield from _each(one)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A generated token with its log-probability (nats) and the most likely alternatives, best first."""
+
+    token_id: int
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One finished answer. `finish_reason` is "stop" or "length"; `applied` and `diagnostics` follow the wire protocol.
+
+    `measured` is, by recorder and intervention, what was captured of it as tensors on the CPU.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    applied: dict[str, Any] | None = None
+    diagnostics: dict[str, Any] | None = None
+    baseline: Choice | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def states(self) -> torch.Tensor | None:
+        """(layers, d) float32: the residual stream after each layer at that token of the prompt that was asked for."""
+        return self._of("prompt_state", "states")
+
+    @property
+    def next_logprobs(self) -> torch.Tensor | None:
+        """(vocabulary,), with the states: the log-probabilities (nats) of the first token, before sampling."""
+        return self._of("prompt_state", "next_logprobs")
+
+    @property
+    def divergence(self) -> torch.Tensor | None:
+        """(layers, prompt tokens), in nats; see `interventions.think`."""
+        return self._of("sage.think", "divergence")
+
+    @property
+    def answer_states(self) -> torch.Tensor | None:
+        """(2, layers, d), where drift or residual is read out: as `states`, the mean over the rows that generated the
+        answer's tokens, and at the last of them."""
+        return self._of("residual", "states")
+
+    @property
+    def reply_logprobs(self) -> torch.Tensor | None:
+        """(tokens of the request's reply,) float32, in nats."""
+        found: torch.Tensor | None = self.measured.get("reply")
+        return found
+
+    def _of(self, name: str, tensor: str) -> torch.Tensor | None:
+        found: torch.Tensor | None = getattr(self.measured.get(name), tensor, None)
+        return found
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer; the last piece of a choice carries the finished `choice`."""
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    choice: Choice | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished request: its choices in order of index, and token counts (baselines not counted)."""
+
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    completion_tokens: int

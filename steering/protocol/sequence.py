@@ -1,0 +1,180 @@
+"""One answer in the making: what was asked of it, where it stands, and what it left behind so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Any
+
+import torch
+
+from steering.model.embedded import Embedded
+from steering.prompt.layout import Prompt
+from steering.protocol.asked import Asked, Rule
+from steering.protocol.readout import Diagnose
+from steering.protocol.request import Sampling, TokenLogprob
+from steering.protocol.signals import Signal
+from steering.protocol.text import TextStream
+
+
+class State(Enum):
+    """Where a sequence stands."""
+
+    WAITING = auto()
+    PREFILL = auto()
+    RUNNING = auto()
+    HELD = auto()
+    """In its slot, until the next logits of its twin are known."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What was asked of one answer. asked: interventions by name. signals: what is to be captured. state_position: of
+    `Signal.PROMPT_STATE`, counted from the prompt's end. forced: tokens that are generated whatever the model says. edit:
+    what becomes of the decoder's inputs (1, n, d) before they run."""
+
+    prompt: Prompt
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 1
+    seed: int = 0
+    asked: Mapping[str, Asked] = field(default_factory=dict)
+    diagnose: Diagnose | None = None
+    signals: frozenset[Signal] = frozenset()
+    state_position: int = -1
+    forced: tuple[int, ...] = ()
+    edit: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @classmethod
+    def of(cls, prompt: Prompt, asked: Mapping[str, Asked], diagnose: Diagnose | None, **more: Any) -> Spec:
+        """A spec that captures what its interventions and readouts need; `signals` are captured beside it."""
+        needed = frozenset(more.pop("signals", ()))
+        needed = needed.union(*(one.signals for one in asked.values()))
+        if diagnose is not None:
+            needed |= diagnose.signals
+        return cls(prompt, asked=asked, diagnose=diagnose, signals=needed, **more)
+
+    @property
+    def contrast(self) -> Asked | None:
+        """The intervention that has a twin."""
+        return next((one for one in self.asked.values() if one.twin), None)
+
+
+@dataclass(eq=False)
+class Pair:
+    """A sequence and its twin, whose logits its own are contrasted with. held: the leader's next logits (vocabulary,), while
+    the twin's are not known. prompt: the twin's, where it does not depend on what the model says. made: what twins were
+    made of, in order, for the report."""
+
+    leader: Sequence
+    rule: Rule
+    prompt: Prompt | None = None
+    twin: Sequence | None = None
+    held: torch.Tensor | None = None
+    made: tuple[Any, ...] = ()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Lives from submission to its last token; the scheduler gives it a slot, recorders fill in what they captured."""
+
+    spec: Spec
+    text: TextStream
+    notify: Callable[[Sequence, str, list[TokenLogprob]], None]
+    fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
+    expects_forks: bool = False
+    waited: bool = False  # in the place of a request that it depends on (see `Turn`)
+    alone: bool = False  # prefill it in a batch of its own
+    replay: tuple[int, ...] = ()  # of a twin that joins late: what was generated before
+    pair: Pair | None = None
+
+    state: State = State.WAITING
+    slot: int = -1
+    computed: int = 0
+    embedded: Embedded | None = None
+    rope_delta: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: BaseException | None = None
+    cancelled: bool = False
+
+    captured: dict[str, Any] = field(default_factory=dict)
+    """By recorder or intervention, what its forward passes left behind outside of the slot."""
+    prompt_left: dict[str, Any] | None = None
+    """By recorder or intervention, what the prompt left behind, for sequences that copy it."""
+    prompt_logits: torch.Tensor | None = None
+    taken: dict[str, Any] = field(default_factory=dict)
+    """By recorder or intervention, what was measured of the whole answer, on the CPU."""
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.spec.prompt
+
+    @property
+    def is_twin(self) -> bool:
+        return self.pair is not None and self.pair.leader is not self
+
+    @property
+    def is_leader(self) -> bool:
+        return self.pair is not None and self.pair.leader is self
+
+    @property
+    def twin(self) -> Sequence | None:
+        """Its twin, where it has one by now."""
+        return self.pair.twin if self.pair is not None and self.is_leader else None
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits, in its slot, for its twin."""
+        return self.state is State.HELD
+
+    @property
+    def due(self) -> bool:
+        """Whether the step that feeds its last token is to make its twin anew."""
+        contrast = self.spec.contrast
+        return contrast is not None and self.is_leader and not self.held and contrast.due(len(self.tokens))
+
+    @property
+    def rows(self) -> int:
+        """How many slots are taken, or must be kept free, for it."""
+        return 2 if self.is_leader and (self.twin is None or self.twin.slot < 0) else 1
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None or self.error is not None or self.cancelled
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether the source's prompt is still in its slot."""
+        return self.fork_of is not None and self.fork_of.slot >= 0 and self.fork_of.prompt_logits is not None
+
+    @property
+    def fed(self) -> int:
+        """How many generated tokens went through the model."""
+        return max(len(self.tokens) - (not self.held), 0)
+
+    @property
+    def length(self) -> int:
+        """Columns of the slot in use: the prompt and every generated token that was fed."""
+        return self.computed + self.fed
+
+    def wants(self, *signals: Signal) -> bool:
+        """Whether any of these is to be captured."""
+        return not self.spec.signals.isdisjoint(signals)
+
+    def restart(self) -> None:
+        """Forget everything since the submission but the place in a pair, so that the prompt can run once more, alone."""
+        self.state, self.slot, self.computed, self.alone = State.WAITING, -1, 0, True
+        self.fork_of = self.prompt_left = self.prompt_logits = None
+        self.captured = {}
+        if self.pair is not None and self.is_leader:
+            self.pair.held, self.pair.made = None, ()
+
+    def release(self) -> None:
+        """Let go of everything large that an ended sequence no longer needs; the layout stays for its readings."""
+        self.embedded = self.prompt_left = self.prompt_logits = None
+        self.captured = {}
+        if self.pair is not None and self.is_leader:
+            self.pair.held = self.pair.prompt = None
+        self.spec = replace(self.spec, prompt=replace(self.prompt, inputs={}, pictures=()), edit=None)

@@ -1,0 +1,152 @@
+"""What interventions and recorders have in common: state in every slot, and a say in every forward pass."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+
+from steering.decoder.hooks import Hook
+from steering.model.mllm import MLLM
+from steering.protocol.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How much there is room for: slots of `length` columns each, whose prompts hold at most so many images."""
+
+    mllm: MLLM
+    slots: int
+    length: int
+    max_images: int
+
+    @property
+    def layers(self) -> int:
+        return self.mllm.num_layers
+
+    @property
+    def device(self) -> torch.device:
+        return self.mllm.device
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens start..start+length of some prompts, one a row, padded on the right; of a single long one where `start` > 0.
+    complete: it holds the prompts' ends. replay: it is what was generated before a twin joined."""
+
+    sequences: list[Sequence]
+    start: int
+    lengths: list[int]
+    complete: bool
+    replay: bool = False
+
+    @property
+    def slots(self) -> list[int]:
+        return [sequence.slot for sequence in self.sequences]
+
+    @property
+    def columns(self) -> int:
+        """How many columns of the pool its queries may see."""
+        return self.start + self.width
+
+    @property
+    def width(self) -> int:
+        return max(self.lengths)
+
+    @cached_property
+    def last(self) -> torch.Tensor:
+        """(rows,) int64 on the CPU: the index of each row's last token."""
+        return torch.tensor(self.lengths) - 1
+
+    @property
+    def real(self) -> torch.Tensor:
+        """(rows, n) float32 on the CPU: 0 on padding."""
+        return (torch.arange(self.width) < torch.tensor(self.lengths)[:, None]).float()
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a forward pass computed. hidden: (rows, n, d), normalised, after the last layer. logits: (rows, vocabulary) of
+    the last token of each row, None where a chunk does not hold the prompts' ends."""
+
+    hidden: torch.Tensor
+    logits: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One decode of all running sequences, row i in slot i. positions: (rows,) the columns that are written. columns: how
+    many are read. active: (rows, 1, 1), 0 for rows whose step is for nothing."""
+
+    sequences: list[Sequence]
+    positions: torch.Tensor
+    columns: int
+    active: torch.Tensor
+
+    @property
+    def rows(self) -> slice:
+        return slice(0, len(self.sequences))
+
+
+class Slots:
+    """Fixed tensors with settings and measurements of every slot, neutral where nothing was asked for.
+
+    Every tensor that is an attribute has the slot as its first dimension. `measured` names those that hold what a prompt
+    left behind, which a copy of it needs. `compiled`: its hooks are part of every decode, so that the compiled step has
+    them; others, where they are asked for, run the plain step.
+    """
+
+    name: str
+    measured: ClassVar[tuple[str, ...]] = ()
+    compiled: ClassVar[bool] = False
+
+    def __init__(self, name: str, pool: Pool):
+        self.name = name
+        self.pool = pool
+
+    def place(self, sequence: Sequence) -> None:
+        """Write a sequence's settings into its slot, neutral ones where it did not ask."""
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a slot to another."""
+        for tensor in vars(self).values():
+            if isinstance(tensor, torch.Tensor):
+                tensor[target] = tensor[source]
+
+    def prefill(self, chunk: Chunk) -> Hook | None:
+        """What it does to a prefill, None where none of the rows asks for it."""
+        return None
+
+    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+        """Keep what a prefill measured."""
+
+    def decode(self, batch: Batch) -> Hook | None:
+        """What it does to a decode, None where none of the rows asks for it."""
+        return None
+
+    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+        """Keep what a decode measured, now that it is known to count."""
+
+    def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocabulary) of the next tokens of some slots, as the sampler is to see them."""
+        return logits
+
+    def take(self, sequence: Sequence) -> Any:
+        """What was measured of a finished answer, on the CPU."""
+        return None
+
+    def left(self, sequence: Sequence) -> Any:
+        """What a sequence's prompt left behind, at its end, for `restore`."""
+        tensors = {name: getattr(self, name)[sequence.slot].clone() for name in self.measured}
+        return tensors, copy.copy(sequence.captured.get(self.name))
+
+    def restore(self, sequence: Sequence, left: Any) -> None:
+        """Let a sequence go on where the prompt of another one ended."""
+        tensors, captured = left
+        for name, tensor in tensors.items():
+            getattr(self, name)[sequence.slot] = tensor
+        if captured is not None:
+            sequence.captured[self.name] = copy.copy(captured)

@@ -1,0 +1,80 @@
+"""What is wrong with a value, in one sentence: which field, what it must be, what it was. Pydantic checks, this words it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from steering.errors import RequestError
+
+MAX_SHOWN = 64
+"""Characters of a value that a message repeats; a longer one is left out."""
+_RANGES = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"}
+
+
+def path_of(location: Sequence[int | str]) -> str:
+    """messages[0].content[1].text for ("messages", 0, "content", "<parts>", 1, "text")."""
+    path = ""
+    for item in location:
+        if isinstance(item, int):
+            path += f"[{item}]"
+        elif not item.startswith(("<", "[")):
+            path += f".{item}" if path else item
+    return path
+
+
+def limits(field: FieldInfo) -> str | None:
+    """The range of a number in words, None where it has none."""
+    found: dict[str, Any] = {}
+    for limit in field.metadata:
+        found |= {name: value for name in ("ge", "gt", "le", "lt") if (value := getattr(limit, name, None)) is not None}
+    if "ge" in found and "le" in found:
+        return f"from {found['ge']:g} to {found['le']:g}"
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    return " and ".join(f"{words[name]} {value:g}" for name, value in found.items()) or None
+
+
+def reason(problem: Any, field: FieldInfo | None = None) -> str:
+    """What a value must be: pydantic's message about it, or the whole range of the field that it is outside of."""
+    said = str(problem["msg"])
+    if problem["type"] == "literal_error":
+        return "must be one of " + problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+    if problem["type"] in _RANGES and field is not None and (range_ := limits(field)):
+        return f"must be {range_}"
+    for thing in ("Input", "List", "Dictionary", "String"):
+        said = said.replace(f"{thing} should", "must")
+    return said
+
+
+def sentence(param: str, said: str, value: Any, show: bool = True) -> str:
+    """The message about a field, with its value where that is short."""
+    shown = repr(value) if show and isinstance(value, (bool, int, float, str)) else ""
+    got = f"; got {shown}" if 0 < len(shown) <= MAX_SHOWN else ""
+    return f"'{param}' {said}{got}." if said.startswith(("must", "is ", "cannot ")) else f"'{param}': {said}{got}."
+
+
+def unknown(param: str, known: str) -> RequestError:
+    """The error of a key that does not exist."""
+    return RequestError(f"'{param}' is unknown; allowed: {known}.", param=param, code="unknown_parameter")
+
+
+def names(model: type[BaseModel]) -> list[str]:
+    """The keys of an object as a client writes them."""
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def refused(error: ValidationError, model: type[BaseModel], at: Callable[[str], str]) -> RequestError:
+    """The first problem of an object whose key is called `at(key)` in messages."""
+    problem = error.errors(include_url=False)[0]
+    key = path_of(problem["loc"])
+    param = at(key)
+    if problem["type"] == "extra_forbidden":
+        return unknown(param[:256], ", ".join(names(model)))
+    if problem["type"] == "missing":
+        return RequestError(f"'{param}' is required.", param=param, code="missing_required_parameter")
+    by_alias = {field.alias or name: field for name, field in model.model_fields.items()} | model.model_fields
+    said = reason(problem, by_alias.get(key))
+    return RequestError(sentence(param, said, problem.get("input")), param=param)

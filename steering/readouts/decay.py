@@ -1,0 +1,71 @@
+"""How attention to the images fades as an answer goes on (SPD-Faith Bench paper, section 4.2)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from steering.protocol.readout import Answer, Diagnose, Readout, Scalar
+from steering.protocol.signals import Signal
+from steering.readouts.attention import NAME, Attention
+from steering.readouts.numbers import known
+
+PARTS = ("vision", "system", "user")
+BY_LAYER = "decay_layers"
+
+
+def slope(values: torch.Tensor) -> float | None:
+    """The slope of the least-squares line through values (steps,) against their number; None for fewer than two."""
+    steps = torch.arange(len(values), dtype=torch.float64)[values.isfinite()]
+    known = values[values.isfinite()].double()
+    if len(known) < 2:
+        return None
+    steps = steps - steps.mean()
+    return float((steps * (known - known.mean())).sum() / (steps * steps).sum())
+
+
+class DecayReadout(Readout):
+    """Shares at each generated token, mean over layers, and where `decay_layers` is asked for, by layer; `slope`, by which
+    that of vision changes a token (least squares)."""
+
+    name = "decay"
+    cheap = True
+    scalars: ClassVar[dict[str, type]] = {"decay_slope": float}
+
+    def signals(self, options: Diagnose) -> frozenset[Signal]:
+        return frozenset({Signal.DECAY})
+
+    def asked_beside(self, options: Diagnose) -> bool:
+        return BY_LAYER in options.include
+
+    def read(self, answer: Answer) -> dict[str, Any]:
+        taken: Attention = answer.taken[NAME]
+        shares = taken.decay  # (steps, layers, 3)
+        mean = shares.nanmean(1)
+        out: dict[str, Any] = {name: known(values) for name, values in zip(PARTS, mean.T, strict=True)}
+        out["spans"] = answer.options.spans
+        out["slope"] = slope(mean[:, 0]) if answer.images else None
+        if BY_LAYER in answer.options.include:
+            by_layer = zip(PARTS, shares.permute(2, 0, 1), strict=True)
+            out["by_layer"] = {name: [known(step) for step in values] for name, values in by_layer}
+        return out
+
+    def summary(self, said: Any) -> dict[str, Scalar]:
+        return {"decay_slope": said["slope"]}
+
+
+class DecayLayersReadout(Readout):
+    """Is no key of its own: it adds `by_layer` to `decay`."""
+
+    name = BY_LAYER
+    own_key = False
+
+    def signals(self, options: Diagnose) -> frozenset[Signal]:
+        return frozenset({Signal.DECAY})
+
+    def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
+        return len(PARTS) * layers * tokens
+
+    def read(self, answer: Answer) -> None:
+        return None

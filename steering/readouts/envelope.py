@@ -1,0 +1,42 @@
+"""The versioned envelope of readouts beside an answer; None (null) where a value does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steering.prompt.layout import ImageSpan
+from steering.prompt.tiles import Tiling
+from steering.protocol.readout import REGISTRY, Answer, Scalar
+from steering.readouts.attention import RowCounts
+
+VERSION = 2
+"""Raised when a key changes its meaning."""
+
+
+def envelope(answer: Answer) -> dict[str, Any]:
+    """The diagnostics of a finished answer."""
+    rows = RowCounts.of(len(answer.layout.question_rows), answer.fed)
+    return {
+        "version": VERSION,
+        "images": [_image(*one) for one in enumerate(zip(answer.images, answer.tilings, strict=True), start=1)],
+        "rows": rows._asdict(),
+        **{one.name: one.read(answer) for one in answer.options.readouts if one.own_key},
+    }
+
+
+def _image(number: int, shown: tuple[ImageSpan, Tiling | None]) -> dict[str, Any]:
+    image, tiling = shown
+    grid = image.grid if tiling is None else tiling.grid
+    small = {"overview": list(tiling.overview_grid)} if tiling is not None and len(tiling.overview) else {}
+    return {"image": number, "tokens": image.tokens, "grid": list(grid) if grid else None, **small}
+
+
+def summary(diagnostics: Mapping[str, Any] | None) -> dict[str, Scalar]:
+    """Every scalar that readouts keep, out of an envelope; None where it holds none."""
+    out: dict[str, Scalar] = {}
+    for name, readout in REGISTRY.items():
+        said = None if diagnostics is None else diagnostics.get(name)
+        found = {} if said is None else readout.summary(said)
+        out |= {scalar: found.get(scalar) for scalar in readout.scalars}
+    return out

@@ -1,0 +1,91 @@
+"""Two failures that maps betray: blindness to the picture, and an answer that does not rest on what is looked at.
+
+The SAGE paper (section 4.1, figure 6) describes both by examples and gives no measure. Here a map is as concentrated as the
+share of it that the fifth of the patches holds where it is strongest (a flat map: a fifth), and two maps agree as their
+values correlate over the patches. Where these numbers become flags is measured for each model (`Thresholds`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+import torch
+
+from steering.model.thresholds import FLAGS, Thresholds
+from steering.protocol.readout import Answer, Diagnose, Readout, Scalar
+from steering.protocol.signals import Signal
+from steering.readouts import states
+from steering.readouts.maps import judged_maps, maps
+
+TOP = 0.2
+
+
+def numbers(attention: torch.Tensor, activation: torch.Tensor) -> dict[str, float | None]:
+    """The concentration of both maps, the overlap of their strongest fifths as a share of either, and their correlation.
+
+    attention, activation: (patches,) of all images together, not negative. None where a map is zero everywhere, the
+    correlation also where one is flat.
+    """
+    count = math.ceil(TOP * len(attention))
+    looked, said = (_top_share(values, count) for values in (attention, activation))
+    overlap = agreement = None
+    if looked is not None and said is not None:
+        overlap = len(_top(attention, count) & _top(activation, count)) / count
+        both = torch.stack([attention, activation]).double()
+        both = both - both.mean(1, keepdim=True)
+        sizes = both.norm(dim=1)
+        if bool((sizes > 1e-9 * torch.stack([attention, activation]).double().norm(dim=1)).all()):
+            agreement = float((both[0] @ both[1]) / sizes.prod())
+    return {"attention": looked, "activation": said, "overlap": overlap, "agreement": agreement}
+
+
+def flags(attention: torch.Tensor, activation: torch.Tensor, thresholds: Thresholds | None) -> dict[str, Any]:
+    """The `flags` readout. Its flags are None without thresholds, where a number does not exist, and where there are too few
+    patches to tell."""
+    found = numbers(attention, activation)
+    known = [found[name] for name in ("attention", "activation", "agreement")]
+    raised: Mapping[str, bool | None] = dict.fromkeys(FLAGS)
+    if thresholds is not None and None not in known and len(attention) > 2 * math.ceil(TOP * len(attention)):
+        raised = thresholds.flags(*(value for value in known if value is not None))
+    content = asdict(thresholds) if thresholds is not None else {}
+    compared = {name: content.get(name) for name in ("attention", "activation", "agreement")}
+    return {
+        **raised,
+        "concentration": found,
+        "thresholds": {"top": TOP, **compared},
+        "calibration": {name: content[name] for name in ("answers", "raised")} if content else None,
+    }
+
+
+def _top(values: torch.Tensor, count: int) -> set[int]:
+    return set(values.topk(count).indices.tolist())
+
+
+def _top_share(values: torch.Tensor, count: int) -> float | None:
+    total = float(values.sum())
+    return float(values.topk(count).values.sum()) / total if total > 0 else None
+
+
+class FlagsReadout(Readout):
+    """By the attention of all layers and the maps of all tokens; thresholds hold for maps whose sinks are not discounted."""
+
+    name = "flags"
+    scalars: ClassVar[dict[str, type]] = dict.fromkeys(FLAGS, bool)
+
+    def signals(self, options: Diagnose) -> frozenset[Signal]:
+        own = {Signal.PATCHES, Signal.IMAGE_STATES}
+        return frozenset(own | ({Signal.TEXT_STATES} if options.causal else set()))
+
+    def read(self, answer: Answer) -> dict[str, Any] | None:
+        tam = answer.taken.get(states.NAME)
+        if tam is None or not answer.images:
+            return None
+        attention = torch.cat([map_.everything for map_ in judged_maps(answer)], 1).mean(0)
+        activation = torch.cat([map_.everything for map_ in maps(answer, tam.sum(0))])
+        return flags(attention, activation, None if answer.options.discount_sinks else answer.around.flags)
+
+    def summary(self, said: Any) -> dict[str, Scalar]:
+        return {name: said[name] for name in FLAGS}

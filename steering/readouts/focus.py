@@ -1,0 +1,93 @@
+"""Which image a model attended to (implicit-visual-misunderstanding paper, section 3: image-attention factor, metrics)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from steering.prompt.spans import FIRST_IMAGE
+from steering.protocol.readout import Answer, Diagnose, Readout, Scalar
+from steering.protocol.signals import Signal
+from steering.readouts.attention import NAME, Attention
+
+
+def image_attention_factor(sums: torch.Tensor, rows: int, tokens: torch.Tensor) -> torch.Tensor:
+    """sigma (layers, images): mean over heads, over query rows and over the image's own tokens of the attention.
+
+    sums: (layers, images), attention summed over `rows` query rows and over each image's tokens, mean over heads.
+    tokens: (images,) how many tokens each image has.
+    """
+    return sums / (rows * tokens)
+
+
+def lnd(sigma: torch.Tensor) -> int | None:
+    """LND-N: the image of the largest single factor over these N layers. sigma: (N, images) -> index from 0."""
+    return int(sigma.flatten().argmax()) % sigma.shape[1] if bool(sigma.any()) else None
+
+
+def m_lnd(sigma: torch.Tensor) -> int | None:
+    """M-LND-N: the image with the largest mean factor over these N layers. sigma: (N, images) -> index from 0."""
+    return int(sigma.mean(0).argmax()) if bool(sigma.any()) else None
+
+
+def mc_lnd(sigma: torch.Tensor) -> int | None:
+    """MC-LND-N: the image that is layer-focused most often; a tie goes to the one with the larger sum of factors over
+    the layers in which it was focused. sigma: (N, images) -> index from 0."""
+    sigma = sigma[sigma.any(1)]  # a layer whose window holds no image focuses on none
+    if not len(sigma):
+        return None
+    votes = torch.nn.functional.one_hot(sigma.argmax(1), sigma.shape[1])
+    weight = (votes * sigma).sum(0)
+    tied = votes.sum(0) == votes.sum(0).max()
+    return int(weight.masked_fill(~tied, -torch.inf).argmax())
+
+
+METRICS = {"lnd": lnd, "m_lnd": m_lnd, "mc_lnd": mc_lnd}
+
+
+def focus(sigma: torch.Tensor, last: int, target_image: int | None) -> dict[str, object]:
+    """The `focus` readout; images count from 1. `image` is that of M-LND over the last `last` layers, the steadiest of the
+    three; `correct` compares it with `target_image`. None where no image was within the attention window.
+    `share` is the part of that image in the factors of all images. sigma: (layers, images)."""
+    tail = sigma[-last:]
+    focused = m_lnd(tail)
+    image = _number(focused)
+    return {
+        "sigma": sigma.tolist(),
+        "layer_focused": [_number(lnd(layer[None])) for layer in sigma],
+        **{name: {"n": last, "image": _number(metric(tail))} for name, metric in METRICS.items()},
+        "image": image,
+        "share": None if focused is None else float(tail[:, focused].sum() / tail.sum()),
+        "target_image": target_image,
+        "correct": None if target_image is None or image is None else image == target_image,
+    }
+
+
+def _number(index: int | None) -> int | None:
+    return None if index is None else index + 1
+
+
+class FocusReadout(Readout):
+    """Which image the answer looked at."""
+
+    name = "focus"
+    cheap = True
+    scalars: ClassVar[dict[str, type]] = {
+        "focused_image": int, "focus_share": float, "target_image": int, "correct": bool,
+    }  # fmt: skip
+
+    def signals(self, options: Diagnose) -> frozenset[Signal]:
+        return frozenset({Signal.SPANS})
+
+    def read(self, answer: Answer) -> dict[str, object] | None:
+        if not answer.images:
+            return None
+        taken: Attention = answer.taken[NAME]
+        sums = taken.sums[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)]
+        sigma = image_attention_factor(sums, sum(taken.rows), answer.image_tokens)
+        return focus(sigma, answer.around.focus_layers, answer.options.target_image)
+
+    def summary(self, said: Any) -> dict[str, Scalar]:
+        keys = {"focused_image": "image", "focus_share": "share", "target_image": "target_image", "correct": "correct"}
+        return {name: said[key] for name, key in keys.items()}

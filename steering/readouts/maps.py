@@ -1,0 +1,71 @@
+"""Values of image tokens as maps: image by image, row by row of its grid, tiles put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from steering.prompt.layout import ImageSpan
+from steering.prompt.tiles import Tiling
+from steering.protocol.readout import Answer
+from steering.readouts.attention import NAME, Attention
+from steering.readouts.sinks import discounted
+
+
+@dataclass(frozen=True)
+class Map:
+    """Values of one image's tokens: `whole` (..., patches) row by row of `grid`, which is None where they are no single
+    grid, and those of a tile that shows the whole image again, small."""
+
+    whole: torch.Tensor
+    grid: tuple[int, int] | None
+    overview: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, values: torch.Tensor, image: ImageSpan, tiling: Tiling | None) -> Map:
+        """Of values (..., tokens) in the order of the image's tokens."""
+        if tiling is None:
+            return cls(values, image.grid)
+        overview = values[..., tiling.overview] if len(tiling.overview) else None
+        return cls(values[..., tiling.order], tiling.grid, overview)
+
+    @property
+    def everything(self) -> torch.Tensor:
+        """(..., patches), those of the overview behind the others."""
+        return self.whole if self.overview is None else torch.cat([self.whole, self.overview], -1)
+
+    def without(self, sinks: torch.Tensor | None) -> Map:
+        """The same, of (layers, patches), less what places attract anyway; as it is without a grid."""
+        if sinks is None or self.grid is None:
+            return self
+        return replace(self, whole=discounted(self.whole, sinks, self.grid))
+
+    def at(self, layers: list[int]) -> Map:
+        """The same, of (layers, patches), of some layers alone."""
+        overview = None if self.overview is None else self.overview[layers]
+        return replace(self, whole=self.whole[layers], overview=overview)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """The map under a name, with its overview where there is one."""
+        small = {} if self.overview is None else {"overview": self.overview.tolist()}
+        return {name: self.whole.tolist(), **small}
+
+
+def maps(answer: Answer, values: torch.Tensor) -> list[Map]:
+    """Values (..., patches of all images), image by image."""
+    parts = values.split(answer.image_tokens.tolist(), -1)
+    return [Map.of(*one) for one in zip(parts, answer.images, answer.tilings, strict=True)]
+
+
+def attention_maps(answer: Answer) -> list[Map]:
+    """rho (layers, patches) of each image: mean attention over heads and rows (IVM paper, section 3)."""
+    taken: Attention = answer.taken[NAME]
+    return maps(answer, taken.patches / sum(taken.rows))
+
+
+def judged_maps(answer: Answer) -> list[Map]:
+    """The same as they are to be judged: sinks discounted where that is asked for."""
+    found = attention_maps(answer)
+    return [map_.without(answer.around.sinks) for map_ in found] if answer.options.discount_sinks else found

@@ -1,0 +1,19 @@
+"""Measured numbers as JSON has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+
+def known(values: torch.Tensor) -> list[float | None]:
+    """values: (n,); None where a number does not exist, which is NaN."""
+    return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """The mean of the numbers that exist, None where there are none."""
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if found else None

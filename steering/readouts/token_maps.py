@@ -1,0 +1,30 @@
+"""Token Activation Maps beside an answer; see `readouts.tam` for the formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steering.protocol.readout import Answer, Diagnose, Readout
+from steering.protocol.signals import Signal
+from steering.readouts.maps import maps
+from steering.readouts.states import NAME
+
+
+class TamReadout(Readout):
+    """For each token of the answer and each image, how far its tokens would say that token."""
+
+    name = "tam"
+
+    def signals(self, options: Diagnose) -> frozenset[Signal]:
+        return frozenset({Signal.IMAGE_STATES} | ({Signal.TEXT_STATES} if options.causal else set()))
+
+    def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
+        return tokens * patches
+
+    def read(self, answer: Answer) -> list[dict[str, Any]]:
+        taken, out = answer.taken.get(NAME), []
+        for position, row in enumerate(() if taken is None else taken):
+            token = answer.around.token_text(answer.tokens[position])
+            for number, map_ in enumerate(maps(answer, row), start=1):
+                out.append({"position": position, "token": token, "image": number, **map_.json("map")})
+        return out

@@ -1,0 +1,353 @@
+"""Steering vectors: the object with its arithmetic, its safetensors artifact, and a folder of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from steering.errors import VectorError
+from steering.files import write_atomically
+from steering.vectors.info import MAX_TERMS, NAME, check_info, check_layers
+
+FORMAT = "helmsight.steering-vector/1"
+_TENSORS = ("direction", "weight", "mean_abs", "std")
+PREFERENCE = "modality-preference"
+"""The kind of a vector that leads from one modality to the other."""
+_OTHER_SIDE = {"text": "vision", "vision": "text"}
+_PARALLEL = 1e-5
+"""How far, of its own length, a direction may be from a multiple of another one: rounding to float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class SteeringVector:
+    """One direction a layer in the residual stream of one model (modality-preference paper, section 4).
+
+    direction: (layers, d) float32, v_l = mean over probe queries of h_l(text instructed) - h_l(vision instructed).
+    weight: (layers,) float32, w_l. mean_abs, std: (layers,) float32, mean |v_l| over queries and dimensions and its
+    deviation over queries. `layers` are the chosen ones; `fingerprint` is the model's; `info` holds how the vector was
+    made (probe size, data hash, versions, calibration) and what strength 1 is in published units.
+    """
+
+    name: str
+    direction: torch.Tensor
+    weight: torch.Tensor
+    mean_abs: torch.Tensor
+    std: torch.Tensor
+    layers: tuple[int, ...]
+    fingerprint: str
+    kind: str = PREFERENCE
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise VectorError(
+                f"Steering vector name {self.name[:128]!r} must match {NAME.pattern}.", code="bad_vector_name"
+            )
+        if self.direction.ndim != 2:
+            raise VectorError(f"Steering vector {self.name!r}: direction must be (layers, d).", code="bad_vector")
+        for tensor_name in _TENSORS:
+            tensor = getattr(self, tensor_name)
+            shape = self.direction.shape if tensor_name == "direction" else self.direction.shape[:1]
+            if tensor.shape != shape or tensor.dtype != torch.float32 or not torch.isfinite(tensor).all():
+                raise VectorError(
+                    f"Steering vector {self.name!r}: {tensor_name} must be finite, float32, of shape {tuple(shape)}.",
+                    code="bad_vector",
+                )
+        try:
+            if bool((self.mean_abs < 0).any()) or bool((self.std < 0).any()):
+                raise ValueError("mean_abs and std must not be negative")
+            for key, word in (("kind", self.kind), ("fingerprint", self.fingerprint)):
+                if not isinstance(word, str) or not word:
+                    raise ValueError(f"{key} must be a string, not empty")
+            check_layers(self.layers, len(self.direction))
+            check_info(self.info, len(self.direction))
+        except ValueError as error:
+            raise VectorError(f"Steering vector {self.name!r}: {error}.", code="bad_vector") from error
+
+    @property
+    def calibrated_range(self) -> tuple[float, float] | None:
+        """The least and greatest strength that calibration measured; None for a vector that was not calibrated."""
+        calibration = self.info.get("calibration")
+        if calibration is None:
+            return None
+        low, high = calibration["range"]
+        return float(low), float(high)
+
+    @property
+    def published(self) -> float | None:
+        """What strength 1 is in published units, that is how much of the published weight (modality-preference paper,
+        equation 2) the weight is: 1 as probed, the dose once calibrated. None where no published weight is known, as of a
+        sum of different directions, or of an imported vector."""
+        published = (self.info.get("calibration") or {}).get("factor", self.info.get("published"))
+        return float(published) if published else None
+
+    @property
+    def positive(self) -> str | None:
+        """The modality that a positive coefficient pushes toward: "text" as probed, "vision" once negated; None for a vector
+        that is no modality preference."""
+        return self.info.get("positive", "text") if self.kind == PREFERENCE else None
+
+    def sizes(self, magnitudes: torch.Tensor) -> torch.Tensor:
+        """(layers,) what strength 1 adds at each layer, as the mean size of an element over that of the states: `magnitudes`
+        (layers,), the model's mean |h|. At most `published`, and equal to it where the probe's queries agree, unless the
+        vector is not what it says."""
+        return self.weight.abs() * self.direction.abs().mean(dim=-1) / magnitudes
+
+    def delta(self, scale: float, layers: Sequence[int] | None = None) -> torch.Tensor:
+        """What is added to the residual stream: (layers, d), scale * w_l * v_l at `layers` (default: its own)."""
+        out = torch.zeros_like(self.direction)
+        index = torch.tensor(self.layers if layers is None else tuple(layers))
+        out[index] = scale * self.weight[index, None] * self.direction[index]
+        return out
+
+    def named(self, name: str) -> SteeringVector:
+        """The same vector under another name, with its calibration."""
+        return replace(self, name=name)
+
+    def __mul__(self, factor: float) -> SteeringVector:
+        """Scales the weight, so that what was measured (direction, mean_abs, std) stays: `(a * 2.0).delta(1.0)` equals
+        `a.delta(2.0)` to the last bit. The calibration, whose strengths mean something else now, is dropped; what strength 1
+        is in published units is scaled too, and a negative factor turns `positive` around."""
+        if isinstance(factor, bool) or not isinstance(factor, Real):
+            return NotImplemented
+        factor = float(factor)
+        info = _composed(self._terms(factor), self._turned(factor), abs(factor) * (self.published or 0.0))
+        return replace(self, weight=self.weight * factor, info=info)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> SteeringVector:
+        return self * -1.0
+
+    def __add__(self, other: SteeringVector) -> SteeringVector:
+        """The vector that does what both do at their own layers, under the first one's name.
+
+        The parts' weights are folded into its direction, so that its own are 1 and its delta is the sum of theirs.
+        `mean_abs` is that of the new direction; `std` adds the parts', because how they vary together was not measured.
+        A layer of neither is zero. `info` holds the terms, no calibration. Multiples of one direction add up to a multiple
+        that knows its published units; two modality preferences are one again unless they are different directions that
+        point to different modalities ("composed"). Raises VectorError when the vectors are not of one model and shape.
+        """
+        if not isinstance(other, SteeringVector):
+            return NotImplemented
+        self._check_alike(other)
+        one, two = self.delta(1.0), other.delta(1.0)
+        direction, ratio = one + two, _ratio(one, two)
+        positive = self.positive if self.positive == other.positive else None
+        if positive is None and ratio is not None and self.positive and other.positive:
+            positive = self.positive if abs(ratio) <= 1 else other.positive
+        published = 0.0
+        if ratio is not None and self.published and other.published:
+            published = abs(self.published + math.copysign(other.published, ratio))
+        return SteeringVector(
+            self.name,
+            direction,
+            torch.ones_like(self.weight),
+            direction.abs().mean(dim=-1),
+            self._spread() + other._spread(),
+            tuple(sorted({*self.layers, *other.layers})),
+            self.fingerprint,
+            self.kind if self.kind == other.kind and (positive or self.kind != PREFERENCE) else "composed",
+            _composed(self._terms(1.0) + other._terms(1.0), positive, published),
+        )
+
+    def __sub__(self, other: SteeringVector) -> SteeringVector:
+        return self + -other if isinstance(other, SteeringVector) else NotImplemented
+
+    def _check_alike(self, other: SteeringVector) -> None:
+        if self.fingerprint != other.fingerprint:
+            raise VectorError(
+                f"Vectors {self.name!r} and {other.name!r} were made for different models: fingerprints "
+                f"{self.fingerprint[:64]} and {other.fingerprint[:64]}.",
+                code="wrong_model",
+            )
+        if self.direction.shape != other.direction.shape:
+            raise VectorError(
+                f"Vectors {self.name!r} and {other.name!r} have different shapes: {tuple(self.direction.shape)} and "
+                f"{tuple(other.direction.shape)}.",
+                code="wrong_shape",
+            )
+
+    def _spread(self) -> torch.Tensor:
+        """(layers,) deviation of what is added at strength 1, zero outside of its layers."""
+        out = torch.zeros_like(self.std)
+        index = torch.tensor(self.layers)
+        out[index] = self.weight[index].abs() * self.std[index]
+        return out
+
+    def _turned(self, factor: float) -> str | None:
+        """`positive` of this vector times `factor`."""
+        return _OTHER_SIDE[self.positive] if self.positive and factor < 0 else self.positive
+
+    def _terms(self, factor: float) -> list[dict[str, Any]]:
+        """What it is composed of, scaled; a vector that was measured is its own only term."""
+        terms = self.info.get("composed_of", [{"name": self.name, "scale": 1.0}])
+        return [{"name": term["name"], "scale": factor * term["scale"]} for term in terms]
+
+    def to_bytes(self) -> bytes:
+        """The safetensors artifact, with a digest of its tensors in the metadata."""
+        # Copies, because safetensors refuses tensors that share memory.
+        tensors = {name: getattr(self, name).cpu().clone(memory_format=torch.contiguous_format) for name in _TENSORS}
+        metadata = {
+            "format": FORMAT,
+            "name": self.name,
+            "kind": self.kind,
+            "fingerprint": self.fingerprint,
+            "layers": json.dumps(self.layers),
+            "info": json.dumps(self.info, sort_keys=True),
+            "sha256": _digest(tensors),
+        }
+        return save(tensors, metadata)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SteeringVector:
+        """Parse an artifact; raises VectorError (code "bad_vector") when it is damaged, truncated or not one."""
+        try:
+            tensors = load(data)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            metadata = header.get("__metadata__", {})
+            layers = json.loads(metadata["layers"], parse_constant=_refuse_constant)
+            info = json.loads(metadata["info"], parse_constant=_refuse_constant)
+            json.dumps(info, ensure_ascii=False, allow_nan=False).encode()  # what is listed later must be JSON in UTF-8
+            fields = {name: tensors[name] for name in _TENSORS}
+            name, kind, fingerprint, digest = (metadata[key] for key in ("name", "kind", "fingerprint", "sha256"))
+        except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise VectorError(f"Not a steering vector file: {repr(error)[:256]}.", code="bad_vector") from error
+        if metadata.get("format") != FORMAT:
+            raise VectorError(
+                f"Unknown steering vector format {str(metadata.get('format'))[:64]!r}.", code="bad_vector"
+            )
+        if digest != _digest(fields):
+            raise VectorError(
+                f"Steering vector {name[:128]!r} is damaged: its digest does not match.", code="bad_vector"
+            )
+        # What is no list stays what it is, for the constructor to refuse: tuple("12") would be two layers.
+        layers = tuple(layers) if isinstance(layers, list) else layers
+        return cls(name=name, layers=layers, fingerprint=fingerprint, kind=kind, info=info, **fields)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the artifact atomically: a reader sees the old file or the whole new one."""
+        return write_atomically(path, self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | Path) -> SteeringVector:
+        """Read and verify an artifact; raises VectorError when it is damaged."""
+        return cls.from_bytes(Path(path).read_bytes())
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _ratio(one: torch.Tensor, two: torch.Tensor) -> float | None:
+    """How many times `one` the other is; None where they are different directions."""
+    first, second = one.double().flatten(), two.double().flatten()
+    if not first.any():
+        return None
+    ratio = float(first @ second / (first @ first))
+    return ratio if float((second - ratio * first).norm()) <= _PARALLEL * float(second.norm()) else None
+
+
+def _composed(terms: list[dict[str, Any]], positive: str | None, published: float) -> dict[str, Any]:
+    """The info of a vector that was computed from others; what goes without saying, or is not known, is left out."""
+    if len(terms) > MAX_TERMS:
+        raise VectorError(f"A steering vector may be composed of at most {MAX_TERMS} terms.", code="too_many_terms")
+    info: dict[str, Any] = {"composed_of": terms}
+    if positive == "vision":
+        info["positive"] = positive
+    if published:
+        info["published"] = published
+    return info
+
+
+def _digest(tensors: dict[str, torch.Tensor]) -> str:
+    """sha256 over the tensors' bytes in a fixed order."""
+    hasher = hashlib.sha256()
+    for name in _TENSORS:
+        hasher.update(tensors[name].cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+class VectorStore:
+    """The named vectors in some folders; a name in an earlier folder hides the same name in a later one.
+
+    A vector of another model hides none: where `fingerprint` is given, the first one of that model is found, and the first
+    of all only where none is of that model. A name is looked up anew each time and its file read again when it changed, so
+    that several processes may share a folder. No lookup of a known name reads a directory.
+    """
+
+    def __init__(self, *folders: str | Path, fingerprint: str | None = None):
+        self.folders = tuple(Path(folder) for folder in folders)
+        self.fingerprint = fingerprint
+        self._cache: dict[Path, tuple[tuple[int, int, int], SteeringVector]] = {}
+
+    def names(self) -> list[str]:
+        """Every name that can be asked for, sorted."""
+        files = [path for folder in self.folders if folder.is_dir() for path in folder.glob("*.safetensors")]
+        return sorted({path.stem for path in files if NAME.fullmatch(path.stem)})
+
+    def get(self, name: str) -> SteeringVector:
+        """The vector of that name; raises VectorError (code "unknown_vector") if there is none."""
+        return self._find(name)[1]
+
+    def all(self, name: str) -> list[SteeringVector]:
+        """The vectors of that name in all folders, also those of other models; raises VectorError as `get` does."""
+        found = [vector for _, vector in self._candidates(name)]
+        if not found:
+            raise self._unknown(name)
+        return found
+
+    def files(self, name: str) -> list[Path]:
+        """The files of that name in all folders, damaged ones too."""
+        return [path for path in self._places(name) if path.exists()]
+
+    def read(self, name: str) -> bytes:
+        """The artifact of that name as it lies in its file, verified; raises VectorError as `get` does."""
+        path, _ = self._find(name)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise self._unknown(name) from None
+        SteeringVector.from_bytes(data)
+        return data
+
+    def _find(self, name: str) -> tuple[Path, SteeringVector]:
+        first = None
+        for path, vector in self._candidates(name):
+            if self.fingerprint in (None, vector.fingerprint):
+                return path, vector
+            first = first or (path, vector)
+        if first is None:
+            raise self._unknown(name)
+        return first
+
+    def _candidates(self, name: str) -> Iterator[tuple[Path, SteeringVector]]:
+        for path in self._places(name):
+            try:
+                stat = path.stat()
+                # A file written in place of another has a number of its own, even within one tick of the clock.
+                stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+                cached = self._cache.get(path)
+                if cached is None or cached[0] != stamp:
+                    cached = self._cache[path] = (stamp, SteeringVector.load(path))
+            except FileNotFoundError:
+                self._cache.pop(path, None)
+            else:
+                yield path, cached[1]
+
+    def _places(self, name: str) -> list[Path]:
+        return [folder / f"{name}.safetensors" for folder in self.folders] if NAME.fullmatch(name) else []
+
+    def _unknown(self, name: str) -> VectorError:
+        known = ", ".join(self.names()) or "none"
+        return VectorError(f"There is no steering vector {name[:128]!r}; available: {known}.", code="unknown_vector")
