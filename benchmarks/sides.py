@@ -48,9 +48,9 @@ def run_engine(
         Request(
             messages=workload.messages(seed),
             sampling=Sampling(max_tokens=tokens, ignore_eos=True),
-            steering=steers[i] if steers else (),
+            interventions=[Steering.of(steers[i] if steers else ()), sage],
             diagnose=diagnose,
-            sage=sage,
+            
         )
         for i, seed in enumerate(seeds)
     ]

@@ -20,7 +20,7 @@ from steering.engine.completion import Completion
 from steering.engine.engine import Engine
 from steering.engine.turn import Turn
 from steering.errors import RequestError
-from steering.interventions.steer import Steer, Steering, check_steer
+from steering.interventions.steer import Steer, check_steer
 from steering.model.mllm import MLLM
 from steering.prompt.layout import blanked, pictures_of, without_context, without_images
 from steering.protocol.request import Request, Result, Sampling
@@ -189,7 +189,7 @@ def decide(engine: Engine | Turn, request: Request, auto: Auto, begun: Begun | N
     """
     check_auto(engine.mllm, auto)  # before the work of measuring
     (found,) = find(engine, [request.messages], auto.criterion, begun)
-    return replace(request, interventions=[*request.asked.values(), Steering((auto.steer(found),))])
+    return replace(request, interventions=[*request.asked.values(), auto.steer(found)])
 
 
 def _check_chat(chat: Sequence[Mapping[str, Any]]) -> None:

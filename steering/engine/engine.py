@@ -458,7 +458,7 @@ class Engine:
             self.focus_layers,
             lambda token: self._token_text(token)[0],
             tilings,
-            pictures if request.diagnose is not None and request.diagnose.heatmaps else (),
+            pictures,
             None if sinks is None else torch.tensor(sinks),
             self.mllm.calibration.flags if self.mllm.calibration is not None else None,
         )

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import logging
 
-from steering.decoder.attention import NAME
-from steering.decoder.hooks import AttentionHook, Observer, Weights
+from steering.decoder import attention
+from steering.decoder.hooks import AttentionHook
 from steering.engine.runner import Runner
 from steering.errors import RequestError, UnsupportedModel
 from steering.model.images import ImageCache
@@ -23,6 +23,7 @@ from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import Batch, Chunk, Pool, Slots
 from steering.protocol.text import TextStream
+from steering.readouts.attention import DECODED, NAME, image_sums
 
 STEPS = 4
 TOLERANCE = 1e-3
@@ -67,8 +68,8 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
         raise UnsupportedModel(f"{mllm.name} cannot be served: {reason} in the self-check: {error!r}") from error
     for got in (ours, explicit):
         _compare_logits(mllm, prompts, references, got)
-    for reference, attention in zip(references, looked, strict=True):
-        difference = float((attention - reference.attention).abs().max())
+    for reference, found in zip(references, looked, strict=True):
+        difference = float((found - reference.attention).abs().max())
         if not difference <= (TOLERANCE if mllm.dtype == torch.float32 else HALF_TOLERANCE):
             raise UnsupportedModel(
                 f"{mllm.name} cannot be served exactly: its attention to an image is read {difference:.1e} off."
@@ -113,7 +114,7 @@ def plain(mllm: MLLM, implementation: str = "eager") -> Iterator[nn.Module]:
     try:
         yield mllm.model
     finally:
-        mllm.model.set_attn_implementation({"text_config": NAME})
+        mllm.model.set_attn_implementation({"text_config": attention.NAME})
         if hasattr(mllm.model.model, "rope_deltas"):
             mllm.model.model.rope_deltas = None
 
@@ -205,56 +206,36 @@ def _generated(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | No
         logging.set_verbosity(verbosity)
 
 
-class _Explicit(AttentionHook, Observer):
-    """Has the weights of every row computed, and changes nothing. asked: as that of `AttentionHook`. queries: all of a
-    prefill. last: the last of them, images: their columns; looked: (layers,), the attention of the one to the others."""
+class _Explicit(AttentionHook):
+    """Has the weights of every row computed, and changes nothing. queries: all of a prefill."""
 
-    def __init__(
-        self, asked: torch.Tensor, queries: torch.Tensor | None, last: int, images: torch.Tensor, looked: torch.Tensor
-    ):
-        self.asked = asked
+    def __init__(self, rows: int, queries: torch.Tensor | None, device: torch.device):
+        self.asked = torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=device)
         self.queries = queries
-        self._last, self._images, self._looked = last, images, looked
-
-    def prefill(self, layer: int, weights: Weights, columns: int) -> None:
-        row = weights(torch.tensor([[self._last]], device=self._looked.device))[0, :, 0]  # (heads, columns)
-        self._looked[layer] = row.mean(0)[self._images[self._images < columns]].sum()
-
-    def decode(self, layer: int, weights: torch.Tensor) -> None:
-        pass
 
 
-class _Observing(Slots):
-    """Runs every pass explicitly, and keeps what each prompt's last row looked at. looked: (slots, layers)."""
-
-    def __init__(self, name: str, pool: Pool):
-        super().__init__(name, pool)
-        self.looked = torch.zeros(pool.slots, pool.layers, device=pool.device)
+class _ExplicitSlots(Slots):
+    """Runs every pass explicitly, as an intervention may."""
 
     def prefill(self, chunk: Chunk) -> _Explicit:
-        (sequence,), (length,) = chunk.sequences, chunk.lengths
-        queries = torch.arange(length, device=self.looked.device)[None]
-        images = sequence.prompt.layout.image_columns.to(self.looked.device)
-        asked = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.looked.device)
-        return _Explicit(asked, queries, length - 1, images, self.looked[sequence.slot])
+        queries = torch.arange(chunk.width, device=self.pool.device).expand(len(chunk.slots), -1)
+        return _Explicit(len(chunk.slots), queries, self.pool.device)
 
     def decode(self, batch: Batch) -> _Explicit:
-        asked = torch.ones(len(batch.sequences), 1, 1, 1, dtype=torch.bool, device=self.looked.device)
-        return _Explicit(asked, None, 0, self.looked, self.looked)
+        return _Explicit(len(batch.sequences), None, self.pool.device)
 
 
 def _engine_logits(
     mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], compiled: bool, observed: bool = False
-) -> tuple[list[torch.Tensor], torch.Tensor]:
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Logits (steps, vocabulary) of the engine for each prompt, the reference's tokens forced on it, in one batch; where
-    they are observed, the attention (prompts, layers) of each prompt's last row to its image."""
+    they are observed, the attention (layers,) of each prompt's last row to its image."""
     length = max(prompt.length for prompt in prompts) + STEPS
     slots = len(prompts) + 1  # as in use, where most steps leave some slots out
     runner = Runner(mllm, slots, length, max_images=1, image_cache=ImageCache(0), compiled=compiled)
-    observing = _Observing("selfcheck", Pool(mllm, slots, length, 1))
     if observed:
-        runner.interventions["selfcheck"] = observing
-    sequences = [_sequence(mllm, prompt, slot) for slot, prompt in enumerate(prompts)]
+        runner.interventions["selfcheck"] = _ExplicitSlots("selfcheck", Pool(mllm, slots, length, 1))
+    sequences = [_sequence(mllm, prompt, slot, observed) for slot, prompt in enumerate(prompts)]
     logits = []
     for sequence in sequences:
         first = runner.prefill([sequence], budget=sequence.prompt.length // 2 + 1)
@@ -269,12 +250,14 @@ def _engine_logits(
             runner.token[sequence.slot] = forced[step]
         for row, got in enumerate(runner.decode_logits(sequences)):
             logits[row].append(got)
-    return [torch.stack(rows) for rows in logits], observing.looked[: len(prompts)]
+    looked = [image_sums(one.captured[NAME].last_sums).sum(-1) for one in sequences] if observed else []
+    return [torch.stack(rows) for rows in logits], looked
 
 
-def _sequence(mllm: MLLM, prompt: Prompt, slot: int) -> Sequence:
+def _sequence(mllm: MLLM, prompt: Prompt, slot: int, observed: bool = False) -> Sequence:
+    spec = Spec(prompt, max_tokens=STEPS, signals=frozenset(DECODED if observed else ()))
     text = TextStream(mllm.tokenizer, ())
-    return Sequence(Spec(prompt, max_tokens=STEPS), text, notify=lambda *_: None, slot=slot, state=State.RUNNING)
+    return Sequence(spec, text, notify=lambda *_: None, slot=slot, state=State.RUNNING)
 
 
 def _first_difference(mllm: MLLM, prompt: Prompt) -> str:

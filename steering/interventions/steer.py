@@ -20,7 +20,7 @@ from steering.errors import RequestError, VectorError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.spans import FIRST_IMAGE
-from steering.protocol.asked import Asked
+from steering.protocol.asked import Asked, Part
 from steering.protocol.sequence import Sequence as Row
 from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
 from steering.vectors.vector import PREFERENCE, SteeringVector
@@ -40,7 +40,7 @@ TOWARD = ("vision", "text")
 
 
 @dataclass(frozen=True)
-class Steer:
+class Steer(Part):
     """One vector in one request. `scale` is the signed coefficient c; `layers` None means the vector's own."""
 
     vector: SteeringVector
@@ -91,6 +91,10 @@ class Steer:
                 code="not_a_preference",
             )
         return cls(vector, strength if toward == vector.positive else -strength, toward=toward, **options)
+
+    @classmethod
+    def together(cls, parts: Sequence[Steer]) -> Steering:
+        return Steering(tuple(parts))
 
     @property
     def delta(self) -> torch.Tensor:

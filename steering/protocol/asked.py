@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -82,6 +82,15 @@ class Asked(ABC):
     def report(self, taken: Any) -> Any:
         """What was done, as JSON, out of what `Slots.take` measured."""
         return {}
+
+
+class Part(ABC):
+    """One of several things that make one intervention together, as vectors that are added."""
+
+    @classmethod
+    @abstractmethod
+    def together(cls, parts: Sequence[Any]) -> Asked:
+        """The intervention that they make."""
 
 
 class Options(BaseModel, Asked):

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from steering.errors import RequestError
-from steering.protocol.asked import Asked
+from steering.protocol.asked import Asked, Part
 from steering.protocol.readout import Diagnose
 from steering.protocol.signals import Signal
+
+Interventions = Iterable["Asked | Part | Interventions | None"]
+"""What a request may give as interventions: several of them, presets as `Sage`, parts as `Steer`, None for none."""
 
 MAX_TOP_LOGPROBS = 20
 COLDEST = 1e-5
@@ -92,7 +95,7 @@ class Request:
 
     messages: Sequence[Mapping[str, Any]]
     sampling: Sampling = field(default_factory=Sampling)
-    interventions: Iterable[Asked | Iterable[Asked | None] | None] = ()
+    interventions: Interventions = ()
     diagnose: Diagnose | None = None
     n: int = 1
     baseline: bool = False
@@ -112,7 +115,14 @@ class Request:
 
     def __post_init__(self) -> None:
         asked: dict[str, Asked] = {}
+        parts: dict[type[Part], list[Part]] = {}
         for one in _each(self.interventions):
+            if isinstance(one, Part):
+                parts.setdefault(type(one), []).append(one)
+        whole = [kind.together(some) for kind, some in parts.items()]
+        for one in (*_each(self.interventions), *whole):
+            if isinstance(one, Part):
+                continue
             if one.name() in asked:
                 raise RequestError(f"'{one.name()}' may be asked for once.", param=one.name())
             asked[one.name()] = one
@@ -121,12 +131,12 @@ class Request:
     @property
     def asked(self) -> dict[str, Asked]:
         """The interventions by name."""
-        return {one.name(): one for one in _each(self.interventions)}
+        return {one.name(): one for one in self.interventions if isinstance(one, Asked)}
 
 
-def _each(interventions: Iterable[Asked | Iterable[Asked | None] | None]) -> Iterator[Asked]:
+def _each(interventions: Interventions) -> Iterator[Asked | Part]:
     for one in interventions:
-        if isinstance(one, Asked):
+        if isinstance(one, (Asked, Part)):
             yield one
         elif one is not None:
             yield from _each(one)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
 import steering
+from steering.prompt.layout import Layout, Prompt
+from steering.protocol.sequence import Sequence, Spec
+from steering.protocol.slots import Pool
 from tests import families
 from tests.steering.plain import Plain
 
@@ -37,3 +42,17 @@ def make_engine(load_mllm: Callable[[str], steering.MLLM]) -> MakeEngine:
         return steering.Engine(load_mllm(family), **settings)
 
     return make
+
+
+def a_pool(slots: int, length: int, layers: int) -> Pool:
+    """A pool of a model that has nothing but layers."""
+    mllm: Any = SimpleNamespace(num_layers=layers, device=torch.device("cpu"), dtype=torch.float32, calibration=None)
+    return Pool(mllm, slots, length, 2)
+
+
+def a_sequence(spans: Iterable[int], *asked: steering.Asked, slot: int = 0) -> Sequence:
+    """A sequence whose prompt has tokens of these spans, with these interventions."""
+    layout = Layout(torch.tensor(list(spans)), ())
+    prompt = Prompt(torch.zeros(len(layout.spans), dtype=torch.int64), {}, (), layout)
+    spec = Spec.of(prompt, {one.name(): one for one in asked}, None)
+    return Sequence(spec, text=cast(Any, None), notify=lambda *_: None, slot=slot)

@@ -28,8 +28,9 @@ from steering import (
     Think,
     Vcd,
 )
+from steering.engine.twins import contrasted
+from steering.interventions.contrast import noised
 from steering.model.images import Picture
-from steering.interventions.contrast import contrasted, noised
 from steering.prompt.layout import build_prompt
 from tests import families
 from tests.steering.plain import Plain, uncached
@@ -59,7 +60,7 @@ def check(engine: Engine, chat: Any, contrast: Contrast, expected: Any) -> None:
     """Compare an answer with the reference's."""
     tokens, logprobs, changed = expected
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
-    choice = engine.generate([Request(chat, sampling, contrast=contrast)])[0].choices[0]
+    choice = engine.generate([Request(chat, sampling, interventions=[contrast])])[0].choices[0]
     assert list(choice.token_ids) == tokens
     assert choice.applied["contrast"]["changed"] == changed
     for got, row in zip(choice.logprobs, logprobs, strict=True):
@@ -74,7 +75,7 @@ def test_vcd(family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlai
     contrast = Vcd(alpha=2.0, beta=0.6)
     chat, plain = families.example_messages(family, images), load_plain(family)
     full = plain.inputs(chat)
-    twin = contrast.twin(load_mllm(family), chat, build_prompt(load_mllm(family), chat)).inputs
+    twin = contrast.twin_prompt(load_mllm(family), chat, build_prompt(load_mllm(family), chat)).inputs
     assert not torch.equal(twin["pixel_values"], full["pixel_values"])
     noisy = full | {"pixel_values": twin["pixel_values"]}
     check(make_engine(family), chat, contrast, references(plain, full, noisy, 2.0, 0.6))
@@ -165,13 +166,13 @@ def test_alpha_zero_is_plain_and_beta_alone_only_cuts(make_engine: Any) -> None:
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=3)
     engine = make_engine("qwen2_vl")
     plain, *others = (
-        engine.generate([Request(chat, sampling, contrast=contrast)])[0].choices[0]
-        for contrast in (None, Vcd(0, 0), Icd(0, 0), Pai(0, 0, amplify=0))
+        engine.generate([Request(chat, sampling, interventions=[contrast])])[0].choices[0]
+        for contrast in (None, Vcd(alpha=0, beta=0), Icd(alpha=0, beta=0), Pai(alpha=0, beta=0, amplify=0))
     )
     for other in others:
         assert other.token_ids == plain.token_ids
         assert [p.logprob for p in other.logprobs] == pytest.approx([p.logprob for p in plain.logprobs], abs=1e-5)
-    alone = engine.generate([Request(chat, sampling, contrast=Vcd(0, beta=1.0))])[0].choices[0]
+    alone = engine.generate([Request(chat, sampling, interventions=[Vcd(alpha=0, beta=1.0)])])[0].choices[0]
     assert alone.token_ids == plain.token_ids
     assert [p.logprob for p in alone.logprobs] == pytest.approx([0.0] * STEPS)
 
@@ -181,14 +182,26 @@ def test_several_answers_baseline_and_the_other_stages(make_engine: Any) -> None
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, temperature=0.8, seed=4)
     sage = Sage(See(alpha=0.5), Think(gamma=0.5, threshold=0.01))
     engine = make_engine("qwen2_vl", slots=8)
-    request = Request(chat, sampling, sage=sage, contrast=Vcd(1.0), n=2, baseline=True)
+    request = Request(chat, sampling, interventions=[sage, Vcd(alpha=1.0)], n=2, baseline=True)
     first, second = engine.generate([request])[0].choices
     assert engine.stats()["running"] == 0
     (plain,) = engine.generate([Request(chat, sampling)])[0].choices
     assert first.baseline.token_ids == plain.token_ids
     assert first.token_ids != second.token_ids
     assert set(first.applied) == {"sage", "contrast"}
-    (alone,) = make_engine("qwen2_vl").generate([Request(chat, sampling, sage=sage, contrast=Vcd(1.0))])[0].choices
+    (alone,) = (
+        make_engine("qwen2_vl")
+        .generate(
+            [
+                Request(
+                    chat,
+                    sampling,
+                    interventions=[sage, Vcd(alpha=1.0)],
+                )
+            ]
+        )[0]
+        .choices
+    )
     assert alone.token_ids == first.token_ids
 
 
@@ -228,16 +241,21 @@ def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
     text, shown = (families.example_messages("qwen2_vl", images) for images in (0, 1))
     for contrast in (Vcd(), Pai(first_layer=0)):
         with pytest.raises(RequestError, match=f"{contrast.kind} needs an image"):
-            engine.submit(Request(text, contrast=contrast))
+            engine.submit(Request(text, interventions=[contrast]))
     with pytest.raises(RequestError, match="ask for one of them"):
-        engine.submit(Request(shown, sage=Sage(generate=Generate()), contrast=Vcd()))
+        engine.submit(
+            Request(
+                shown,
+                interventions=[Sage(generate=Generate()), Vcd()],
+            )
+        )
     with pytest.raises(RequestError, match="must be below"):
-        engine.submit(Request(shown, contrast=Pai(first_layer=100)))
+        engine.submit(Request(shown, interventions=[Pai(first_layer=100)]))
     with pytest.raises(ContextOverflow):  # the twin's prompt is longer
-        engine.submit(Request(shown, Sampling(max_tokens=5), contrast=Icd(instruction="No! " * 80)))
+        engine.submit(Request(shown, Sampling(max_tokens=5), interventions=[Icd(instruction="No! " * 80)]))
     with pytest.raises(RequestError, match="twins count"):
-        make_engine("qwen2_vl", slots=3).submit(Request(shown, contrast=Vcd(), n=2))
+        make_engine("qwen2_vl", slots=3).submit(Request(shown, interventions=[Vcd()], n=2))
     with pytest.raises(RequestError, match="without its images"):  # its processor wants one in every prompt
         make_engine("paligemma2").submit(
-            Request(families.example_messages("paligemma2", 1), contrast=Pai(first_layer=0))
+            Request(families.example_messages("paligemma2", 1), interventions=[Pai(first_layer=0)])
         )

@@ -137,7 +137,9 @@ def test_tokens_are_those_of_two_runs_that_share_nothing(
     reference = Reference(load_plain(family), chat, list(layout.images), load_mllm(family).focus_layers, generate, 9)
     tokens, logits = reference.answer()
     sampling = Sampling(max_tokens=9, ignore_eos=True, logprobs=5)
-    choice = make_engine(family).generate([Request(chat, sampling, sage=Sage(generate=generate))])[0].choices[0]
+    choice = (
+        make_engine(family).generate([Request(chat, sampling, interventions=[Sage(generate=generate)])])[0].choices[0]
+    )
     report = choice.applied["sage"]["generate"]
     assert report == {
         "masking": "pixels",
@@ -161,8 +163,7 @@ def test_a_twin_that_joins_late_equals_one_that_was_there(
     request = Request(
         families.example_messages(family, 1),
         Sampling(max_tokens=12, ignore_eos=True, logprobs=0, presence_penalty=1.0, temperature=0.5, seed=3),
-        steering=(a_vector(load_mllm(family)),),
-        sage=ALL,
+        interventions=[a_vector(load_mllm(family)), ALL],
         diagnose=Diagnose(),
     )
     first = make_engine(family).generate([request])[0].choices[0]
@@ -172,12 +173,12 @@ def test_a_twin_that_joins_late_equals_one_that_was_there(
         kept.append(kept[0] if kept else mask_of(*args))
         return kept[-1]
 
-    monkeypatch.setattr("steering.runner.mask_of", same_mask)
-    refreshing = replace(ALL, generate=replace(ALL.generate, refresh=3))
+    monkeypatch.setattr("steering.interventions.generate.mask_of", same_mask)
+    refreshing = ALL._replace(generate=ALL.generate.model_copy(update={"refresh": 3}))
     for budget in (1024, 2):
         kept.clear()
         engine = make_engine(family, prefill_budget=budget)
-        again = engine.generate([replace(request, sage=refreshing)])[0].choices[0]
+        again = engine.generate([replace(request, interventions=[request.asked["steering"], refreshing])])[0].choices[0]
         assert len(kept) == 4
         assert again.token_ids == first.token_ids
         assert [p.logprob for p in again.logprobs] == pytest.approx([p.logprob for p in first.logprobs], abs=1e-4)
@@ -197,7 +198,7 @@ def test_every_family_can_contrast_and_weight_zero_is_plain(family: str, make_en
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=0)
     engine = make_engine(family)
     plain, none, strong = (
-        engine.generate([Request(chat, sampling, sage=sage)])[0].choices[0]
+        engine.generate([Request(chat, sampling, interventions=[sage])])[0].choices[0]
         for sage in (None, Sage(generate=Generate(weight=0.0)), Sage(generate=Generate(weight=5.0)))
     )
     assert none.token_ids == plain.token_ids
@@ -216,23 +217,26 @@ def mixed(mllm: MLLM, family: str) -> list[Request]:
     """Plain, steered and SAGE requests of different lengths, with different settings."""
     sages = (
         None,
-        Sage(generate=Generate(3.0)),
-        replace(ALL, generate=Generate(2.0, refresh=2)),
+        Sage(generate=Generate(weight=3.0)),
+        ALL._replace(generate=Generate(weight=2.0, refresh=2)),
         None,
-        Sage(See(0.6, "transfer"), generate=Generate(1.5, 0.4, refresh=3)),
+        Sage(See(alpha=0.6, reading="transfer"), generate=Generate(weight=1.5, top=0.4, refresh=3)),
         ALL,
         None,
         None,
         None,
     )
-    contrasts = {3: Vcd(2.0), 6: Icd(1.5, beta=0.01), 7: Pai(amplify=0.5, first_layer=1), 8: Vcd(1.0, step=900)}
+    contrasts = {
+        3: Vcd(alpha=2.0),
+        6: Icd(alpha=1.5, beta=0.01),
+        7: Pai(amplify=0.5, first_layer=1),
+        8: Vcd(alpha=1.0, step=900),
+    }
     return [
         Request(
             families.example_messages(family, 1 + i % 2, seed=i, text="What is this? " * (1 + i % 4)),
             Sampling(max_tokens=STEPS + 2 * (i % 3), ignore_eos=True, logprobs=1, seed=i, temperature=0.7 * (i % 2)),
-            steering=(a_vector(mllm),) * (i % 3 == 2),
-            sage=sage,
-            contrast=contrasts.get(i),
+            interventions=[(a_vector(mllm),) * (i % 3 == 2), sage, contrasts.get(i)],
             diagnose=Diagnose() if i % 2 else None,
             n=1 + (i == 2),
             baseline=i == 4,
@@ -251,12 +255,12 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone(family: str, load_mllm:
         for one, other in zip(result.choices, alone.choices, strict=True):
             assert one.token_ids == other.token_ids
             assert [p.logprob for p in one.logprobs] == pytest.approx([p.logprob for p in other.logprobs], abs=1e-4)
-            if request.contrast is not None:
+            if "contrast" in (one.applied or {}):
                 assert one.applied["contrast"] == other.applied["contrast"]
-            if request.sage is not None:
+            if "sage" in (one.applied or {}):
                 assert one.applied["sage"]["generate"] == other.applied["sage"]["generate"]
                 thought = [c.applied["sage"]["think"] for c in (one, other)]
-                if request.sage.think is not None:
+                if "sage.think" in request.asked:
                     assert thought[0]["divergence"] == pytest.approx(thought[1]["divergence"], rel=1e-3)
     assert (engine.stats()["running"], engine.stats()["waiting"]) == (0, 0)
 
@@ -264,15 +268,17 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone(family: str, load_mllm:
 def test_sequences_with_twins_wait_until_both_have_slots(make_engine: Any) -> None:
     engine = make_engine("qwen2_vl", slots=3)
     chats = [families.example_messages("qwen2_vl", 1, seed=seed) for seed in range(5)]
-    requests = [Request(chat, Sampling(max_tokens=4, ignore_eos=True), sage=ALL) for chat in chats]
+    requests = [Request(chat, Sampling(max_tokens=4, ignore_eos=True), interventions=[ALL]) for chat in chats]
     alone = [make_engine("qwen2_vl").generate([request])[0].choices[0].token_ids for request in requests]
     assert [result.choices[0].token_ids for result in engine.generate(requests)] == alone
 
 
 def test_cancelling_frees_both_slots(make_engine: Any) -> None:
     engine: Engine = make_engine("qwen2_vl", slots=2, prefill_budget=2)  # a replay of several steps
-    sage = replace(ALL, generate=Generate(2.0, refresh=4))
-    request = Request(families.example_messages("qwen2_vl", 1), Sampling(max_tokens=50, ignore_eos=True), sage=sage)
+    sage = ALL._replace(generate=Generate(weight=2.0, refresh=4))
+    request = Request(
+        families.example_messages("qwen2_vl", 1), Sampling(max_tokens=50, ignore_eos=True), interventions=[sage]
+    )
     for steps in (*range(60, 75), *range(5)):  # while it waits, while its twin does (first or later), while both run
         completion = engine.submit(request)
         for _ in range(steps):
@@ -289,13 +295,13 @@ def test_a_twin_that_fails_ends_its_leader_and_no_other(make_engine: Any, monkey
     real = engine._runner.embed
 
     def embed(sequences: Any) -> None:
-        if any(sequence.leader is not None for sequence in sequences):
+        if any(sequence.is_twin for sequence in sequences):
             raise RuntimeError("no memory for a twin")
         real(sequences)
 
     monkeypatch.setattr(engine._runner, "embed", embed)
     chat, sampling = families.example_messages("qwen2_vl", 1), Sampling(max_tokens=5, ignore_eos=True)
-    other, failing = engine.submit(Request(chat, sampling)), engine.submit(Request(chat, sampling, sage=ALL))
+    other, failing = engine.submit(Request(chat, sampling)), engine.submit(Request(chat, sampling, interventions=[ALL]))
     for _ in range(12):
         engine.step()
     assert len(other.result().choices[0].token_ids) == 5
@@ -350,6 +356,8 @@ def test_settings_out_of_range_are_refused(make: Callable[[], object], param: st
 def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
     text_only = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
     with pytest.raises(RequestError, match="needs an image"):
-        make_engine("qwen2_vl").submit(Request(text_only, sage=Sage(generate=Generate())))
+        make_engine("qwen2_vl").submit(Request(text_only, interventions=[Sage(generate=Generate())]))
     with pytest.raises(RequestError, match="twins count"):
-        make_engine("qwen2_vl", slots=3).submit(Request(families.example_messages("qwen2_vl", 1), sage=ALL, n=2))
+        make_engine("qwen2_vl", slots=3).submit(
+            Request(families.example_messages("qwen2_vl", 1), interventions=[ALL], n=2)
+        )

@@ -20,7 +20,9 @@ from steering.interventions.see import See, SeeSlots
 from steering.interventions.think import Think
 from steering.prompt.layout import build_prompt
 from steering.prompt.spans import FIRST_IMAGE, QUESTION, SYSTEM
+from steering.protocol.slots import Chunk
 from tests import families
+from tests.steering.conftest import a_pool, a_sequence
 from tests.steering.plain import Plain
 
 LoadMLLM = Callable[[str], MLLM]
@@ -169,7 +171,7 @@ def check(
     reference = Reference(plain, prompt.layout.spans, sage.see, sage.think)
     tokens, logits = reference.answer(plain.inputs(chat))
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
-    choice = engine.generate([Request(chat, sampling, sage=sage)])[0].choices[0]
+    choice = engine.generate([Request(chat, sampling, interventions=[sage])])[0].choices[0]
     assert list(choice.token_ids) == tokens
     for got, row in zip(choice.logprobs, logits.log_softmax(-1), strict=True):
         assert got.logprob == pytest.approx(float(row[got.token_id]), abs=1e-4)
@@ -238,7 +240,8 @@ def test_neutral_settings_are_plain_decoding(family: str, make_engine: Any) -> N
     chat = families.example_messages(family, 2)
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=2)
     plain, neutral = (
-        make_engine(family).generate([Request(chat, sampling, sage=asked)])[0].choices[0] for asked in (None, sage)
+        make_engine(family).generate([Request(chat, sampling, interventions=[asked])])[0].choices[0]
+        for asked in (None, sage)
     )
     assert plain.token_ids == neutral.token_ids
     assert plain.logprobs == neutral.logprobs
@@ -259,7 +262,7 @@ def test_see_in_half_precision_is_see_but_for_rounding(
         reference = Reference(plain, build_prompt(load_mllm(family), chat).layout.spans, see, None)
         row = reference.answer(plain.inputs(chat))[1][0].log_softmax(-1)
         request = Request(
-            chat, Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=20), sage=Sage(see) if see else None
+            chat, Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=20), interventions=[Sage(see) if see else None]
         )
         choice = engine.generate([request])[0].choices[0]
         assert all(math.isfinite(one.logprob) for one in choice.logprobs)
@@ -271,11 +274,12 @@ def test_see_in_half_precision_is_see_but_for_rounding(
 @pytest.mark.parametrize("seen", [0.0, 1e-42, 1e-37, 1e-20, 1e-9, 0.3])
 @pytest.mark.parametrize("reading", ["transfer", "scale"])
 def test_no_attention_is_lost_however_little_a_head_looks(reading: str, seen: float) -> None:
-    slots = SeeSlots(1, 4, 1, torch.device("cpu"))
-    slots.place(0, See(0.5, reading, shallow=1), torch.tensor([-1, FIRST_IMAGE, FIRST_IMAGE, QUESTION]))
-    rows = slots.rows([0], [See(0.5, reading, shallow=1)], 4, generated=False)
+    slots = SeeSlots("sage.see", a_pool(1, 4, 1))
+    sequence = a_sequence([-1, FIRST_IMAGE, FIRST_IMAGE, QUESTION], See(alpha=0.5, reading=reading, shallow=1))
+    slots.place(sequence)
+    rows = slots.prefill(Chunk([sequence], 0, [4], complete=True))
     weights = torch.tensor([0.5, seen, seen / 2, 0.5 - 1.5 * seen])[None, None, None]
-    enhanced = rows.enhance(0, weights)[0, 0, 0]
+    enhanced = rows.weights(0, weights)[0, 0, 0]
     assert float(enhanced.sum()) == pytest.approx(1.0, abs=1e-6)
     if seen > 1e-30:
         assert float(enhanced[1] / enhanced[2]) == pytest.approx(2.0, rel=1e-4)
@@ -290,7 +294,7 @@ def test_heads_that_hardly_look_do_not_break_half_precision(dtype: torch.dtype, 
             "content": [{"type": "image", "image": families.example_image(0)}, {"type": "text", "text": "?"}],
         }
     ]
-    request = Request(chat, Sampling(max_tokens=1, logprobs=5), sage=Sage(See(0.5, shallow=8)))
+    request = Request(chat, Sampling(max_tokens=1, logprobs=5), interventions=[Sage(See(alpha=0.5, shallow=8))])
     exact, rounded = (
         Engine(load(CHECKPOINT, dtype=kind), self_check=False).generate([request])[0].choices[0].logprobs[0]
         for kind in (torch.float32, dtype)
@@ -301,13 +305,13 @@ def test_heads_that_hardly_look_do_not_break_half_precision(dtype: torch.dtype, 
 
 def test_a_mixed_batch_gives_each_row_what_it_gets_alone(make_engine: Any) -> None:
     family = "qwen2_vl"
-    sages = [None, *(Sage(see) for see in SEES.values()), Sage(think=Think(0.4, threshold=0.01)), None]
-    sages.append(Sage(See(0.4), Think(0.6, threshold=0.02)))
+    sages = [None, *(Sage(see) for see in SEES.values()), Sage(think=Think(gamma=0.4, threshold=0.01)), None]
+    sages.append(Sage(See(alpha=0.4), Think(gamma=0.6, threshold=0.02)))
     requests = [
         Request(
             families.example_messages(family, 1 + i % 3, seed=i, text="What is this? " * (1 + i % 4)),
             Sampling(max_tokens=STEPS + i % 3, ignore_eos=True, logprobs=2),
-            sage=sage,
+            interventions=[sage],
             diagnose=Diagnose() if i % 3 == 0 else None,
         )
         for i, sage in enumerate(sages)
@@ -329,10 +333,12 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone(make_engine: Any) -> No
 
 def test_several_answers_of_one_prompt_report_what_one_reports(make_engine: Any) -> None:
     chat = families.example_messages("qwen2_vl", 2)
-    sage = Sage(See(0.5), Think(0.5, threshold=0.01))
+    sage = Sage(See(alpha=0.5), Think(gamma=0.5, threshold=0.01))
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True)
-    one = make_engine("qwen2_vl").generate([Request(chat, sampling, sage=sage)])[0].choices[0]
-    three = make_engine("qwen2_vl").generate([Request(chat, sampling, sage=sage, n=3, baseline=True)])[0].choices
+    one = make_engine("qwen2_vl").generate([Request(chat, sampling, interventions=[sage])])[0].choices[0]
+    three = (
+        make_engine("qwen2_vl").generate([Request(chat, sampling, interventions=[sage], n=3, baseline=True)])[0].choices
+    )
     for choice in three:
         assert choice.token_ids == one.token_ids
         assert choice.applied["sage"]["think"]["divergence"] == pytest.approx(
@@ -369,6 +375,6 @@ def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
         (families.example_messages("qwen2_vl", 1), Sage(think=Think()), "sage.think.threshold"),
     ):
         with pytest.raises(RequestError) as refused:
-            engine.submit(Request(chat, sage=sage))
+            engine.submit(Request(chat, interventions=[sage]))
         assert refused.value.param == param
     assert steering.Sage is Sage

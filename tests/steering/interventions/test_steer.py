@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from steering import MLLM, TOKENS, Choice, Pai, Request, RequestError, Sampling, Steer, SteeringVector, VectorError
+from steering import (
+    MLLM,
+    TOKENS,
+    Choice,
+    Pai,
+    Request,
+    RequestError,
+    Sampling,
+    Steer,
+    SteeringVector,
+    VectorError,
+)
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Answer, Messages, Plain
@@ -64,7 +75,11 @@ def test_every_choice_of_tokens_in_one_batch(
     delta = by_hand(vector, -1.3, (0, 2))
     settings: list[str | None] = [None, *TOKENS]
     requests = [
-        Request(chat(family), SAMPLING, steering=() if tokens is None else (Steer(vector, -1.3, tokens=tokens),))
+        Request(
+            chat(family),
+            SAMPLING,
+            interventions=[() if tokens is None else (Steer(vector, -1.3, tokens=tokens),)],
+        )
         for tokens in settings
     ]
     answers = [
@@ -94,7 +109,7 @@ def test_several_vectors_add_up(family: str, make_engine: MakeEngine, load_plain
         (by_hand(other, 0.4, (0,)), "generated"),
         (by_hand(one, 0.3, (1,)), "text"),
     ]
-    choice = engine.generate([Request(chat(family), SAMPLING, steering=steering)])[0].choices[0]
+    choice = engine.generate([Request(chat(family), SAMPLING, interventions=[steering])])[0].choices[0]
     assert_same(choice, load_plain(family).answer(chat(family), STEPS, add=additions))
     assert choice.applied is not None
     assert [applied["name"] for applied in choice.applied["steering"]] == ["test", "other", "other", "test"]
@@ -105,7 +120,7 @@ def test_pushing_with_a_negated_vector_is_pushing_the_other_way(make_engine: Mak
     vector = make_vector(engine.mllm)
     request = Request(chat("llava"), SAMPLING)
     one, other = (
-        engine.generate([dataclasses.replace(request, steering=(steer,))])[0].choices[0]
+        engine.generate([dataclasses.replace(request, interventions=[(steer,)])])[0].choices[0]
         for steer in (Steer(vector, 0.9), Steer(-vector, -0.9))
     )
     assert one.logprobs == other.logprobs
@@ -120,7 +135,7 @@ def test_neighbours_of_steered_requests_get_exactly_what_they_get_anyway(family:
     def answers(steering: tuple[Steer, ...]) -> list[Choice]:
         requests = [
             Request(chats[0], SAMPLING),
-            Request(chats[1], SAMPLING, steering=steering),
+            Request(chats[1], SAMPLING, interventions=[steering]),
             Request(chats[2], SAMPLING),
         ]
         return [result.choices[0] for result in make_engine(family).generate(requests)]
@@ -142,7 +157,7 @@ def test_strength_zero_is_exactly_off(family: str, make_engine: MakeEngine) -> N
     engine = make_engine(family)
     off = engine.generate([Request(chat(family), SAMPLING)])[0].choices[0]
     steer = Steer.to(make_vector(engine.mllm), "vision", 0.0)
-    zero = engine.generate([Request(chat(family), SAMPLING, steering=(steer,))])[0].choices[0]
+    zero = engine.generate([Request(chat(family), SAMPLING, interventions=[(steer,)])])[0].choices[0]
     assert zero.logprobs == off.logprobs
     assert zero.applied is not None
     assert zero.applied["steering"][0]["dose"] == 0.0
@@ -152,7 +167,7 @@ def test_a_slot_keeps_nothing_of_a_steered_predecessor(make_engine: MakeEngine) 
     engine = make_engine("qwen2_vl", slots=1)
     plain = engine.generate([Request(chat("qwen2_vl"), SAMPLING)])[0].choices[0]
     steer = Steer(make_vector(engine.mllm), 5.0)
-    engine.generate([Request(chat("qwen2_vl"), SAMPLING, steering=(steer,))])
+    engine.generate([Request(chat("qwen2_vl"), SAMPLING, interventions=[(steer,)])])
     assert engine.generate([Request(chat("qwen2_vl"), SAMPLING)])[0].choices[0].logprobs == plain.logprobs
 
 
@@ -162,7 +177,7 @@ def test_the_baseline_is_the_answer_without_steering(
 ) -> None:
     engine = make_engine(family)
     steer = Steer(make_vector(engine.mllm), 1.5)
-    request = Request(chat(family), SAMPLING, steering=(steer,), baseline=True)
+    request = Request(chat(family), SAMPLING, interventions=[(steer,)], baseline=True)
     choice = engine.generate([request])[0].choices[0]
     assert choice.baseline is not None
     assert_same(choice.baseline, load_plain(family).answer(chat(family), STEPS))
@@ -175,7 +190,7 @@ def test_each_of_n_answers_is_steered(family: str, make_engine: MakeEngine, load
     engine = make_engine(family)
     steer = Steer(make_vector(engine.mllm), 0.6)
     sampling = dataclasses.replace(SAMPLING, temperature=1.2, seed=4)
-    for choice in engine.generate([Request(chat(family), sampling, steering=(steer,), n=3)])[0].choices:
+    for choice in engine.generate([Request(chat(family), sampling, interventions=[(steer,)], n=3)])[0].choices:
         forced = load_plain(family).answer(chat(family), STEPS, add=[(steer.delta, "all")], forced=choice.token_ids)
         assert_same(choice, forced)
 
@@ -223,12 +238,12 @@ def test_one_image_by_its_number_in_a_mixed_batch(
     one_image = chat(family, 1)
     steers = [Steer(vector, 3.0, tokens=tokens) for tokens in ("image:1", "image:2", "text", "image")]
     requests = [
-        Request(messages, SAMPLING, steering=(steers[0],)),
-        Request(messages, SAMPLING, steering=(steers[1],)),
-        Request(messages, SAMPLING, steering=(steers[1], steers[2])),
-        Request(messages, SAMPLING, steering=(steers[3],)),
+        Request(messages, SAMPLING, interventions=[(steers[0],)]),
+        Request(messages, SAMPLING, interventions=[(steers[1],)]),
+        Request(messages, SAMPLING, interventions=[(steers[1], steers[2])]),
+        Request(messages, SAMPLING, interventions=[(steers[3],)]),
         Request(messages, SAMPLING),
-        Request(one_image, SAMPLING, steering=(steers[0],)),
+        Request(one_image, SAMPLING, interventions=[(steers[0],)]),
     ]
     choices = [result.choices[0] for result in engine.generate(requests)]
 
@@ -255,7 +270,7 @@ def test_one_image_by_its_number_in_a_mixed_batch(
     hidden = plain.answer(messages, STEPS).hidden[0, : len(columns[1])][columns[1]]
     dose = steers[1].delta[0].norm() / hidden.norm(dim=-1).mean()
     single = Steer(vector, 3.0, layers=(0,), tokens="image:2")
-    applied = engine.generate([Request(messages, SAMPLING, steering=(single,))])[0].choices[0].applied
+    applied = engine.generate([Request(messages, SAMPLING, interventions=[(single,)])])[0].choices[0].applied
     assert applied is not None
     assert applied["steering"][0]["apply"] == {"tokens": "image:2"}
     assert applied["steering"][0]["dose"] == pytest.approx(float(dose), rel=1e-3)
@@ -265,8 +280,8 @@ def test_an_image_by_number_alone_is_an_image_in_any_batch(make_engine: MakeEngi
     """To the last bit: that others tell images apart changes nothing for those who do not, nor the other way round."""
     engine = make_engine("qwen2_vl")
     vector = make_vector(engine.mllm)
-    every = Request(chat("qwen2_vl"), SAMPLING, steering=(Steer(vector, 2.0, tokens="image"),))
-    second = Request(chat("qwen2_vl"), SAMPLING, steering=(Steer(vector, 2.0, tokens="image:2"),))
+    every = Request(chat("qwen2_vl"), SAMPLING, interventions=[(Steer(vector, 2.0, tokens="image"),)])
+    second = Request(chat("qwen2_vl"), SAMPLING, interventions=[(Steer(vector, 2.0, tokens="image:2"),)])
     alone, mixed = engine.generate([every, every])[0], engine.generate([every, second])[0]
     assert alone.choices[0].logprobs == mixed.choices[0].logprobs
     assert alone.choices[0].applied == mixed.choices[0].applied
@@ -275,7 +290,11 @@ def test_an_image_by_number_alone_is_an_image_in_any_batch(make_engine: MakeEngi
 def test_a_contrast_without_the_images_leaves_the_image_alone(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     steer = Steer(make_vector(engine.mllm), 2.0, tokens="image:2")
-    request = Request(chat("qwen2_vl"), SAMPLING, steering=(steer,), contrast=Pai(first_layer=0))
+    request = Request(
+        chat("qwen2_vl"),
+        SAMPLING,
+        interventions=[(steer,), Pai(first_layer=0)],
+    )
     assert engine.generate([request])[0].choices[0].finish_reason == "length"
 
 
@@ -284,7 +303,7 @@ def test_an_image_that_the_request_does_not_have_is_refused(n: int, make_engine:
     engine = make_engine("qwen2_vl")
     steer = Steer(make_vector(engine.mllm), 1.0, tokens="image:3")
     with pytest.raises(RequestError, match=r"'image:3', but the request holds 2 images") as refused:
-        engine.submit(Request(chat("qwen2_vl"), SAMPLING, steering=(steer,), n=n))
+        engine.submit(Request(chat("qwen2_vl"), SAMPLING, interventions=[(steer,)], n=n))
     assert refused.value.param == "steering.apply.tokens"
 
 
@@ -299,7 +318,7 @@ def test_applied_counts_tokens_and_weighs_the_dose(
 ) -> None:
     engine = make_engine(family, prefill_budget=budget)
     vector = make_vector(engine.mllm)
-    request = Request(chat(family), SAMPLING, steering=(Steer(vector, 1.2, tokens=tokens, toward="text"),))
+    request = Request(chat(family), SAMPLING, interventions=[(Steer(vector, 1.2, tokens=tokens, toward="text"),)])
     other = Request(chat(family, 1), SAMPLING)
     choice = engine.generate([other, request])[1].choices[0]
 
@@ -340,7 +359,8 @@ def test_without_images_an_image_push_touches_nothing(make_engine: MakeEngine) -
     steer = Steer(make_vector(engine.mllm), 1.0, tokens="image")
     text_chat: Any = [{"role": "user", "content": [{"type": "text", "text": "How many?"}]}]
     off, on = (
-        engine.generate([Request(text_chat, SAMPLING, steering=steering)])[0].choices[0] for steering in ((), (steer,))
+        engine.generate([Request(text_chat, SAMPLING, interventions=[steering])])[0].choices[0]
+        for steering in ((), (steer,))
     )
     assert on.logprobs == off.logprobs
     assert on.applied is not None
@@ -351,7 +371,7 @@ def test_without_images_an_image_push_touches_nothing(make_engine: MakeEngine) -
 def test_a_warning_beyond_the_calibrated_range(scale: float, warned: bool, make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     vector = dataclasses.replace(make_vector(engine.mllm), info={"calibration": {"range": [0.5, 1.5]}})
-    request = Request(chat("qwen2_vl"), Sampling(max_tokens=1), steering=(Steer(vector, scale),))
+    request = Request(chat("qwen2_vl"), Sampling(max_tokens=1), interventions=[(Steer(vector, scale),)])
     applied = engine.generate([request])[0].choices[0].applied
     assert applied is not None
     warning = applied["steering"][0]["warning"]
@@ -411,7 +431,7 @@ def test_a_vector_of_another_model_is_refused(make_engine: MakeEngine, load_mllm
     foreign = make_vector(load_mllm("qwen2_5_vl"))
     engine = make_engine("qwen2_vl")
     with pytest.raises(VectorError, match="fingerprint") as refused:
-        engine.submit(Request(chat("qwen2_vl"), SAMPLING, steering=(Steer(foreign, 1.0),)))
+        engine.submit(Request(chat("qwen2_vl"), SAMPLING, interventions=[(Steer(foreign, 1.0),)]))
     assert refused.value.code == "wrong_model"
 
 
@@ -420,5 +440,5 @@ def test_a_vector_of_another_shape_is_refused(make_engine: MakeEngine) -> None:
     vector = make_vector(engine.mllm)
     narrow = dataclasses.replace(vector, direction=vector.direction[:, :-1])
     with pytest.raises(VectorError, match="shape") as refused:
-        engine.submit(Request(chat("qwen2_vl"), SAMPLING, steering=(Steer(narrow, 1.0),)))
+        engine.submit(Request(chat("qwen2_vl"), SAMPLING, interventions=[(Steer(narrow, 1.0),)]))
     assert refused.value.code == "wrong_shape"

@@ -27,32 +27,33 @@ from steering import (
     Think,
     Vcd,
 )  # fmt: skip
+from steering.engine import runner
 from tests import families
 from tests.steering.conftest import MakeEngine
 
 FAMILY = "qwen2_vl"
 SAMPLING = Sampling(max_tokens=6, ignore_eos=True)
-CONTRASTED = Sage(See(0.3), Think(0.7, threshold=0.01), Generate(0.5))
+CONTRASTED = Sage(See(alpha=0.3), Think(gamma=0.7, threshold=0.01), Generate(weight=0.5))
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "steered": {"steering": True},
-    "sage": {"sage": CONTRASTED},
-    "refreshed": {"sage": Sage(generate=Generate(0.5, refresh=2))},
-    "vcd": {"contrast": Vcd()},
-    "icd": {"contrast": Icd()},
-    "pai": {"contrast": Pai()},
+    "sage": {"interventions": CONTRASTED},
+    "refreshed": {"interventions": [Generate(weight=0.5, refresh=2)]},
+    "vcd": {"interventions": [Vcd()]},
+    "icd": {"interventions": [Icd()]},
+    "pai": {"interventions": [Pai()]},
     "three": {"n": 3, "sampling": Sampling(max_tokens=6, ignore_eos=True, temperature=1.5, seed=3)},
-    "three contrasted": {"n": 2, "sage": CONTRASTED},
-    "baseline": {"baseline": True, "contrast": Vcd()},
+    "three contrasted": {"n": 2, "interventions": CONTRASTED},
+    "baseline": {"baseline": True, "interventions": [Vcd()]},
 }
 STAGES = {
     "embed": ("runner", "embed"),
     "prefill": ("runner", "prefill"),
     "fork": ("runner", "fork"),
     "first token": ("runner", "next_tokens"),
-    "mask": ("runner", "_mask"),
-    "resume": ("runner", "resume"),
-    "pair": ("engine", "_add_twin"),
+    "mask": ("generate", "_mask"),
+    "resume": ("twins", "resumed"),
+    "pair": ("twins", "pair"),
     "sample": ("module", "sample"),
     "decode": ("runner", "_decode"),
     "read": ("runner", "read"),
@@ -71,7 +72,7 @@ def requests(engine: Engine, kind: str) -> list[Request]:
     chats = [families.example_messages(FAMILY, 1 + i % 2, seed=i, text="What is this? " * (1 + i)) for i in range(3)]
     options = {"sampling": SAMPLING} | KINDS[kind]
     if options.pop("steering", False):
-        options["steering"] = (Steer(vector(engine), 0.9),)
+        options["interventions"] = [Steer(vector(engine), 0.9)]
     return [
         Request(chats[0], SAMPLING, diagnose=Diagnose()),
         Request(chats[1], diagnose=Diagnose(), **options),
@@ -136,7 +137,12 @@ def test_one_fault_ends_one_request_at_most(
     asked = requests(engine, kind)
     expected = answers(engine, asked)
     where, name = STAGES[stage]
-    place = {"runner": engine._runner, "engine": engine, "module": steering.runner}[where]
+    place = {
+        "runner": engine._runner,
+        "twins": engine._twins,
+        "generate": engine._runner.interventions["sage.generate"],
+        "module": runner,
+    }[where]
     for at in (1, 2):
         once = Once(getattr(place, name), at, behind)
         with monkeypatch.context() as patch:

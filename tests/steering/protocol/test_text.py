@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from steering import MLLM
-from steering.engine.text import TextStream, token_bytes
+from steering.protocol.text import TextStream, token_bytes
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]

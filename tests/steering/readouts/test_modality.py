@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steering.readouts.captures import AFTER, BEFORE, span_shares
-from steering.readouts.modality import modality
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, QUESTION, SYSTEM, USER
+from steering.readouts.attention import AFTER, BEFORE, span_shares
+from steering.readouts.modality import modality
 
 
 def test_the_ratio_compares_the_mean_image_token_with_the_mean_context_token() -> None:

@@ -14,7 +14,6 @@ import torch
 
 from steering import (
     MLLM,
-    READOUTS,
     Choice,
     Diagnose,
     Engine,
@@ -27,12 +26,13 @@ from steering import (
     Steer,
     SteeringVector,
     Think,
-    attention,
     load,
 )  # fmt: skip
-from steering.readouts.focus import lnd, m_lnd, mc_lnd
 from steering.prompt.layout import Layout, build_prompt
 from steering.prompt.spans import CONTEXT, QUESTION, SYSTEM, USER
+from steering.protocol.readout import REGISTRY as READOUTS
+from steering.readouts import attention
+from steering.readouts.focus import lnd, m_lnd, mc_lnd
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Addition, Answer, Messages, Plain
@@ -198,7 +198,7 @@ def test_equal_to_whole_matrices_in_a_batch_steered_or_not(
         requests.append(Request(chat, SAMPLING, diagnose=Diagnose()))
         references.append(plain.answer(chat, STEPS))
         if number < 2:
-            requests.append(Request(chat, SAMPLING, steering=(steer,), diagnose=Diagnose()))
+            requests.append(Request(chat, SAMPLING, interventions=[(steer,)], diagnose=Diagnose()))
             references.append(plain.answer(chat, STEPS, add=[addition]))
         requests.append(Request(chat, SAMPLING))
         references.append(references[-1] if number == 2 else plain.answer(chat, STEPS))
@@ -307,7 +307,7 @@ def test_each_of_several_answers_and_its_baseline_has_its_own(make_engine: MakeE
     plain, chat = load_plain("qwen2_5_vl"), chats()[0]
     steer, addition = steered(engine.mllm)
     sampling = dataclasses.replace(SAMPLING, temperature=1.5, seed=1)
-    request = Request(chat, sampling, steering=(steer,), diagnose=Diagnose(), n=3, baseline=True)
+    request = Request(chat, sampling, interventions=[(steer,)], diagnose=Diagnose(), n=3, baseline=True)
     layout = build_prompt(engine.mllm, chat).layout
     choices = engine.generate([request])[0].choices
     assert len({choice.token_ids for choice in choices}) == 3
@@ -421,11 +421,11 @@ def test_observing_changes_no_bit_of_any_answer(family: str, dtype: torch.dtype,
     sampling = dataclasses.replace(SAMPLING, max_tokens=12, logprobs=20)
 
     def answers(diagnose: Diagnose | None) -> list[Choice]:
-        sage = Sage(See(0.5, shallow=0), Think(0.5, threshold=0.01), Generate(0.5))
+        sage = Sage(See(alpha=0.5, shallow=0), Think(gamma=0.5, threshold=0.01), Generate(weight=0.5))
         requests = [
             Request(chats()[1], sampling, diagnose=diagnose),
             Request(chats()[0], sampling),
-            Request(chats()[1], sampling, sage=sage, diagnose=diagnose),
+            Request(chats()[1], sampling, interventions=[sage], diagnose=diagnose),
         ]
         return [result.choices[0] for result in engine.generate(requests)]
 
@@ -437,7 +437,12 @@ def test_observing_changes_no_bit_of_any_answer(family: str, dtype: torch.dtype,
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "sage", [Sage(See(0.9)), Sage(See(0.9, "scale", shallow=2)), Sage(think=Think(0.1, threshold=0.0))]
+    "sage",
+    [
+        Sage(See(alpha=0.9)),
+        Sage(See(alpha=0.9, reading="scale", shallow=2)),
+        Sage(think=Think(gamma=0.1, threshold=0.0)),
+    ],
 )
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
 def test_a_neighbour_with_an_intervention_changes_no_bit(
@@ -448,10 +453,10 @@ def test_a_neighbour_with_an_intervention_changes_no_bit(
     plain = Request(chats()[0], sampling, diagnose=Diagnose())
 
     def answer(other: Sage | None) -> Choice:
-        return engine.generate([plain, Request(chats()[0], sampling, sage=other)])[0].choices[0]
+        return engine.generate([plain, Request(chats()[0], sampling, interventions=[other])])[0].choices[0]
 
     assert answer(None).logprobs == answer(sage).logprobs
-    enhanced = engine.generate([plain, Request(chats()[0], sampling, sage=sage)])
+    enhanced = engine.generate([plain, Request(chats()[0], sampling, interventions=[sage])])
     assert enhanced[0].choices[0].logprobs != enhanced[1].choices[0].logprobs
 
 

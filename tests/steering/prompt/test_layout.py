@@ -420,7 +420,7 @@ def test_a_black_picture_is_not_taken_for_padding(
 
 def test_a_token_that_ends_a_line_belongs_to_that_line() -> None:
     """The embedded model's tokenizer has a token for a full stop with the line break behind it."""
-    mllm = steering.load(Path(__file__).parents[2] / "demo" / "checkpoint", device="cpu")
+    mllm = steering.load(Path(__file__).parents[3] / "demo" / "checkpoint", device="cpu")
     context, question = "Text context: The green object is a heart.", "What is the green object?"
     prompt = build_prompt(mllm, [{"role": "user", "content": f"{context}\n{question}"}])
     assert said(mllm, prompt, CONTEXT) == context

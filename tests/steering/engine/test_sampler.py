@@ -16,8 +16,18 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from steering.engine.request import Sampling
-from steering.engine.sampler import Needs, Sampled, SamplerRows, _draw, _penalise, _truncate, answer_seed, sample, uniform
+from steering.engine.sampler import (
+    Needs,
+    Sampled,
+    SamplerRows,
+    _draw,
+    _penalise,
+    _truncate,
+    answer_seed,
+    sample,
+    uniform,
+)
+from steering.protocol.request import Sampling
 
 VOCABULARY = 60
 CPU = torch.device("cpu")

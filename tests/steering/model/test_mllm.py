@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import steering
-from steering import MLLM, attention
+from steering import MLLM
+from steering.decoder import attention
 from steering.prompt.layout import build_prompt
 from tests import families
 from tests.steering.plain import Plain

@@ -28,16 +28,16 @@ from steering import (
     check_auto,
     decide,
     find,
-    scores,
     surprises,
 )
 from steering.model.calibration import FILE, Calibration
 from steering.prompt.layout import build_prompt, contexts_of
 from steering.prompt.spans import REPLY
+from steering.readouts import reply
 from tests import families
+from tests.steering.auto.test_reliability import part
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Plain
-from tests.steering.test_reliability import part
 
 LoadMLLM = Callable[[str], MLLM]
 LoadPlain = Callable[[str], Plain]
@@ -117,7 +117,7 @@ def test_a_reply_read_in_chunks_and_pieces_is_read_alike(
     _, bare, context = cases()[1]
     expected = plain_logprobs(load_plain("qwen2_vl"), bare, context)
     request = Request(bare, Sampling(max_tokens=1), reply=context, n=2)
-    monkeypatch.setattr(scores, "ROWS", 3)
+    monkeypatch.setattr(reply, "ROWS", 3)
     for budget in (1024, 7):
         (result,) = make_engine("qwen2_vl", prefill_budget=budget).generate([request])
         for choice in result.choices:
@@ -135,7 +135,7 @@ def test_logits_are_made_for_the_reply_alone(make_engine: MakeEngine, monkeypatc
         return head(hidden)
 
     monkeypatch.setattr(engine.mllm, "head", counted)
-    monkeypatch.setattr(scores, "ROWS", 8)
+    monkeypatch.setattr(reply, "ROWS", 8)
     _, bare, context = cases()[1]
     (result,) = engine.generate([Request(bare, Sampling(max_tokens=1), reply=context)])
     scored = result.choices[0].reply_logprobs
@@ -260,7 +260,7 @@ def test_a_request_is_steered_by_surprise_and_says_so(make_engine: MakeEngine, l
     for bound, one_degraded, scale in ((value - 1, False, -0.5), (value + 1, False, 0.0), (value + 1, True, 0.5)):
         auto = Auto(vector, 0.5, criterion=Criterion("surprise", bound, one_degraded))
         decided = decide(engine, request, auto)
-        assert decided.steering[0].scale == scale
+        assert decided.asked["steering"].steers[0].scale == scale
         (choice,) = engine.generate([decided])[0].choices
         assert choice.applied is not None
         (applied,) = choice.applied["steering"]

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from steering.decoder import attention
-from steering.decoder.attention import Decode, DecodeCapture, Heads, KVPool, Prefill, PrefillCapture, attend
-from steering.decoder.layers import PrefillResidual
+from steering.decoder.attention import Decode, Prefill, attend
+from steering.decoder.hooks import Hooks
+from steering.decoder.kernels import Heads
+from steering.decoder.kv import KVPool
+from steering.readouts import attention
+from steering.readouts.attention import DecodeCapture, PrefillCapture
 
 HEADS, KV_HEADS, WIDTH, SLOTS, LENGTH = 6, 2, 8, 5, 32
 SCALING = 0.3
@@ -70,7 +73,7 @@ def test_decode_of_ragged_rows(window: int | None, softcap: float | None, column
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     spans = (random(SLOTS, LENGTH, 7, seed=3) > 0).float()
     capture = DecodeCapture(1, 4, columns, torch.device("cpu"))
-    step = Decode(pool, positions, columns, nothing(), capture if captured else None)
+    step = Decode(pool, positions, columns, Hooks.of([capture if captured else None]))
     output = step.attend(Heads(0, SCALING, window, softcap), query, key, value, None)
     assert output.shape == query.shape
     for row, position in enumerate(positions.tolist()):
@@ -88,7 +91,7 @@ def test_decode_of_ragged_rows(window: int | None, softcap: float | None, column
 def test_decode_uses_the_same_step_for_layers_of_different_shapes() -> None:
     """Gemma-like models mix windows, and some mix numbers of key-value heads."""
     pool = KVPool(SLOTS, LENGTH)
-    step = Decode(pool, torch.tensor([2, 5]), 8, nothing())
+    step = Decode(pool, torch.tensor([2, 5]), 8)
     for layer, (kv_heads, window) in enumerate([(2, None), (3, 4), (2, 4), (6, None)]):
         query, key, value = (random(2, heads, 1, WIDTH, seed=layer + heads) for heads in (HEADS, kv_heads, kv_heads))
         output = step.attend(Heads(layer, SCALING, window, None), query, key, value, None)
@@ -105,7 +108,7 @@ def test_prefill_of_padded_prompts(slots: list[int], softcap: float | None) -> N
     n, rows = 12, len(slots)
     query, key, value = (random(rows, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     before = [tensor.clone() for tensor in pool.layer(0, nothing(), nothing())]
-    step = Prefill(pool, slots, PrefillResidual(nothing()))
+    step = Prefill(pool, slots)
     output = step.attend(Heads(0, SCALING, None, softcap), query, key, value, None)
     for row in range(rows):
         for position in range(n):
@@ -130,7 +133,7 @@ def test_prefill_in_chunks(chunks: list[int], window: int | None, softcap: float
         if start == 0 and window is not None:
             row = torch.arange(count)
             mask = ((row <= row[:, None]) & (row > row[:, None] - window))[None, None]
-        step = Prefill(pool, [slot], PrefillResidual(nothing()), start)
+        step = Prefill(pool, [slot], start)
         output = step.attend(
             Heads(0, SCALING, window, softcap), query[:, :, part], key[:, :, part], value[:, :, part], mask
         )
@@ -155,7 +158,7 @@ def test_prefill_captures_the_chosen_rows_by_group(mask_kind: str, piece: int, m
     visible = ((row <= row[:, None]) & (row > row[:, None] - window))[None, None]
     mask = {"none": None, "bool": visible, "float": torch.zeros(visible.shape).masked_fill(~visible, -1e30)}[mask_kind]
     capture = PrefillCapture(spans, rows, weights, torch.zeros(1, 2, 2, 5))
-    step = Prefill(KVPool(2, LENGTH), [0, 1], PrefillResidual(nothing()), capture=capture)
+    step = Prefill(KVPool(2, LENGTH), [0, 1], hooks=Hooks.of([capture]))
     step.attend(Heads(0, SCALING, window if mask_kind != "none" else None, None), query, key, value, mask)
     for prompt, groups in enumerate(([[1, 4], [9]], [[2, 3, 5], [8]])):
         for group, members in enumerate(groups):
@@ -173,7 +176,7 @@ def test_bidirectional_masks_are_kept() -> None:
     n = 6
     query, key, value = (random(1, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     mask = torch.ones(1, 1, n, n, dtype=torch.bool)
-    step = Prefill(KVPool(1, LENGTH), [0], PrefillResidual(nothing()))
+    step = Prefill(KVPool(1, LENGTH), [0])
     output = step.attend(Heads(0, SCALING, None, None), query, key, value, mask)
     for position in range(n):
         expected, _ = by_definition(query[0, :, position], key[0], value[0], n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,15 +12,15 @@ import pytest
 import torch
 
 from steering import Choice, Diagnose, Generate, Request, RequestError, Sage, Sampling, See, Steer, Think
-from steering.readouts.residual import NAMES
-from steering.readouts.tam import Earlier, without_interference
 from steering.prompt.layout import Layout, build_prompt
 from steering.prompt.spans import CONTEXT, QUESTION, USER
 from steering.prompt.tiles import Tiling, tiling_of
+from steering.readouts.residual import NAMES
+from steering.readouts.tam import Earlier, without_interference
 from tests import families
 from tests.steering.conftest import MakeEngine
-from tests.steering.diagnostics.test_envelope import chats, vector
 from tests.steering.plain import Messages, Plain, uncached
+from tests.steering.readouts.test_envelope import chats, vector
 
 LoadPlain = Callable[[str], Plain]
 STEPS = 5
@@ -274,12 +273,12 @@ def test_waiting_for_a_twin_changes_nothing(make_engine: MakeEngine) -> None:
     """A contrast of weight 0, whose twin is renewed at every other token, against no contrast."""
     diagnose = Diagnose(EVERYTHING, causal=True)
     sampling = Sampling(max_tokens=7, ignore_eos=True)
-    base = Sage(See(0.3), Think(0.7, threshold=0.01))
+    base = Sage(See(alpha=0.3), Think(gamma=0.7, threshold=0.01))
     engine = make_engine("qwen2_vl")
     other = Request(chats()[0], Sampling(max_tokens=20, ignore_eos=True))  # so that waiting rows are stepped
     one, two = (
-        engine.generate([Request(chats()[1], sampling, sage=sage, diagnose=diagnose), other])[0].choices[0]
-        for sage in (base, dataclasses.replace(base, generate=Generate(0.0, refresh=2)))
+        engine.generate([Request(chats()[1], sampling, interventions=[sage], diagnose=diagnose), other])[0].choices[0]
+        for sage in (base, base._replace(generate=Generate(weight=0.0, refresh=2)))
     )
     assert one.token_ids == two.token_ids
     assert one.diagnostics is not None
@@ -298,12 +297,15 @@ def close(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "glm4v"])
 def test_updates_are_read_before_think_damps_them(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
-    engine, think = make_engine(family), Think(0.3, threshold=0.0)
+    engine, think = make_engine(family), Think(gamma=0.3, threshold=0.0)
     rows: dict[str, Any] = {}
     for kind in ("answer", "prompt"):
         diagnose = Diagnose(frozenset({"residual"}), residual_rows=kind)
         request = Request(
-            chats()[0], Sampling(max_tokens=STEPS, ignore_eos=True), sage=Sage(think=think), diagnose=diagnose
+            chats()[0],
+            Sampling(max_tokens=STEPS, ignore_eos=True),
+            interventions=[Sage(think=think)],
+            diagnose=diagnose,
         )
         (choice,) = engine.generate([request])[0].choices
         assert choice.diagnostics is not None
@@ -382,7 +384,7 @@ def test_layers_that_do_not_exist_are_refused(layers: tuple[int, ...], make_engi
 
 
 def test_too_many_maps_are_refused_with_the_bound(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steering.engine.admission.MAX_VALUES", 100)
+    monkeypatch.setattr("steering.protocol.readout.MAX_VALUES", 100)
     request = Request(chats()[0], Sampling(max_tokens=50), diagnose=Diagnose(frozenset({"tam"})))
     with pytest.raises(RequestError, match="at most 100 numbers") as refused:
         make_engine("qwen2_vl").submit(request)

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 import steering
-from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, UnsupportedModel, Vcd, attention
+from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, UnsupportedModel, Vcd
+from steering.decoder import attention
 from steering.prompt.layout import build_prompt
 from steering.vectors.vector import SteeringVector
 from tests import families
@@ -36,9 +37,11 @@ def requests(mllm: MLLM, count: int, diagnose: bool) -> list[Request]:
         Request(
             [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what " * i}]}],
             Sampling(max_tokens=40, ignore_eos=True, logprobs=2),
-            steering=(steering.Steer(vector, 0.5),) * (i % 2),
-            sage=Sage(generate=Generate(refresh=6)) if i == 1 else None,
-            contrast=Vcd() if i == 2 else None,
+            interventions=[
+                (steering.Steer(vector, 0.5),) * (i % 2),
+                Sage(generate=Generate(refresh=6)) if i == 1 else None,
+                Vcd() if i == 2 else None,
+            ],
             diagnose=Diagnose() if diagnose and i == count - 1 else None,
         )
         for i, picture in enumerate(Image.linear_gradient("L").resize((112, 84)).convert("RGB") for _ in range(count))

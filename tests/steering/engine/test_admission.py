@@ -9,6 +9,7 @@ import pytest
 
 import steering
 from steering import ContextOverflow, Fault, Icd, Request, RequestError, Sampling, TextBounds
+from steering.engine import admission
 from tests.server.fakes import checkpoint
 
 
@@ -62,8 +63,9 @@ def test_a_prompt_of_the_longest_tokens_is_not_refused_for_its_characters(engine
 
 
 def test_the_instruction_of_a_contrast_counts(engine: steering.Engine) -> None:
-    with pytest.raises(RequestError) as caught:
-        engine.submit(Request(user("hi"), contrast=Icd(instruction="x" * 10_000)))
+    most = TextBounds.of(engine.mllm, engine.max_length).characters
+    with pytest.raises(RequestError, match=f"at most {most} are taken") as caught:
+        engine.submit(Request(user("x" * (most - 99)), interventions=[Icd(instruction="x" * 100)]))
     assert caught.value.code == "context_length_exceeded"
 
 
@@ -83,6 +85,6 @@ def test_a_tokenizer_that_panics_refuses_the_request(engine: steering.Engine, pa
 
 
 def test_a_panic_elsewhere_in_preparing_is_a_fault(engine: steering.Engine, panicking: Any) -> None:
-    panicking(steering.admission, "build_prompt")
+    panicking(admission, "build_prompt")
     with pytest.raises(Fault, match="could not be prepared"):
         engine.submit(Request(user("hi")))

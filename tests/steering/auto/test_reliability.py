@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from steering import MLLM, Auto, Engine, Request, RequestError, Sampling, SteeringVector, decide, measure
-from steering.prompt.layout import without_context, without_images
 from steering.auto.reliability import TOKENS, Reliability
+from steering.prompt.layout import without_context, without_images
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Plain, uncached
@@ -130,7 +130,7 @@ def test_a_request_is_steered_that_way_and_says_so(make_engine: MakeEngine) -> N
     request = Request(chats()[0], Sampling(max_tokens=3, ignore_eos=True))
     decided = decide(engine, request, Auto(vector, 0.5, tokens="prompt"))
     (found,) = measure(engine, [chats()[0]])
-    (steer,) = decided.steering
+    (steer,) = decided.asked["steering"].steers
     assert not found.undecided
     assert (steer.toward, steer.tokens, abs(steer.scale)) == (found.toward, "prompt", 0.5)
     (choice,) = engine.generate([decided])[0].choices

@@ -8,9 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from steering.engine.request import Sampling
 from steering.engine.scheduler import Scheduler
-from steering.engine.sequence import Sequence
+from steering.protocol.sequence import Sequence, Spec
 
 
 class World:
@@ -27,7 +26,7 @@ class World:
 
     def submit(self, length: int, fork_of: Sequence | None = None) -> Sequence:
         prompt = cast(Any, SimpleNamespace(length=length))
-        made = Sequence(prompt, Sampling(), 9, 0, cast(Any, None), lambda *_: None, fork_of=fork_of)
+        made = Sequence(Spec(prompt, max_tokens=9), cast(Any, None), lambda *_: None, fork_of=fork_of)
         self.scheduler.waiting.append(made)
         return made
 
@@ -120,7 +119,7 @@ def test_forks_wait_for_their_source_and_then_come_without_a_prefill() -> None:
     forks = [world.submit(5, fork_of=source) for _ in range(2)]
     assert world.scheduler.next_forks() == []
     assert world.prefill() == [source]
-    source.captured.prompt_logits = cast(Any, "logits")
+    source.prompt_logits = cast(Any, "logits")
     world.finish([source])
     assert world.scheduler.next_forks() == forks
     assert [fork.slot for fork in forks] == [1, 2]
@@ -131,7 +130,7 @@ def test_a_fork_whose_source_has_left_is_prefilled() -> None:
     source = world.submit(5)
     fork = world.submit(5, fork_of=source)
     world.finish(world.prefill())
-    source.captured.prompt_logits = cast(Any, "logits")
+    source.prompt_logits = cast(Any, "logits")
     world.scheduler.release(source)
     assert world.scheduler.next_forks() == []
     assert world.prefill() == [fork]

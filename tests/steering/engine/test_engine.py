@@ -13,9 +13,9 @@ import torch
 
 import steering
 from steering import Busy, Choice, Completion, ContextOverflow, Engine, Fault, Request, RequestError, Sampling
-from steering.engine.request import Result
 from steering.engine.sampler import uniform
-from steering.engine.sequence import Sequence
+from steering.protocol.request import Result
+from steering.protocol.sequence import Sequence
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Answer, Messages, Plain
@@ -279,7 +279,7 @@ def test_other_seeds_and_no_seed_give_other_answers(make_engine: MakeEngine) -> 
 def test_the_n_answers_draw_unrelated_numbers(make_engine: MakeEngine) -> None:
     """No answer repeats another one's random numbers, not even a few tokens later."""
     request = Request(families.example_messages("qwen2_vl", 1), SAMPLED, n=4)
-    seeds = [sequence.seed for sequence in make_engine("qwen2_vl").submit(request).sequences]
+    seeds = [sequence.spec.seed for sequence in make_engine("qwen2_vl").submit(request).sequences]
     positions = torch.arange(2000)
     numbers = torch.cat([uniform(torch.tensor(seed), positions) for seed in seeds])
     assert len(numbers.unique()) == len(numbers)
@@ -410,7 +410,7 @@ def test_a_decoding_step_that_raises_twice_ends_what_ran_and_the_engine_goes_on(
     chats = conversations("qwen2_vl")
     completions = [engine.submit(Request(chat, greedy())) for chat in chats[:3]]
     with monkeypatch.context() as patch:
-        patch.setattr(engine._runner, "decode", lambda running: 1 / 0)
+        patch.setattr(engine._runner, "decode", lambda *_: 1 / 0)
         engine.step()
     for completion in completions[:2]:
         with pytest.raises(Fault, match="division by zero"):

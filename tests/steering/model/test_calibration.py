@@ -73,7 +73,7 @@ def test_the_engine_thinks_with_the_models_own_thresholds(root: Path, tmp_path: 
     assert measured.shape == (families.LAYERS, engine.submit(Request(chat, sampling)).prompt_tokens)
     Calibration(engine.mllm.fingerprint).with_divergence(measured, 1).save(folder)
     engine = steering.Engine(steering.load(folder, device="cpu"), slots=2, max_length=512, self_check=False)
-    thinking = Request(chat, Sampling(max_tokens=1), sage=Sage(think=Think(gamma=1.0, quantile=0.75)))
+    thinking = Request(chat, Sampling(max_tokens=1), interventions=[Sage(think=Think(gamma=1.0, quantile=0.75))])
     report = engine.generate([thinking])[0].choices[0].applied["sage"]["think"]
     expected = (measured > measured.double().quantile(0.75, dim=1, keepdim=True) + 1e-6).float().mean(1)
     assert report["suppressed"] == pytest.approx(expected.tolist(), abs=0.5 / measured.shape[1])

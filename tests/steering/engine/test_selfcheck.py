@@ -12,9 +12,16 @@ import torch
 from transformers import AutoModelForImageTextToText, LlamaConfig
 
 import steering
-from steering import MLLM, UnsupportedModel, attention, check, layout, mllm, residual
-from steering.decoder.attention import Decode, KVPool, Prefill
+from steering import MLLM, UnsupportedModel
+from steering.decoder import attention, kernels
+from steering.decoder.attention import Decode, Prefill
+from steering.decoder.hooks import Hooks
+from steering.decoder.kv import KVPool
+from steering.engine import selfcheck
+from steering.model import mllm
 from steering.model.embedded import Embedded
+from steering.prompt import layout
+from steering.readouts.attention import PrefillCapture
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]
@@ -24,7 +31,7 @@ WINDOWED = ("gemma3", "aya_vision")
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_supported_families_pass(family: str, load_mllm: LoadMLLM) -> None:
-    check.self_check(load_mllm(family))
+    selfcheck.check_model(load_mllm(family))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,7 @@ def test_the_engine_checks_unless_told_not_to(load_mllm: LoadMLLM, monkeypatch: 
 def refusal(model: MLLM) -> str:
     """Where the check says that the engine first differs."""
     with pytest.raises(UnsupportedModel) as refused:
-        check.self_check(model)
+        selfcheck.check_model(model)
     found = re.search(r"differ from the plain model's by .* of their range, first at (.*)\.$", str(refused.value))
     assert found is not None, refused.value
     return found[1]
@@ -115,8 +122,8 @@ def test_prefill_that_writes_one_column_off(family: str, load_mllm: LoadMLLM, mo
 
 @pytest.mark.parametrize("family", WINDOWED)
 def test_an_attention_window_that_is_ignored(family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = attention._visible
-    monkeypatch.setattr(attention, "_visible", lambda rows, columns, window: real(rows, columns, None))
+    real = kernels.visible
+    monkeypatch.setattr(kernels, "visible", lambda rows, columns, window: real(rows, columns, None))
     assert refusal(load_mllm(family)) in ("decoding step 1", "the prompt's last logits")
 
 
@@ -125,7 +132,7 @@ def test_a_soft_cap_that_is_ignored(load_mllm: LoadMLLM, monkeypatch: pytest.Mon
     model = load_mllm("paligemma2")
     for layer in model.layers:
         monkeypatch.setattr(layer.self_attn, "attn_logit_softcapping", 1.0)
-    check.self_check(model)
+    selfcheck.check_model(model)
     real = attention.Heads
     monkeypatch.setattr(attention, "Heads", lambda layer, scaling, window, softcap: real(layer, scaling, window, None))
     assert refusal(model).startswith("decoder layer 0")
@@ -147,29 +154,26 @@ def test_a_slot_that_reads_its_neighbours_keys(load_mllm: LoadMLLM, monkeypatch:
 def test_one_layer_that_is_one_percent_too_strong(
     family: str, broken: int, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = residual.PrefillResidual.after_layer
+    real = Hooks.after_layer
 
     def after_layer(self: Any, layer: int, *layers: Any) -> torch.Tensor:
         return real(self, layer, *layers) * (1.01 if layer == broken else 1.0)
 
-    monkeypatch.setattr(residual.PrefillResidual, "after_layer", after_layer)
+    monkeypatch.setattr(Hooks, "after_layer", after_layer)
     model = load_mllm(family)
     assert refusal(model) == f"decoder layer {broken} ({type(model.layers[broken]).__name__})"
 
 
 def test_a_layer_that_is_wrong_only_in_decoding(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        residual.DecodeResidual,
-        "after_layer",
-        lambda self, layer, before, hidden, updates: hidden * (1.01 if layer == 1 else 1.0),
-    )
+    def after_layer(self: Any, layer: int, before: Any, hidden: torch.Tensor, updates: Any) -> torch.Tensor:
+        return hidden * (1.01 if layer == 1 and hidden.shape[1] == 1 else 1.0)
+
+    monkeypatch.setattr(Hooks, "after_layer", after_layer)
     assert refusal(load_mllm("llava")) == "decoding step 1"
 
 
 def test_logits_that_are_no_numbers(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        residual.PrefillResidual, "after_layer", lambda self, layer, before, hidden, updates: hidden * torch.nan
-    )
+    monkeypatch.setattr(Hooks, "after_layer", lambda self, layer, before, hidden, updates: hidden * torch.nan)
     assert refusal(load_mllm("llava")).startswith("decoder layer 0")
 
 
@@ -177,14 +181,14 @@ def test_a_chat_template_without_images_is_refused(load_mllm: LoadMLLM, monkeypa
     model = load_mllm("llava")
     monkeypatch.setattr(model.processor, "chat_template", "{% for m in messages %}{{ m.role }}{% endfor %}")
     with pytest.raises(UnsupportedModel, match="llava cannot be served: its chat template"):
-        check.self_check(model)
+        selfcheck.check_model(model)
 
 
 def test_the_check_leaves_the_model_as_it_was(load_mllm: LoadMLLM) -> None:
     model = load_mllm("qwen2_vl")
     prompt = layout.build_prompt(model, families.example_messages("qwen2_vl"))
     before = model.model(**prompt.inputs).logits
-    check.self_check(model)
+    selfcheck.check_model(model)
     assert model.text_config._attn_implementation == attention.NAME
     assert torch.equal(model.model(**prompt.inputs).logits, before)
     assert model.model.model.rope_deltas is None or model.model.model.rope_deltas.numel()
@@ -200,12 +204,12 @@ HALVES = (torch.bfloat16, torch.float16)
 def test_half_precision_is_judged_by_the_same_model_in_float32(family: str, dtype: torch.dtype, root: Path) -> None:
     folder = families.checkpoint(family, root)
     model = steering.load(folder, dtype=dtype, device="cpu")
-    check.self_check(model)
+    selfcheck.check_model(model)
     wide = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, attn_implementation="eager").float()
     inputs = dict(layout.build_prompt(model, families.example_messages(family)).inputs)
-    with torch.inference_mode(), check.plain(model) as narrow:
+    with torch.inference_mode(), selfcheck.plain(model) as narrow:
         rounded = narrow(**inputs, use_cache=False).logits
-        with check.in_float32(narrow):
+        with selfcheck.in_float32(narrow):
             judged = narrow(**inputs, use_cache=False).logits
         exact = wide(**inputs, use_cache=False).logits
         assert narrow(**inputs, use_cache=False).logits.equal(rounded)  # the weights are what they were
@@ -220,10 +224,10 @@ def test_scores_that_are_rounded_to_half_precision_are_refused(
 ) -> None:
     """Rounding that plain transformers does not do either: to eight bits."""
     model = steering.load(families.checkpoint("qwen2_vl", root), dtype=dtype, device="cpu")
-    real = attention._products
-    monkeypatch.setattr(attention, "_products", lambda query, key: real(query, key).to(torch.float8_e5m2).float())
+    real = kernels._products
+    monkeypatch.setattr(kernels, "_products", lambda query, key: real(query, key).to(torch.float8_e5m2).float())
     with pytest.raises(UnsupportedModel, match="cannot be served exactly"):
-        check.self_check(model)
+        selfcheck.check_model(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
@@ -231,18 +235,18 @@ def test_attention_that_is_read_wrongly_is_refused(
     dtype: torch.dtype, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = steering.load(families.checkpoint("qwen2_vl", root), dtype=dtype, device="cpu")
-    real = Prefill._capture
+    real = PrefillCapture.prefill
 
-    def capture(self: Prefill, kept: Any, *tensors: Any) -> None:
-        real(self, kept, *tensors)
-        if kept.last_sums is not None:
-            kept.last_sums *= 1.1
+    def prefill(self: PrefillCapture, layer: int, *arguments: Any) -> None:
+        real(self, layer, *arguments)
+        if self.last_sums is not None:
+            self.last_sums[layer] *= 1.1
 
-    monkeypatch.setattr(Prefill, "_capture", capture)
+    monkeypatch.setattr(PrefillCapture, "prefill", prefill)
     with pytest.raises(UnsupportedModel, match="its attention to an image is read"):
-        check.self_check(model)
+        selfcheck.check_model(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 def test_the_embedded_model_passes_in_every_dtype(dtype: torch.dtype) -> None:
-    check.self_check(steering.load(Path(__file__).parents[2] / "demo" / "checkpoint", dtype=dtype, device="cpu"))
+    selfcheck.check_model(steering.load(Path(__file__).parents[3] / "demo" / "checkpoint", dtype=dtype, device="cpu"))
