@@ -26,6 +26,7 @@ from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.asked import Messages, Options, Rule
 
 DIFFUSION_STEPS = 1000
+CHANNELS = 3
 
 
 class Contrast(Options):
@@ -61,7 +62,8 @@ class Vcd(Contrast):
     step: int = Field(500, ge=1, le=DIFFUSION_STEPS - 1)
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
-        pictures = tuple(noised(picture, self.step) for picture in prompt.pictures)
+        frames = getattr(mllm.processor.image_processor, "temporal_patch_size", 1)
+        pictures = tuple(noised(picture, self.step, frames) for picture in prompt.pictures)
         pixels = torch.cat([picture.tensors["pixel_values"] for picture in pictures])
         return replace(prompt, inputs={**prompt.inputs, "pixel_values": pixels}, pictures=pictures)
 
@@ -96,13 +98,19 @@ def diffusion(step: int) -> tuple[float, float]:
     return kept**0.5, (1 - kept) ** 0.5
 
 
-def noised(picture: Picture, step: int) -> Picture:
+def noised(picture: Picture, step: int, frames: int = 1) -> Picture:
     """A picture after a step of forward diffusion. The noise depends on the picture alone, so that the same request has the
-    same answer and the features are cached."""
+    same answer and the features are cached. Where a processor repeats a still picture for so many `frames`, (patches,
+    channels * frames * ...), all have the same noise."""
     pixels = picture.tensors["pixel_values"]
     generator = torch.Generator().manual_seed(int.from_bytes(picture.key[:8], "little", signed=True))
     kept, added = diffusion(step)
-    noise = torch.randn(pixels.shape, generator=generator).to(pixels.dtype)
+    shape, still = pixels.shape, pixels.ndim == 2 and frames > 1
+    if still:
+        shape = torch.Size((len(pixels), CHANNELS, 1, pixels.shape[1] // (CHANNELS * frames)))
+    noise = torch.randn(shape, generator=generator).to(pixels.dtype)
+    if still:
+        noise = noise.expand(-1, -1, frames, -1).reshape(pixels.shape)
     return Picture.of({**picture.tensors, "pixel_values": kept * pixels + added * noise})
 
 

@@ -3,6 +3,8 @@
 A twin row answers the same prompt, its images occluded where both the visual attention map and the Token Activation Map
 of the first token are strongest; logits + lambda * ReLU(logits - logits of the twin) decide every token. The mask may be
 rebuilt as the answer goes on: a new twin then takes in the prompt with new images and the answer so far.
+
+The attention map is that of the row before the token, mean over heads and over the model's focus layers, the last ones.
 """
 
 from __future__ import annotations

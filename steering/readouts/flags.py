@@ -70,21 +70,21 @@ def _top_share(values: torch.Tensor, count: int) -> float | None:
 
 
 class FlagsReadout(Readout):
-    """By the attention of all layers and the maps of all tokens; thresholds hold for maps whose sinks are not discounted."""
+    """By the attention of all layers and the plain maps of all tokens, on which thresholds were chosen; they do not hold for
+    maps whose sinks are discounted."""
 
     name = "flags"
     scalars: ClassVar[dict[str, type]] = dict.fromkeys(FLAGS, bool)
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
-        own = {Signal.PATCHES, Signal.IMAGE_STATES}
-        return frozenset(own | ({Signal.TEXT_STATES} if options.causal else set()))
+        return frozenset({Signal.PATCHES, Signal.IMAGE_STATES})
 
     def read(self, answer: Answer) -> dict[str, Any] | None:
-        tam = answer.taken.get(states.NAME)
-        if tam is None or not answer.images:
+        taken: states.TokenMaps | None = answer.taken.get(states.NAME)
+        if taken is None or not answer.images:
             return None
         attention = torch.cat([map_.everything for map_ in judged_maps(answer)], 1).mean(0)
-        activation = torch.cat([map_.everything for map_ in maps(answer, tam.sum(0))])
+        activation = torch.cat([map_.everything for map_ in maps(answer, taken.plain.sum(0))])
         return flags(attention, activation, None if answer.options.discount_sinks else answer.around.flags)
 
     def summary(self, said: Any) -> dict[str, Scalar]:

@@ -26,6 +26,15 @@ class Captured:
     text: tuple[torch.Tensor, ...] = ()
 
 
+@dataclass(frozen=True)
+class TokenMaps:
+    """Token activation maps of the answer's tokens, (steps, patches) on the CPU: `plain`, and less what earlier tokens
+    activate where that is asked for."""
+
+    plain: torch.Tensor
+    causal: torch.Tensor | None = None
+
+
 class StatesRecorder(Slots):
     """Keeps them with the sequence: they are as long as prompt and answer are."""
 
@@ -52,8 +61,7 @@ class StatesRecorder(Slots):
             if sequence.wants(Signal.TEXT_STATES) and not sequence.held:
                 sequence.captured[NAME].text += (computed.hidden[sequence.slot].clone(),)
 
-    def take(self, sequence: Sequence) -> torch.Tensor | None:
-        """(steps, patches) on the CPU: token activation maps of the answer's tokens."""
+    def take(self, sequence: Sequence) -> TokenMaps | None:
         captured: Captured | None = sequence.captured.get(NAME)
         if sequence.spec.diagnose is None or captured is None or not captured.image:
             return None
@@ -64,14 +72,14 @@ class StatesRecorder(Slots):
         (states,), head = captured.image, embedding[ids]
         maps = activation_maps(states, head)
         if not sequence.wants(Signal.TEXT_STATES):
-            return maps.cpu()
+            return TokenMaps(maps.cpu())
         prompt = sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)].to(embedding.device)
         earlier = Earlier(
             torch.cat([prompt, ids]),
             torch.cat(captured.text)[: len(prompt) + len(ids)],
             torch.cat([activation_maps(states, embedding[prompt]), maps]),
         )
-        return without_interference(maps, ids, head, len(prompt), earlier).cpu()
+        return TokenMaps(maps.cpu(), without_interference(maps, ids, head, len(prompt), earlier).cpu())
 
 
 def _user_text(spans: torch.Tensor) -> torch.Tensor:

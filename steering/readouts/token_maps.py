@@ -7,7 +7,7 @@ from typing import Any
 from steering.protocol.readout import Answer, Diagnose, Readout
 from steering.protocol.signals import Signal
 from steering.readouts.maps import maps
-from steering.readouts.states import NAME
+from steering.readouts.states import NAME, TokenMaps
 
 
 class TamReadout(Readout):
@@ -22,8 +22,11 @@ class TamReadout(Readout):
         return tokens * patches
 
     def read(self, answer: Answer) -> list[dict[str, Any]]:
-        taken, out = answer.taken.get(NAME), []
-        for position, row in enumerate(() if taken is None else taken):
+        taken: TokenMaps | None = answer.taken.get(NAME)
+        if taken is None:
+            return []
+        out = []
+        for position, row in enumerate(taken.plain if taken.causal is None else taken.causal):
             token = answer.around.token_text(answer.tokens[position])
             for number, map_ in enumerate(maps(answer, row), start=1):
                 out.append({"position": position, "token": token, "image": number, **map_.json("map")})

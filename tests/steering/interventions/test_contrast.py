@@ -259,3 +259,16 @@ def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:
         make_engine("paligemma2").submit(
             Request(families.example_messages("paligemma2", 1), interventions=[Pai(first_layer=0)])
         )
+
+
+def test_the_frames_that_a_processor_makes_of_a_still_picture_have_the_same_noise(load_mllm: LoadMLLM) -> None:
+    mllm = load_mllm("qwen2_vl")
+    chat = families.example_messages("qwen2_vl", 2)
+    prompt = build_prompt(mllm, chat)
+    twin = Vcd(step=900).twin_prompt(mllm, chat, prompt)
+    frames = mllm.processor.image_processor.temporal_patch_size
+    assert frames == 2
+    for inputs in (prompt.inputs, twin.inputs):
+        first, second = inputs["pixel_values"].view(len(inputs["pixel_values"]), 3, frames, -1).unbind(2)
+        assert torch.equal(first, second)
+    assert not torch.equal(prompt.inputs["pixel_values"], twin.inputs["pixel_values"])

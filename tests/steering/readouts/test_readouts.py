@@ -170,11 +170,14 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
         (step, image + 1) for step in range(STEPS) for image in range(len(columns))
     ]
     together = [c for own, small in zip(columns, overviews, strict=True) for c in (*own, *small)]
+    activation = np.zeros(len(together))
     for step in range(STEPS):
         found = [v for one in got["tam"] if one["position"] == step for v in (*one["map"], *one.get("overview", []))]
         everywhere = layout.image_columns.tolist()  # tokens that end a row of tiles included
         own = whole.causal(step, everywhere) if diagnose.causal else whole.map(whole.tokens[step], everywhere)
         by_column = dict(zip(everywhere, own, strict=True))
+        unreduced = dict(zip(everywhere, whole.map(whole.tokens[step], everywhere), strict=True))
+        activation += np.array([unreduced[column] for column in together])  # flags go by the plain maps, causal or not
         assert np.allclose(found, [by_column[column] for column in together], rtol=1e-4, atol=1e-4)
     assert got["residual"]["rows"]["kind"] == diagnose.residual_rows
     for name, values in whole.residual(diagnose.residual_rows).items():
@@ -200,7 +203,6 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
         means = np.mean(sigma[-focus_layers:], axis=0)
         assert got["anchor"]["image"] == (int(means.argmax()) + 1 if means.any() else None)
     attention = [sum(whole.rho(layer, c) for layer in range(len(whole.attention))) for c in together]
-    activation = np.sum([one["map"] for one in whole_maps(got["tam"], STEPS)], axis=0)
     concentration = got["flags"]["concentration"]
     for name, values in (("attention", np.array(attention)), ("activation", activation)):
         top = np.sort(values)[::-1][: -(-len(values) // 5)].sum()
@@ -216,13 +218,6 @@ def layout_span(layout: Layout, kind: str) -> list[int]:
     before = [place for place in range(len(layout.spans)) if place < min(pictures)]
     behind = [place for place in range(min(pictures), len(layout.spans)) if place not in pictures]
     return {"vision": pictures, "system": before, "user": behind}[kind]
-
-
-def whole_maps(tam: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
-    return [
-        {"map": [v for one in tam if one["position"] == step for v in (*one["map"], *one.get("overview", []))]}
-        for step in range(steps)
-    ]
 
 
 @pytest.mark.parametrize("budget", [1000, 11])
