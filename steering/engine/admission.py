@@ -1,15 +1,37 @@
-"""Whether a request fits the model and the engine; whatever can be refused is refused here, in the client's thread."""
+"""From a request to sequences that wait; whatever can be refused is refused here, in the client's thread."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
+from steering.engine.completion import Completion
+from steering.engine.sampler import answer_seed
+from steering.engine.twins import paired
 from steering.errors import ContextOverflow, Fault, RequestError, panics_raise
 from steering.model.mllm import MLLM
 from steering.prompt.bounds import TextBounds, count_ahead, texts_of
-from steering.prompt.layout import Prompt, build_prompt
+from steering.prompt.layout import Layout, Prompt, build_prompt, pictures_of
+from steering.prompt.tiles import tiling_of
 from steering.protocol.asked import Asked
+from steering.protocol.readout import Surroundings
 from steering.protocol.request import Request
+from steering.protocol.sequence import Sequence, Spec
+from steering.protocol.text import TextStream
+
+Text = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an engine takes: tokens of a prompt and its answer, images of a request; and N of the focus metrics."""
+
+    length: int
+    images: int
+    focus_layers: int
 
 
 @dataclass(frozen=True)
@@ -22,23 +44,23 @@ class Admitted:
     max_tokens: int
 
 
-def admit(mllm: MLLM, request: Request, max_length: int, max_images: int) -> Admitted:
+def admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
     """Tokenise and check a request; raises RequestError, ContextOverflow or VectorError when it is wrong, Fault when a
     library panics over it."""
     with panics_raise(lambda panic: Fault(f"The request could not be prepared: {panic}")):
         texts = texts_of(request.messages) + [text for one in request.asked.values() for text in one.texts]
         texts += [] if request.reply is None else [request.reply]
-        TextBounds.of(mllm, max_length).check(texts)
-        count_ahead(mllm, texts, max_length, request.sampling.max_tokens)
-        return _admit(mllm, request, max_length, max_images)
+        TextBounds.of(mllm, limits.length).check(texts)
+        count_ahead(mllm, texts, limits.length, request.sampling.max_tokens)
+        return _admit(mllm, request, limits)
 
 
-def _admit(mllm: MLLM, request: Request, max_length: int, max_images: int) -> Admitted:
+def _admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
     prompt = build_prompt(mllm, request.messages, request.reply)
-    max_tokens = _room(request, prompt, max_length)
+    max_tokens = _room(request, prompt, limits.length)
     images = len(prompt.layout.images)
-    if images > max_images:
-        raise RequestError(f"A request may hold at most {max_images} images; got {images}.", param="messages")
+    if images > limits.images:
+        raise RequestError(f"A request may hold at most {limits.images} images; got {images}.", param="messages")
     if any(not 0 <= token < mllm.vocab_size for token in request.sampling.logit_bias):
         raise RequestError(f"'logit_bias' tokens must be from 0 to {mllm.vocab_size - 1}.", param="logit_bias")
     if not -prompt.length <= request.state_position <= -1:
@@ -63,7 +85,7 @@ def _admit(mllm: MLLM, request: Request, max_length: int, max_images: int) -> Ad
     for one in contrasts:
         twin_prompt = one.twin_prompt(mllm, request.messages, prompt)
         if twin_prompt is not None:
-            max_tokens = min(max_tokens, _room(request, twin_prompt, max_length))
+            max_tokens = min(max_tokens, _room(request, twin_prompt, limits.length))
     return Admitted(prompt, twin_prompt, max_tokens)
 
 
@@ -81,3 +103,59 @@ def _room(request: Request, prompt: Prompt, max_length: int) -> int:
     if room < 1 or (asked is not None and asked > room):
         raise ContextOverflow(max_length, prompt.length + (asked or 1), prompt.length)
     return room if asked is None else asked
+
+
+def prepare(
+    mllm: MLLM,
+    request: Request,
+    limits: Limits,
+    token_text: Callable[[int], Text],
+    wake: Callable[[], None],
+    waited: bool = False,
+) -> Completion:
+    """The completion of a request, with a sequence for each of its answers and baselines; raises as `admit`. token_text: the
+    text and the bytes of a token. wake: is called when it is cancelled. waited: as of `Sequence`."""
+    admitted = admit(mllm, request, limits)
+    around = _surroundings(mllm, request, admitted.prompt.layout, limits.focus_layers, token_text)
+    completion = Completion(admitted.prompt.length, request.n, request.baseline, wake, around)
+    seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+    for baseline in (False, True)[: 1 + request.baseline]:
+        first: Sequence | None = None
+        for index in range(request.n):
+            spec = Spec.of(
+                admitted.prompt,
+                {} if baseline else request.asked,
+                request.diagnose,
+                sampling=request.sampling,
+                max_tokens=admitted.max_tokens,
+                seed=answer_seed(seed, index),
+                signals=request.signals,
+                state_position=request.state_position,
+                forced=request.forced,
+            )
+            text = TextStream(mllm.tokenizer, request.sampling.stop)
+            made = Sequence(spec, text, completion.receive, fork_of=first, waited=waited)
+            made.expects_forks = first is None and request.n > 1
+            if spec.contrast is not None:
+                made.pair = paired(made, spec.contrast, admitted.twin_prompt)
+            first = first or made
+            completion.expect(made, index, baseline)
+    return completion
+
+
+def _surroundings(
+    mllm: MLLM, request: Request, layout: Layout, focus_layers: int, token_text: Callable[[int], Text]
+) -> Surroundings:
+    pictures = [] if request.diagnose is None else pictures_of(request.messages)
+    tilings = [tiling_of(mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
+    discounts = request.diagnose is not None and request.diagnose.discount_sinks
+    calibration = mllm.calibration
+    sinks = calibration.sinks if discounts and calibration is not None else None
+    return Surroundings(
+        focus_layers,
+        lambda token: token_text(token)[0],
+        tilings,
+        pictures,
+        None if sinks is None else torch.tensor(sinks),
+        None if calibration is None else calibration.flags,
+    )

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import logging
-import math
-import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 
 import torch
 
-from steering.engine.admission import admit
+from steering.engine.admission import Limits, prepare
 from steering.engine.completion import Completion
 from steering.engine.runner import Runner
-from steering.engine.sampler import Sampled, answer_seed
-from steering.engine.scheduler import Scheduler
 from steering.engine.selfcheck import check_model, picture
+from steering.engine.steps import Steps
 from steering.engine.turn import Turn
-from steering.engine.twins import Twins, paired
-from steering.errors import Busy, Fault, RequestError, UnsupportedModel, panics_raise
+from steering.errors import Busy, Fault, RequestError, UnsupportedModel
 from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
-from steering.prompt.layout import Layout, pictures_of
-from steering.prompt.tiles import tiling_of
-from steering.protocol.readout import Diagnose, Surroundings
-from steering.protocol.request import Request, Result, Sampling, TokenLogprob
-from steering.protocol.sequence import Sequence, Spec
-from steering.protocol.text import TextStream, token_bytes
+from steering.protocol.readout import Diagnose
+from steering.protocol.request import Request, Result, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -64,25 +54,17 @@ class Engine:
         self.mllm = mllm
         self.max_length = min(mllm.context_length, max_length or 4096)
         self.max_waiting = max_waiting
-        self.max_images = max_images
-        self.focus_layers = focus_layers or mllm.focus_layers
+        self.limits = Limits(self.max_length, max_images, focus_layers or mllm.focus_layers)
         if self_check:
             check_model(mllm, compiled)
         self._runner = Runner(mllm, slots, self.max_length, max_images, ImageCache(image_cache_bytes), compiled)
-        self._scheduler = Scheduler(slots, prefill_budget, self._runner.move)
-        self._twins = Twins(self._runner.rules, self._enqueue_twin)
-        self._prefill_budget = prefill_budget
         self._changed = threading.Condition()
-        self._alive: dict[Sequence, None] = {}  # in order of arrival, from submission to the end
+        self._steps = Steps(mllm, self._runner, slots, prefill_budget, self._changed)
+        self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
         self._turns: set[Turn] = set()  # from the first request that was taken to the end
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._fatal: BaseException | None = None
-        self._counts = dict.fromkeys(
-            ("steps", "prompt_tokens", "generated_tokens", "finished", "faults", "cancelled"), 0
-        )
-        self._rate = _Rate()
-        self._token_text = lru_cache(maxsize=100_000)(lambda token: token_bytes(mllm.tokenizer, token))
         if compiled:
             self._compile()
 
@@ -155,6 +137,10 @@ class Engine:
             self.step()
         return completion.result()
 
+    def step(self) -> None:
+        """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
+        self._steps.step()
+
     def start(self) -> None:
         """Step in a background thread from now on; raises RuntimeError when one does already."""
         if self._thread is not None:
@@ -192,194 +178,10 @@ class Engine:
             "image_cache_hits": cache.hits,
             "image_cache_misses": cache.misses,
             "image_cache_bytes": cache.bytes,
-            **self._counts,
+            **self._steps.counts,
         }
 
-    # -- one step ------------------------------------------------------------------------------------------------------
-
-    @torch.inference_mode()
-    def step(self) -> None:
-        """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
-        with self._changed:
-            for sequence in [s for s in self._alive if s.done]:
-                self._leave(sequence)
-        forks = self._scheduler.next_forks()
-        if not forks:
-            self._embed(self._scheduler.upcoming())
-        batch = forks or self._scheduler.next_prefill(self._divisible)
-        if batch:
-            self._prefill(batch, forks=bool(forks))
-        if self._scheduler.running:
-            self._decode()
-        self._counts["steps"] += 1
-
-    def _prefill(self, batch: list[Sequence], forks: bool) -> None:
-        try:
-            logits = self._runner.fork(batch) if forks else self._runner.prefill(batch, self._prefill_budget)
-            if logits is None:
-                return
-            leaders = [(sequence, row) for sequence, row in zip(batch, logits, strict=True) if sequence.is_leader]
-            ready = [(sequence, row) for sequence, row in zip(batch, logits, strict=True) if sequence.pair is None]
-            twins = [(sequence, row) for sequence, row in zip(batch, logits, strict=True) if sequence.is_twin]
-            ready += [found for twin, row in twins if (found := self._twins.resumed(twin, row)) is not None]
-            first = [sequence for sequence, _ in ready]
-            sampled = self._runner.next_tokens(first, torch.stack([row for _, row in ready])) if ready else None
-        except Exception as error:
-            _end_if_fatal(error)
-            if len(batch) == 1:
-                self._fail(batch, error)
-            else:
-                log.warning("A prefill of %d prompts failed; they run one by one.", len(batch), exc_info=error)
-                self._scheduler.retry_alone(batch)
-            return
-        for sequence in batch:
-            self._scheduler.prefilled(sequence)
-            self._counts["prompt_tokens"] += 0 if sequence.is_twin else sequence.prompt.length
-        for sequence, row in ready:
-            if sequence.held:
-                self._twins.end_wait(sequence, row)
-        for leader, row in leaders:
-            self._twins.hold(leader, row)
-            self._pair(leader)
-        if sampled is not None:
-            self._hand_out(first, sampled)
-
-    def _decode(self) -> None:
-        running = list(self._scheduler.running)
-        if all(sequence.held for sequence in running):
-            return
-        due = [sequence for sequence in running if sequence.due]
-        try:
-            sampled, logits = self._runner.decode(running, self._twins)
-        except Exception as first:
-            _end_if_fatal(first)
-            log.warning("A step failed for %d sequences; it is run again.", len(running), exc_info=first)
-            try:
-                sampled, logits = self._runner.decode(running, self._twins)
-            except Exception as error:
-                _end_if_fatal(error)
-                self._fail(running, error)
-                return
-        for leader in due:
-            self._twins.hold(leader, logits[leader.slot])
-        self._hand_out(running, sampled)
-        for leader in due:
-            if not leader.done and leader.twin is not None:
-                self._leave_twin(leader)
-                self._pair(leader)
-
-    def _embed(self, sequences: list[Sequence]) -> None:
-        """Embed waiting prompts, their images together; one whose images cannot be encoded does not stop the others."""
-        try:
-            self._runner.embed(sequences)
-        except Exception:
-            for sequence in sequences if len(sequences) > 1 else ():
-                self._embed([sequence])
-
-    @staticmethod
-    def _divisible(sequence: Sequence) -> bool:
-        """Whether a waiting prompt may share a prefill; one that could not be embedded runs, and fails, alone."""
-        return sequence.embedded is not None and sequence.embedded.divisible
-
-    def _hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
-        """Give every sequence its token."""
-        # The only place where the host waits for the device.
-        tokens = sampled.tokens.tolist()
-        finite = sampled.finite.tolist()
-        alternatives = None
-        if sampled.logprob is not None and sampled.top_logprob is not None and sampled.top_id is not None:
-            alternatives = list(
-                zip(sampled.logprob.tolist(), sampled.top_id.tolist(), sampled.top_logprob.tolist(), strict=True)
-            )
-        for row, sequence in enumerate(sequences):
-            if sequence.done or sequence.held or sequence.is_twin:
-                continue
-            if not finite[row]:
-                sequence.error = Fault("The model produced logits that are not finite for this request.")
-                continue
-            try:
-                with panics_raise(lambda panic: Fault(f"The tokenizer panicked: {panic}")):
-                    logprobs = []
-                    if alternatives is not None and sequence.spec.sampling.logprobs is not None:
-                        logprobs.append(
-                            self._logprob(tokens[row], *alternatives[row], keep=sequence.spec.sampling.logprobs)
-                        )
-                    self._append(sequence, tokens[row], logprobs)
-            except Exception as error:
-                log.exception("A token could not be handed out.")
-                sequence.error = Fault(f"The request failed in the engine: {error}")
-        with self._changed:
-            for sequence in [s for s in sequences if s.done]:
-                self._leave(sequence)
-
-    def _append(self, sequence: Sequence, token: int, logprobs: list[TokenLogprob]) -> None:
-        self._counts["generated_tokens"] += 1
-        for one in (sequence, sequence.twin):
-            if one is not None:
-                one.tokens.append(token)
-        ended = token in self.mllm.stop_ids and not sequence.spec.sampling.ignore_eos
-        if not ended:
-            sequence.logprobs.extend(logprobs)
-        piece = "" if ended else sequence.text.feed(token)
-        if ended or sequence.text.stopped:
-            sequence.finish_reason = "stop"
-        elif len(sequence.tokens) >= sequence.spec.max_tokens:
-            sequence.finish_reason = "length"
-        if sequence.finish_reason is not None:
-            piece += sequence.text.finish()
-            self._runner.read(sequence, self._twins)
-        sequence.notify(sequence, piece, [] if ended else logprobs)
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Free the slot; called with the lock held."""
-        if sequence not in self._alive:
-            return
-        del self._alive[sequence]
-        slot = sequence.slot
-        if sequence.error is not None and slot >= 0:
-            self._runner.pool.clear(slot)
-        self._scheduler.release(sequence)
-        sequence.release()
-        if sequence.is_twin:
-            return
-        if sequence.twin is not None:
-            sequence.twin.cancelled = True
-            self._leave(sequence.twin)
-        self._counts["faults" if sequence.error else "finished" if sequence.finish_reason else "cancelled"] += 1
-        self._rate.tick()
-        if sequence.finish_reason is None:
-            sequence.notify(sequence, "", [])
-        self._changed.notify_all()
-
-    def _fail(self, sequences: list[Sequence], error: Exception) -> None:
-        """End sequences whose step raised."""
-        log.error("A step failed for %d sequences.", len(sequences), exc_info=error)
-        with self._changed:
-            for sequence in [one.pair.leader if one.pair is not None else one for one in sequences]:
-                sequence.error = sequence.error or Fault(f"The request failed in the engine: {error}")
-                self._leave(sequence)
-
     # -- helpers -------------------------------------------------------------------------------------------------------
-
-    def _enqueue_twin(self, twin: Sequence) -> None:
-        with self._changed:
-            self._scheduler.enqueue_twin(twin)
-            self._alive[twin] = None
-
-    def _pair(self, leader: Sequence) -> None:
-        """Queue a leader's twin; where that fails, the leader ends."""
-        try:
-            self._twins.pair(leader)
-        except Exception as error:
-            _end_if_fatal(error)
-            self._fail([leader], error)
-
-    def _leave_twin(self, leader: Sequence) -> None:
-        """End a leader's twin, which was given another mask."""
-        assert leader.twin is not None
-        with self._changed:
-            leader.twin.cancelled = True
-            self._leave(leader.twin)
 
     def _compile(self) -> None:
         """Answer small requests of every kind that has code of its own: one row and several, with captures or without."""
@@ -394,44 +196,11 @@ class Engine:
                     self.generate([Request([message], sampling, diagnose=diagnose)] * rows)
                 except Fault as fault:
                     raise UnsupportedModel(f"{self.mllm.name}: its decode step cannot be compiled: {fault}") from fault
-        self._counts = dict.fromkeys(self._counts, 0)
+        self._steps.counts.update(dict.fromkeys(self._steps.counts, 0))
 
     def _enqueue(self, request: Request, refuse: Callable[[int], None], turn: Turn | None = None) -> Completion:
-        admitted = admit(self.mllm, request, self.max_length, self.max_images)
-        around = self._surroundings(request, admitted.prompt.layout)
-        completion = Completion(admitted.prompt.length, request.n, request.baseline, self._wake, around)
-        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
-
-        def sequence(index: int, baseline: bool, first: Sequence | None) -> Sequence:
-            spec = Spec.of(
-                admitted.prompt,
-                {} if baseline else request.asked,
-                request.diagnose,
-                sampling=request.sampling,
-                max_tokens=admitted.max_tokens,
-                seed=answer_seed(seed, index),
-                signals=request.signals,
-                state_position=request.state_position,
-                forced=request.forced,
-            )
-            made = Sequence(
-                spec,
-                TextStream(self.mllm.tokenizer, request.sampling.stop),
-                completion.receive,
-                fork_of=first,
-                expects_forks=first is None and request.n > 1,
-                waited=turn is not None and turn.served,
-            )
-            if spec.contrast is not None:
-                made.pair = paired(made, spec.contrast, admitted.twin_prompt)
-            return made
-
-        for baseline in (False, True)[: 1 + request.baseline]:
-            first = None
-            for index in range(request.n):
-                made = sequence(index, baseline, first)
-                first = first or made
-                completion.expect(made, index, baseline)
+        waited = turn is not None and turn.served
+        completion = prepare(self.mllm, request, self.limits, self._steps.token_text, self._wake, waited)
         with self._changed:
             refuse(len(completion.sequences))
             if turn is not None:
@@ -440,28 +209,6 @@ class Engine:
             self._alive.update(dict.fromkeys(completion.sequences))
             self._changed.notify_all()
         return completion
-
-    def _logprob(self, token: int, logprob: float, top: list[int], values: list[float], keep: int) -> TokenLogprob:
-        alternatives = tuple(
-            TokenLogprob(other, *self._token_text(other), value)
-            for other, value in list(zip(top, values, strict=True))[:keep]
-            if value > -math.inf  # a contrast leaves only what is plausible
-        )
-        return TokenLogprob(token, *self._token_text(token), logprob, alternatives)
-
-    def _surroundings(self, request: Request, layout: Layout) -> Surroundings:
-        pictures = [] if request.diagnose is None else pictures_of(request.messages)
-        tilings = [tiling_of(self.mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
-        discounts = request.diagnose is not None and request.diagnose.discount_sinks
-        sinks = self.mllm.calibration.sinks if discounts and self.mllm.calibration is not None else None
-        return Surroundings(
-            self.focus_layers,
-            lambda token: self._token_text(token)[0],
-            tilings,
-            pictures,
-            None if sinks is None else torch.tensor(sinks),
-            self.mllm.calibration.flags if self.mllm.calibration is not None else None,
-        )
 
     def _free_slots(self) -> int:
         return self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
@@ -481,7 +228,7 @@ class Engine:
         self._refuse_when_closed()
         waiting = len(self._scheduler.waiting)
         if waiting + answers > self.max_waiting + self._free_slots():
-            raise Busy(waiting, self._rate.seconds_for(waiting))
+            raise Busy(waiting, self._steps.rate.seconds_for(waiting))
 
     def _refuse_when_closed(self) -> None:
         if self._stopping or self._fatal is not None:
@@ -516,25 +263,3 @@ class Engine:
                     sequence.error = Fault(f"The engine died: {error}")
                     sequence.notify(sequence, "", [])
                 self._changed.notify_all()
-
-
-def _end_if_fatal(error: Exception) -> None:
-    """Raise a fault of the device again: nothing works behind it, so that no other request may be tried."""
-    if isinstance(error, torch.AcceleratorError):
-        raise error
-
-
-class _Rate:
-    """Sequences ended per second, smoothed, to tell a refused client when to come back."""
-
-    def __init__(self) -> None:
-        self._seconds = 1.0
-        self._last = time.monotonic()
-
-    def tick(self) -> None:
-        now = time.monotonic()
-        self._seconds += 0.1 * (min(now - self._last, 60.0) - self._seconds)
-        self._last = now
-
-    def seconds_for(self, count: int) -> float:
-        return min(max(1.0, count * self._seconds), 60.0)

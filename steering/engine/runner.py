@@ -278,7 +278,8 @@ class Runner:
         self.pool.copy(source, target, length)
         for tensor in (self.token, self.position, self.rope_delta):
             tensor[target] = tensor[source]
-        for part in (self.sampler, *self._keeping):
+        self.sampler.move(source, target)
+        for part in self._keeping:
             part.move(source, target)
 
     @torch.inference_mode()

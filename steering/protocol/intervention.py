@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from steering.protocol.asked import Asked
 from steering.protocol.slots import Slots
 
@@ -17,7 +19,7 @@ def register(asked: type[Asked], slots: type[Slots] | None = None) -> None:
     REGISTRY[asked.name()] = (asked, slots)
 
 
-def applied(asked: dict[str, Asked], taken: dict[str, object]) -> dict[str, object] | None:
+def applied(asked: Mapping[str, Asked], taken: Mapping[str, object]) -> dict[str, object] | None:
     """The `applied` report of an answer, None when no intervention was asked for: what each did by its path; of a group
     that something was asked of, all members, None where they are off."""
     report: dict[str, object] = {}

@@ -139,7 +139,7 @@ def test_one_fault_ends_one_request_at_most(
     where, name = STAGES[stage]
     place = {
         "runner": engine._runner,
-        "twins": engine._twins,
+        "twins": engine._steps.twins,
         "generate": engine._runner.interventions["sage.generate"],
         "module": runner,
     }[where]

@@ -1,0 +1,255 @@
+"""One step of the engine after another: admit and prefill, decode, hand out tokens, let go of what has ended."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from functools import lru_cache
+
+import torch
+
+from steering.engine.runner import Runner
+from steering.engine.sampler import Sampled
+from steering.engine.scheduler import Scheduler
+from steering.engine.twins import Twins
+from steering.errors import Fault, panics_raise
+from steering.model.mllm import MLLM
+from steering.protocol.request import TokenLogprob
+from steering.protocol.sequence import Sequence
+from steering.protocol.text import token_bytes
+
+log = logging.getLogger(__name__)
+
+
+class Steps:
+    """What one thread does. `alive` are the sequences from submission to the end, in order of arrival, which any thread may
+    read and add to with the lock `changed`; it is told when one has left.
+    """
+
+    def __init__(self, mllm: MLLM, runner: Runner, slots: int, budget: int, changed: threading.Condition):
+        self.mllm = mllm
+        self.runner = runner
+        self.scheduler = Scheduler(slots, budget, runner.move)
+        self.twins = Twins(runner.rules, self._enqueue_twin)
+        self.alive: dict[Sequence, None] = {}
+        self.counts = dict.fromkeys(
+            ("steps", "prompt_tokens", "generated_tokens", "finished", "faults", "cancelled"), 0
+        )
+        self.rate = Rate()
+        self.token_text = lru_cache(maxsize=100_000)(lambda token: token_bytes(mllm.tokenizer, token))
+        self._budget = budget
+        self._changed = changed
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
+        with self._changed:
+            for sequence in [s for s in self.alive if s.done]:
+                self._leave(sequence)
+        forks = self.scheduler.next_forks()
+        if not forks:
+            self._embed(self.scheduler.upcoming())
+        batch = forks or self.scheduler.next_prefill(self._divisible)
+        if batch:
+            self._prefill(batch, forks=bool(forks))
+        if self.scheduler.running:
+            self._decode()
+        self.counts["steps"] += 1
+
+    def _prefill(self, batch: list[Sequence], forks: bool) -> None:
+        try:
+            logits = self.runner.fork(batch) if forks else self.runner.prefill(batch, self._budget)
+            if logits is None:
+                return
+            leaders = [(sequence, row) for sequence, row in zip(batch, logits, strict=True) if sequence.is_leader]
+            ready = [(sequence, row) for sequence, row in zip(batch, logits, strict=True) if sequence.pair is None]
+            twins = [(sequence, row) for sequence, row in zip(batch, logits, strict=True) if sequence.is_twin]
+            ready += [found for twin, row in twins if (found := self.twins.resumed(twin, row)) is not None]
+            first = [sequence for sequence, _ in ready]
+            sampled = self.runner.next_tokens(first, torch.stack([row for _, row in ready])) if ready else None
+        except Exception as error:
+            _end_if_fatal(error)
+            if len(batch) == 1:
+                self._fail(batch, error)
+            else:
+                log.warning("A prefill of %d prompts failed; they run one by one.", len(batch), exc_info=error)
+                self.scheduler.retry_alone(batch)
+            return
+        for sequence in batch:
+            self.scheduler.prefilled(sequence)
+            self.counts["prompt_tokens"] += 0 if sequence.is_twin else sequence.prompt.length
+        for sequence, row in ready:
+            if sequence.held:
+                self.twins.end_wait(sequence, row)
+        for leader, row in leaders:
+            self.twins.hold(leader, row)
+            self._pair(leader)
+        if sampled is not None:
+            self._hand_out(first, sampled)
+
+    def _decode(self) -> None:
+        running = list(self.scheduler.running)
+        if all(sequence.held for sequence in running):
+            return
+        due = [sequence for sequence in running if sequence.due]
+        try:
+            sampled, logits = self.runner.decode(running, self.twins)
+        except Exception as first:
+            _end_if_fatal(first)
+            log.warning("A step failed for %d sequences; it is run again.", len(running), exc_info=first)
+            try:
+                sampled, logits = self.runner.decode(running, self.twins)
+            except Exception as error:
+                _end_if_fatal(error)
+                self._fail(running, error)
+                return
+        for leader in due:
+            self.twins.hold(leader, logits[leader.slot])
+        self._hand_out(running, sampled)
+        for leader in due:
+            if not leader.done and leader.twin is not None:
+                self._leave_twin(leader)
+                self._pair(leader)
+
+    def _embed(self, sequences: list[Sequence]) -> None:
+        """Embed waiting prompts, their images together; one whose images cannot be encoded does not stop the others."""
+        try:
+            self.runner.embed(sequences)
+        except Exception:
+            for sequence in sequences if len(sequences) > 1 else ():
+                self._embed([sequence])
+
+    @staticmethod
+    def _divisible(sequence: Sequence) -> bool:
+        """Whether a waiting prompt may share a prefill; one that could not be embedded runs, and fails, alone."""
+        return sequence.embedded is not None and sequence.embedded.divisible
+
+    def _hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
+        """Give every sequence its token."""
+        # The only place where the host waits for the device.
+        tokens = sampled.tokens.tolist()
+        finite = sampled.finite.tolist()
+        alternatives = None
+        if sampled.logprob is not None and sampled.top_logprob is not None and sampled.top_id is not None:
+            alternatives = list(
+                zip(sampled.logprob.tolist(), sampled.top_id.tolist(), sampled.top_logprob.tolist(), strict=True)
+            )
+        for row, sequence in enumerate(sequences):
+            if sequence.done or sequence.held or sequence.is_twin:
+                continue
+            if not finite[row]:
+                sequence.error = Fault("The model produced logits that are not finite for this request.")
+                continue
+            try:
+                with panics_raise(lambda panic: Fault(f"The tokenizer panicked: {panic}")):
+                    logprobs = []
+                    if alternatives is not None and sequence.spec.sampling.logprobs is not None:
+                        logprobs.append(
+                            self._logprob(tokens[row], *alternatives[row], keep=sequence.spec.sampling.logprobs)
+                        )
+                    self._append(sequence, tokens[row], logprobs)
+            except Exception as error:
+                log.exception("A token could not be handed out.")
+                sequence.error = Fault(f"The request failed in the engine: {error}")
+        with self._changed:
+            for sequence in [s for s in sequences if s.done]:
+                self._leave(sequence)
+
+    def _append(self, sequence: Sequence, token: int, logprobs: list[TokenLogprob]) -> None:
+        self.counts["generated_tokens"] += 1
+        for one in (sequence, sequence.twin):
+            if one is not None:
+                one.tokens.append(token)
+        ended = token in self.mllm.stop_ids and not sequence.spec.sampling.ignore_eos
+        if not ended:
+            sequence.logprobs.extend(logprobs)
+        piece = "" if ended else sequence.text.feed(token)
+        if ended or sequence.text.stopped:
+            sequence.finish_reason = "stop"
+        elif len(sequence.tokens) >= sequence.spec.max_tokens:
+            sequence.finish_reason = "length"
+        if sequence.finish_reason is not None:
+            piece += sequence.text.finish()
+            self.runner.read(sequence, self.twins)
+        sequence.notify(sequence, piece, [] if ended else logprobs)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Free the slot; called with the lock held."""
+        if sequence not in self.alive:
+            return
+        del self.alive[sequence]
+        slot = sequence.slot
+        if sequence.error is not None and slot >= 0:
+            self.runner.pool.clear(slot)
+        self.scheduler.release(sequence)
+        sequence.release()
+        if sequence.is_twin:
+            return
+        if sequence.twin is not None:
+            sequence.twin.cancelled = True
+            self._leave(sequence.twin)
+        self.counts["faults" if sequence.error else "finished" if sequence.finish_reason else "cancelled"] += 1
+        self.rate.tick()
+        if sequence.finish_reason is None:
+            sequence.notify(sequence, "", [])
+        self._changed.notify_all()
+
+    def _fail(self, sequences: list[Sequence], error: Exception) -> None:
+        """End sequences whose step raised."""
+        log.error("A step failed for %d sequences.", len(sequences), exc_info=error)
+        with self._changed:
+            for sequence in [one.pair.leader if one.pair is not None else one for one in sequences]:
+                sequence.error = sequence.error or Fault(f"The request failed in the engine: {error}")
+                self._leave(sequence)
+
+    def _enqueue_twin(self, twin: Sequence) -> None:
+        with self._changed:
+            self.scheduler.enqueue_twin(twin)
+            self.alive[twin] = None
+
+    def _pair(self, leader: Sequence) -> None:
+        """Queue a leader's twin; where that fails, the leader ends."""
+        try:
+            self.twins.pair(leader)
+        except Exception as error:
+            _end_if_fatal(error)
+            self._fail([leader], error)
+
+    def _leave_twin(self, leader: Sequence) -> None:
+        """End a leader's twin, which was given another mask."""
+        assert leader.twin is not None
+        with self._changed:
+            leader.twin.cancelled = True
+            self._leave(leader.twin)
+
+    def _logprob(self, token: int, logprob: float, top: list[int], values: list[float], keep: int) -> TokenLogprob:
+        alternatives = tuple(
+            TokenLogprob(other, *self.token_text(other), value)
+            for other, value in list(zip(top, values, strict=True))[:keep]
+            if value > -math.inf  # a contrast leaves only what is plausible
+        )
+        return TokenLogprob(token, *self.token_text(token), logprob, alternatives)
+
+
+def _end_if_fatal(error: Exception) -> None:
+    """Raise a fault of the device again: nothing works behind it, so that no other request may be tried."""
+    if isinstance(error, torch.AcceleratorError):
+        raise error
+
+
+class Rate:
+    """Sequences ended per second, smoothed, to tell a refused client when to come back."""
+
+    def __init__(self) -> None:
+        self._seconds = 1.0
+        self._last = time.monotonic()
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        self._seconds += 0.1 * (min(now - self._last, 60.0) - self._seconds)
+        self._last = now
+
+    def seconds_for(self, count: int) -> float:
+        return min(max(1.0, count * self._seconds), 60.0)
