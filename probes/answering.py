@@ -25,7 +25,7 @@ from steering import (
     Surprise,
     find,
 )
-from steering.prompt.layout import GRAY, pictures_of
+from steering.prompt.chat import GRAY, pictures_of
 
 Chat = Sequence[Mapping[str, Any]]
 

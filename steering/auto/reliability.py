@@ -22,7 +22,7 @@ from steering.engine.turn import Turn
 from steering.errors import RequestError
 from steering.interventions.steer import Steer, check_steer
 from steering.model.mllm import MLLM
-from steering.prompt.layout import blanked, pictures_of, without_context, without_images
+from steering.prompt.chat import blanked, pictures_of, without_context, without_images
 from steering.protocol.request import Request, Result, Sampling
 from steering.vectors.vector import SteeringVector
 

@@ -18,7 +18,7 @@ from steering.engine.engine import Engine
 from steering.engine.turn import Turn
 from steering.errors import RequestError
 from steering.model.mllm import MLLM
-from steering.prompt.layout import contexts_of, without_context, without_images
+from steering.prompt.chat import contexts_of, without_context, without_images
 from steering.protocol.request import Request, Sampling
 
 MAX_CONTEXTS = 16

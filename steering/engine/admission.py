@@ -14,7 +14,8 @@ from steering.engine.twins import paired
 from steering.errors import ContextOverflow, Fault, RequestError, panics_raise
 from steering.model.mllm import MLLM
 from steering.prompt.bounds import TextBounds, count_ahead, texts_of
-from steering.prompt.layout import Layout, Prompt, build_prompt, pictures_of
+from steering.prompt.chat import pictures_of
+from steering.prompt.layout import Layout, Prompt, build_prompt
 from steering.prompt.tiles import tiling_of
 from steering.protocol.asked import Asked
 from steering.protocol.readout import Surroundings

@@ -16,7 +16,8 @@ from steering.decoder.hooks import AttentionHook
 from steering.errors import RequestError
 from steering.interventions.contrast import Contrast
 from steering.model.mllm import MLLM
-from steering.prompt.layout import Prompt, build_prompt, without_images
+from steering.prompt.chat import without_images
+from steering.prompt.layout import Prompt, build_prompt
 from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.asked import Messages
 from steering.protocol.sequence import Sequence

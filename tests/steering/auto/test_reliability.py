@@ -12,7 +12,7 @@ from PIL import Image
 
 from steering import MLLM, Auto, Engine, Request, RequestError, Sampling, SteeringVector, decide, measure
 from steering.auto.reliability import TOKENS, Reliability
-from steering.prompt.layout import without_context, without_images
+from steering.prompt.chat import without_context, without_images
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Plain, uncached

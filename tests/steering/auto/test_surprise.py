@@ -31,7 +31,8 @@ from steering import (
     surprises,
 )
 from steering.model.calibration import FILE, Calibration
-from steering.prompt.layout import build_prompt, contexts_of
+from steering.prompt.chat import contexts_of
+from steering.prompt.layout import build_prompt
 from steering.prompt.spans import REPLY
 from steering.readouts import reply
 from tests import families
