@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,9 @@ from PIL import Image
 from steering.errors import RequestError, panics_raise
 from steering.model.images import Picture, divide
 from steering.model.mllm import MLLM
+from steering.prompt.characters import JOINER, CharSpans, without_insertions
 from steering.prompt.chat import CONTEXT_LINE
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
-
-_JOINER = "\U0010fffd"
-"""A private-use character put into special tokens that a user wrote, so that they stay text; removed after tokenising."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +125,10 @@ def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]], reply: str |
     inputs = dict(encoded)
     _keep_blank_tiles(inputs)
 
-    chars = _CharSpans(text, replacements)
+    chars = CharSpans(text, replacements)
     for start, end, span in text_spans:
         chars.mark(start, end, span)
-    offsets = _without_insertions(mllm, inputs["input_ids"][0], offsets, chars.text)
+    offsets = without_insertions(mllm, inputs["input_ids"][0], offsets, chars.text)
     keep = chars.without_joiners(offsets)
     if not bool(keep.all()):
         offsets = offsets[keep]
@@ -174,7 +171,7 @@ def _normalise(
                 images.append(part["image"])
                 normal.append({"type": "image"})
                 continue
-            text = special.sub(lambda match: match[0][0] + _JOINER + match[0][1:], part["text"].replace(_JOINER, ""))
+            text = special.sub(lambda match: match[0][0] + JOINER + match[0][1:], part["text"].replace(JOINER, ""))
             normal.append({"type": "text", "text": text})
             if message["role"] == "user":
                 span = CONTEXT if part.get("span") == "context" else QUESTION if position >= question_from else USER
@@ -306,78 +303,6 @@ def _after(text: str, piece: str, position: int) -> int:
             "The model's chat template changes the text of messages; it cannot be laid out.", param="messages"
         )
     return start + len(piece)
-
-
-class _CharSpans:
-    """Span numbers of the characters of the expanded text, in which every image placeholder became its tokens."""
-
-    def __init__(self, text: str, replacements: Sequence[Mapping[str, Any]]):
-        self._ends = [r["span"][1] for r in replacements]
-        self._gains = [0, *(r["new_span"][1] - r["span"][1] for r in replacements)]
-        starts = [r["span"][0] for r in replacements]
-        between = [text[a:b] for a, b in zip([0, *self._ends], [*starts, len(text)], strict=True)]
-        self.text = "".join(
-            piece
-            for pair in zip(between, [*(r["replacement"] for r in replacements), ""], strict=True)
-            for piece in pair
-        )
-        self._spans = torch.full((len(self.text),), OTHER)
-        self._written = torch.zeros(len(self.text) + 1, dtype=torch.int64)
-        self._joiners = [self._expanded(match.start()) for match in re.finditer(_JOINER, text)]
-
-    def _expanded(self, char: int) -> int:
-        """Where a character of the rendered text stands after the placeholders were expanded."""
-        return char + self._gains[bisect_right(self._ends, char)]
-
-    def mark(self, start: int, end: int, span: int) -> None:
-        first = self._expanded(start)
-        self._spans[first : first + end - start] = span
-        self._written[first + 1 : first + 1 + end - start] = 1
-
-    def without_joiners(self, offsets: torch.Tensor) -> torch.Tensor:
-        """(tokens,) bool: False for the tokens that spell a joiner; RequestError when one is glued to other text."""
-        marks = torch.zeros(len(self.text) + 1, dtype=torch.int64)
-        marks[torch.tensor(self._joiners, dtype=torch.int64) + 1] = 1
-        before = marks.cumsum(0)
-        first, last = offsets.clamp(max=len(self.text)).unbind(1)
-        touching = before[last] > before[first]
-        alone = touching & (last - first == 1)
-        spelt = torch.zeros(len(self.text) + 1, dtype=torch.int64)
-        spelt[first[alone] + 1] = 1
-        if not torch.equal(touching, alone) or not torch.equal(spelt, marks):
-            raise RequestError("A special token written in a text cannot be kept as text here.", param="messages")
-        return ~alone
-
-    def written(self, offsets: torch.Tensor) -> torch.Tensor:
-        """(tokens,) bool: whether a token covers any character of a message's texts."""
-        before = self._written.cumsum(0)
-        first, last = offsets.clamp(max=len(self.text)).unbind(1)
-        return before[last] > before[first]
-
-    def of_tokens(self, offsets: torch.Tensor) -> torch.Tensor:
-        """(tokens,) the span of each token: that of its last character but for white space, since ".\n" ends a line of one
-        span before another's; a token without characters belongs to none."""
-        written = torch.tensor(
-            [len(self.text[start:end].rstrip()) for start, end in offsets.tolist()], dtype=torch.int64
-        )
-        ends = torch.where(written > 0, offsets[:, 0] + written, offsets[:, 1])
-        spans = self._spans[(ends - 1).clamp(0, max(len(self.text) - 1, 0))]
-        return torch.where(offsets[:, 1] > offsets[:, 0], spans, OTHER)
-
-
-def _without_insertions(mllm: MLLM, ids: torch.Tensor, offsets: torch.Tensor, text: str) -> torch.Tensor:
-    """Token offsets (tokens, 2) into `text`, where a processor wrote special tokens of its own into it before tokenising
-    (PaliGemma puts its bos behind the images); an inserted token becomes empty."""
-    if not len(offsets) or int(offsets.max()) <= len(text):
-        return offsets
-    offsets = offsets.clone()
-    special = torch.tensor(sorted(set(mllm.tokenizer.all_special_ids) - {mllm.image_token_id}))
-    for token in torch.isin(ids, special).nonzero()[:, 0].tolist():
-        start, end = offsets[token].tolist()
-        if start < end and text[start:end] != mllm.tokenizer.convert_ids_to_tokens(int(ids[token])):
-            offsets[token:] -= end - start
-            offsets[token, 1] = offsets[token, 0] = start
-    return offsets
 
 
 def _count_image_tokens(mllm: MLLM, replacement: str) -> int:

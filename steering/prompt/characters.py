@@ -1,0 +1,89 @@
+"""From the characters of a rendered chat to its tokens: what was written where, once placeholders are expanded."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from steering.errors import RequestError
+from steering.model.mllm import MLLM
+from steering.prompt.spans import OTHER
+
+JOINER = "\U0010fffd"
+"""A private-use character put into special tokens that a user wrote, so that they stay text; removed after tokenising."""
+
+
+class CharSpans:
+    """Span numbers of the characters of the expanded text, in which every image placeholder became its tokens."""
+
+    def __init__(self, text: str, replacements: Sequence[Mapping[str, Any]]):
+        self._ends = [r["span"][1] for r in replacements]
+        self._gains = [0, *(r["new_span"][1] - r["span"][1] for r in replacements)]
+        starts = [r["span"][0] for r in replacements]
+        between = [text[a:b] for a, b in zip([0, *self._ends], [*starts, len(text)], strict=True)]
+        self.text = "".join(
+            piece
+            for pair in zip(between, [*(r["replacement"] for r in replacements), ""], strict=True)
+            for piece in pair
+        )
+        self._spans = torch.full((len(self.text),), OTHER)
+        self._written = torch.zeros(len(self.text) + 1, dtype=torch.int64)
+        self._joiners = [self._expanded(match.start()) for match in re.finditer(JOINER, text)]
+
+    def _expanded(self, char: int) -> int:
+        """Where a character of the rendered text stands after the placeholders were expanded."""
+        return char + self._gains[bisect_right(self._ends, char)]
+
+    def mark(self, start: int, end: int, span: int) -> None:
+        first = self._expanded(start)
+        self._spans[first : first + end - start] = span
+        self._written[first + 1 : first + 1 + end - start] = 1
+
+    def without_joiners(self, offsets: torch.Tensor) -> torch.Tensor:
+        """(tokens,) bool: False for the tokens that spell a joiner; RequestError when one is glued to other text."""
+        marks = torch.zeros(len(self.text) + 1, dtype=torch.int64)
+        marks[torch.tensor(self._joiners, dtype=torch.int64) + 1] = 1
+        before = marks.cumsum(0)
+        first, last = offsets.clamp(max=len(self.text)).unbind(1)
+        touching = before[last] > before[first]
+        alone = touching & (last - first == 1)
+        spelt = torch.zeros(len(self.text) + 1, dtype=torch.int64)
+        spelt[first[alone] + 1] = 1
+        if not torch.equal(touching, alone) or not torch.equal(spelt, marks):
+            raise RequestError("A special token written in a text cannot be kept as text here.", param="messages")
+        return ~alone
+
+    def written(self, offsets: torch.Tensor) -> torch.Tensor:
+        """(tokens,) bool: whether a token covers any character of a message's texts."""
+        before = self._written.cumsum(0)
+        first, last = offsets.clamp(max=len(self.text)).unbind(1)
+        return before[last] > before[first]
+
+    def of_tokens(self, offsets: torch.Tensor) -> torch.Tensor:
+        """(tokens,) the span of each token: that of its last character but for white space, since ".\n" ends a line of one
+        span before another's; a token without characters belongs to none."""
+        written = torch.tensor(
+            [len(self.text[start:end].rstrip()) for start, end in offsets.tolist()], dtype=torch.int64
+        )
+        ends = torch.where(written > 0, offsets[:, 0] + written, offsets[:, 1])
+        spans = self._spans[(ends - 1).clamp(0, max(len(self.text) - 1, 0))]
+        return torch.where(offsets[:, 1] > offsets[:, 0], spans, OTHER)
+
+
+def without_insertions(mllm: MLLM, ids: torch.Tensor, offsets: torch.Tensor, text: str) -> torch.Tensor:
+    """Token offsets (tokens, 2) into `text`, where a processor wrote special tokens of its own into it before tokenising
+    (PaliGemma puts its bos behind the images); an inserted token becomes empty."""
+    if not len(offsets) or int(offsets.max()) <= len(text):
+        return offsets
+    offsets = offsets.clone()
+    special = torch.tensor(sorted(set(mllm.tokenizer.all_special_ids) - {mllm.image_token_id}))
+    for token in torch.isin(ids, special).nonzero()[:, 0].tolist():
+        start, end = offsets[token].tolist()
+        if start < end and text[start:end] != mllm.tokenizer.convert_ids_to_tokens(int(ids[token])):
+            offsets[token:] -= end - start
+            offsets[token, 1] = offsets[token, 0] = start
+    return offsets
