@@ -8,7 +8,7 @@ from typing import Any
 
 from steering.errors import Fault
 from steering.protocol.intervention import applied
-from steering.protocol.readout import Answer, Surroundings
+from steering.protocol.readout import FinishedAnswer, Surroundings
 from steering.protocol.request import Choice, Chunk, Result, TokenLogprob
 from steering.protocol.sequence import Sequence
 from steering.readouts.envelope import envelope
@@ -115,4 +115,4 @@ class Completion:
             return None
         compared = None if baseline is None else baseline.taken
         layout, fed = sequence.prompt.layout, sequence.fed
-        return envelope(Answer(layout, options, sequence.tokens, fed, sequence.taken, self._around, compared))
+        return envelope(FinishedAnswer(layout, options, sequence.tokens, fed, sequence.taken, self._around, compared))

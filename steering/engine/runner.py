@@ -19,7 +19,7 @@ from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 
 COLUMN_BUCKET = 64
 """Decode reads a multiple of this many columns, so that shapes repeat."""
@@ -30,7 +30,7 @@ REPLAY_ROWS = 128
 class _Decoded(NamedTuple):
     """What a decode computed and nobody knows yet; hooks by the slots that they are of."""
 
-    batch: Batch
+    batch: DecodeBatch
     hooks: dict[str, Hook | None]
     computed: Computed
 
@@ -107,7 +107,7 @@ class Runner:
         if start == 0:
             for sequence in sequences:
                 self._place(sequence)
-        chunk = Chunk(sequences, start, lengths, complete=end == prompts[0].length)
+        chunk = PrefillChunk(sequences, start, lengths, complete=end == prompts[0].length)
         arguments = inputs.arguments
         if start:
             arguments["attention_mask"] = self._own_mask(1)
@@ -123,7 +123,7 @@ class Runner:
                 sequence.prompt_logits = computed.logits[row]
         return None if sequences[0].replay else computed.logits
 
-    def _computed(self, chunk: Chunk, decoder: Callable[[Prefill], Any]) -> Computed:
+    def _computed(self, chunk: PrefillChunk, decoder: Callable[[Prefill], Any]) -> Computed:
         """Run a chunk under its hooks, and keep what they measured."""
         hooks = {part.name: part.prefill(chunk) for part in self._acting}
         step = Prefill(self.pool, chunk.slots, chunk.start, Hooks.of(hooks.values()))
@@ -146,7 +146,7 @@ class Runner:
         tokens = torch.tensor(sequence.replay[fed : fed + min(budget, REPLAY_ROWS)], device=self.mllm.device)
         complete = fed + len(tokens) == len(sequence.replay)
         positions = torch.arange(start, start + len(tokens), device=tokens.device) + sequence.rope_delta
-        chunk = Chunk([sequence], start, [len(tokens)], complete, replay=True)
+        chunk = PrefillChunk([sequence], start, [len(tokens)], complete, replay=True)
         computed = self._computed(
             chunk, lambda step: self._decoder_output(self.mllm.decoder, tokens[None], positions[None], step)
         )
@@ -238,7 +238,7 @@ class Runner:
         if any(sequence.held for sequence in running):
             kept = [[[float(not sequence.held)]] for sequence in running]
             active = torch.tensor(kept, device=positions.device)
-        batch = Batch(running, positions, columns, active.expand(count, 1, 1))
+        batch = DecodeBatch(running, positions, columns, active.expand(count, 1, 1))
         hooks = {part.name: part.decode(batch) for part in self._acting}
         # Compiled is what most steps are; the others would need code of their own for every mixture of them.
         plain = any(hooks[part.name] is not None and not part.compiled for part in self._acting)

@@ -21,7 +21,7 @@ from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.sequence import Sequence, Spec, State
-from steering.protocol.slots import Batch, Chunk, Pool, Slots
+from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 from steering.protocol.text import TextStream
 from steering.readouts.attention import DECODED, NAME, image_sums
 
@@ -217,11 +217,11 @@ class _Explicit(AttentionHook):
 class _ExplicitSlots(Slots):
     """Runs every pass explicitly, as an intervention may."""
 
-    def prefill(self, chunk: Chunk) -> _Explicit:
+    def prefill(self, chunk: PrefillChunk) -> _Explicit:
         queries = torch.arange(chunk.width, device=self.pool.device).expand(len(chunk.slots), -1)
         return _Explicit(len(chunk.slots), queries, self.pool.device)
 
-    def decode(self, batch: Batch) -> _Explicit:
+    def decode(self, batch: DecodeBatch) -> _Explicit:
         return _Explicit(len(batch.sequences), None, self.pool.device)
 
 

@@ -28,7 +28,7 @@ from steering.prompt.layout import ImageSpan, Prompt
 from steering.protocol.asked import Options, Rule
 from steering.protocol.sequence import Sequence as Row
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Batch, Chunk, Computed, Slots
+from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
 from steering.readouts import attention, states
 
 log = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ def mask_of(
 class GenerateSlots(Slots):
     """Makes the masks: at the prompt's end, and when they are due; of the answer's own attention and states."""
 
-    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         for row, sequence in enumerate(chunk.sequences):
             asked = sequence.spec.asked.get(NAME)
             if isinstance(asked, Generate) and computed.logits is not None and not chunk.replay:
@@ -202,7 +202,7 @@ class GenerateSlots(Slots):
                 if not asked.refresh and (diagnose is None or Signal.IMAGE_STATES not in diagnose.signals):
                     del sequence.captured[states.NAME]
 
-    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+    def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         for sequence in batch.sequences:
             asked = sequence.spec.asked.get(NAME)
             if not isinstance(asked, Generate) or not sequence.due or computed.logits is None:

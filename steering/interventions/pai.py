@@ -21,7 +21,7 @@ from steering.prompt.layout import Prompt, build_prompt
 from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.asked import Messages
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Batch, Chunk, Pool, Slots
+from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 
 
 class Pai(Contrast):
@@ -89,14 +89,14 @@ class PaiSlots(Slots):
             self.alpha[slot, pai.first_layer :] = pai.amplify
             self.images[slot, : len(spans)] = (spans >= FIRST_IMAGE).to(self.images)
 
-    def prefill(self, chunk: Chunk) -> AmplifyRows | None:
+    def prefill(self, chunk: PrefillChunk) -> AmplifyRows | None:
         asked = torch.tensor(_asked(chunk.sequences))
         if not chunk.complete or not bool(asked.any()):
             return None
         last = torch.where(asked, chunk.last, -1)
         return AmplifyRows(self.alpha[chunk.slots].T, self.images[chunk.slots], last.to(self.alpha.device))
 
-    def decode(self, batch: Batch) -> AmplifyRows | None:
+    def decode(self, batch: DecodeBatch) -> AmplifyRows | None:
         if not any(_asked(batch.sequences)):
             return None
         return AmplifyRows(self.alpha[batch.rows].T, self.images[batch.rows])

@@ -29,7 +29,7 @@ from steering.prompt.spans import FIRST_IMAGE, SYSTEM
 from steering.protocol.asked import Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 from steering.readouts import attention
 
 NAME = "sage.see"
@@ -210,14 +210,14 @@ class SeeSlots(Slots):
         self.ceiling[slot] = see.ceiling
         self.transfer[slot] = see.reading == "transfer"
 
-    def prefill(self, chunk: Chunk) -> SeeRows | None:
+    def prefill(self, chunk: PrefillChunk) -> SeeRows | None:
         rows = self._rows(chunk.slots, chunk.sequences, chunk.columns, chunk.replay)
         if rows is not None and chunk.replay:
             every = torch.arange(chunk.width, device=self.first.device).expand(len(chunk.slots), -1)
             rows.queries = torch.where(rows.asked[:, 0, 0], every, -1)
         return rows
 
-    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, SeeRows) or chunk.replay:
             return
         for sequence in chunk.sequences:
@@ -225,10 +225,10 @@ class SeeSlots(Slots):
             if NAME in sequence.spec.asked and captured is not None and captured.last_sums is not None:
                 self.first[sequence.slot] = attention.image_sums(captured.last_sums).sum(-1)
 
-    def decode(self, batch: Batch) -> SeeRows | None:
+    def decode(self, batch: DecodeBatch) -> SeeRows | None:
         return self._rows(batch.rows, batch.sequences, batch.columns, generated=True)
 
-    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+    def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, SeeRows):
             alpha, before, after = hook.measured().unbind(-1)  # (layers, rows)
             steps = torch.stack([alpha.mean(0), alpha.amax(0), before.mean(0), after.mean(0)], -1)

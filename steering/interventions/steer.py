@@ -22,7 +22,7 @@ from steering.prompt.layout import Prompt
 from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.asked import Asked, Part
 from steering.protocol.sequence import Sequence as Row
-from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 from steering.vectors.vector import PREFERENCE, SteeringVector
 
 NAME = "steering"
@@ -344,7 +344,7 @@ class SteerSlots(Slots):
         delta = generated_delta(_steers(sequence), *self.delta.shape[1:])
         self.delta[sequence.slot] = delta.to(self.delta)
 
-    def prefill(self, chunk: Chunk) -> SteerRows | SteerTokens | None:
+    def prefill(self, chunk: PrefillChunk) -> SteerRows | SteerTokens | None:
         if chunk.replay:
             return SteerTokens(self.delta[chunk.slots])
         steered = [(row, one) for row, one in enumerate(chunk.sequences) if _steers(one)]
@@ -364,7 +364,7 @@ class SteerSlots(Slots):
         device, dtype = self.delta.device, self.delta.dtype
         return SteerRows(classes.to(device), {layer: table.to(device, dtype) for layer, table in tables.items()})
 
-    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, SteerRows):
             return
         for row, one in enumerate(chunk.sequences):
@@ -373,7 +373,7 @@ class SteerSlots(Slots):
                 found = {layer: norms[row].cpu() for layer, norms in hook.norms.items()}
                 one.captured[NAME] = {layer: known.get(layer, 0) + norms for layer, norms in found.items()}
 
-    def decode(self, batch: Batch) -> SteerTokens:
+    def decode(self, batch: DecodeBatch) -> SteerTokens:
         return SteerTokens(self.delta[batch.rows])
 
     def take(self, sequence: Row) -> tuple[dict[int, torch.Tensor], int] | None:

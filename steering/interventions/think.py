@@ -21,7 +21,7 @@ from steering.prompt.layout import Prompt
 from steering.protocol.asked import Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 
 NAME = "sage.think"
 
@@ -120,12 +120,12 @@ class ThinkSlots(Slots):
         above = think.thresholds(self.pool.mllm) if isinstance(think, Think) else torch.tensor(torch.inf)
         self.damps_above[slot] = above.to(self.damps_above)
 
-    def prefill(self, chunk: Chunk) -> ThinkRows | None:
+    def prefill(self, chunk: PrefillChunk) -> ThinkRows | None:
         if not any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences):
             return None
         return ThinkRows(self.gamma[chunk.slots], self.damps_above[chunk.slots].T, chunk.real.to(self.gamma.device))
 
-    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ThinkRows):
             return
         self.sums[chunk.slots] += hook.measured()
@@ -135,13 +135,13 @@ class ThinkSlots(Slots):
                 earlier = sequence.captured.get(NAME)
                 sequence.captured[NAME] = found if earlier is None else torch.cat([earlier, found], 1)
 
-    def decode(self, batch: Batch) -> ThinkRows | None:
+    def decode(self, batch: DecodeBatch) -> ThinkRows | None:
         if not any(NAME in sequence.spec.asked for sequence in batch.sequences):
             return None
         real = torch.ones(len(batch.sequences), 1, device=self.gamma.device)
         return ThinkRows(self.gamma[batch.rows], self.damps_above[batch.rows].T, real)
 
-    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+    def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, ThinkRows):
             self.sums[batch.rows] += hook.measured() * batch.active
 

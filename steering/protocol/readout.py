@@ -152,7 +152,7 @@ class Diagnose:
 
 
 @dataclass(frozen=True)
-class Answer:
+class FinishedAnswer:
     """One finished answer as its readouts see it. taken: by recorder, what was measured of it. fed: how many of its tokens
     went through the model. baseline: the same of the answer without interventions."""
 
@@ -193,7 +193,7 @@ class Readout(ABC):
         """What is to be captured for it."""
 
     @abstractmethod
-    def read(self, answer: Answer) -> Any:
+    def read(self, answer: FinishedAnswer) -> Any:
         """What it says of an answer, as JSON; None where it does not exist."""
 
     def asked_beside(self, options: Diagnose) -> bool:

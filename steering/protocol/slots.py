@@ -33,7 +33,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PrefillChunk:
     """Tokens start..start+length of some prompts, one a row, padded on the right; of a single long one where `start` > 0.
     complete: it holds the prompts' ends. replay: it is what was generated before a twin joined."""
 
@@ -77,7 +77,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Batch:
+class DecodeBatch:
     """One decode of all running sequences, row i in slot i. positions: (rows,) the columns that are written. columns: how
     many are read. active: (rows, 1, 1), 0 for rows whose step is for nothing."""
 
@@ -116,18 +116,18 @@ class Slots:
             if isinstance(tensor, torch.Tensor):
                 tensor[target] = tensor[source]
 
-    def prefill(self, chunk: Chunk) -> Hook | None:
+    def prefill(self, chunk: PrefillChunk) -> Hook | None:
         """What it does to a prefill, None where none of the rows asks for it."""
         return None
 
-    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         """Keep what a prefill measured."""
 
-    def decode(self, batch: Batch) -> Hook | None:
+    def decode(self, batch: DecodeBatch) -> Hook | None:
         """What it does to a decode, None where none of the rows asks for it."""
         return None
 
-    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+    def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         """Keep what a decode measured, now that it is known to count."""
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

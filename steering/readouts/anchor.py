@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from steering.prompt.spans import FIRST_IMAGE
-from steering.protocol.readout import Answer, Diagnose, Readout
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout
 from steering.protocol.signals import Signal
 from steering.readouts.attention import NAME, Attention
 from steering.readouts.focus import image_attention_factor, m_lnd
@@ -19,7 +19,7 @@ class AnchorReadout(Readout):
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.ANCHOR})
 
-    def read(self, answer: Answer) -> dict[str, Any] | None:
+    def read(self, answer: FinishedAnswer) -> dict[str, Any] | None:
         before = len(answer.images) - 1
         if before < 1:
             return None

@@ -11,7 +11,7 @@ from steering.decoder.hooks import Hook, Observer, Weights
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 
 NAME = "attention"
 QUESTIONS, MODALITY, ANCHORS = range(3)
@@ -75,7 +75,7 @@ class Attention:
 
 
 @dataclass
-class Captured:
+class PromptAttention:
     """What a sequence's prompt left behind. sums: (layers, groups, spans) of its rows. last_sums: (layers, spans) and
     last_patches: (layers, columns), of its last row. map: (columns,), of the row before the latest mask, mean over the focus
     layers."""
@@ -180,7 +180,7 @@ class AttentionRecorder(Slots):
         diagnose = sequence.spec.diagnose
         self.content[slot] = diagnose is not None and diagnose.spans == "content"
 
-    def prefill(self, chunk: Chunk) -> PrefillCapture | None:
+    def prefill(self, chunk: PrefillChunk) -> PrefillCapture | None:
         if chunk.replay or not any(sequence.wants(*SIGNALS) for sequence in chunk.sequences):
             return None
         sequences, start, device = chunk.sequences, chunk.start, self.spans.device
@@ -217,7 +217,7 @@ class AttentionRecorder(Slots):
                 capture.maps_from = layers - self.pool.mllm.focus_layers
         return capture
 
-    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, PrefillCapture):
             return
         for row, sequence in enumerate(chunk.sequences):
@@ -226,7 +226,7 @@ class AttentionRecorder(Slots):
             sums = hook.sums[:, row]
             captured = sequence.captured.get(NAME)
             if captured is None:
-                captured = sequence.captured[NAME] = Captured(sums)
+                captured = sequence.captured[NAME] = PromptAttention(sums)
             else:
                 captured.sums = captured.sums + sums
             if hook.last_sums is not None:
@@ -238,12 +238,12 @@ class AttentionRecorder(Slots):
             if hook.maps is not None:
                 captured.map = hook.maps[row]
 
-    def decode(self, batch: Batch) -> DecodeCapture | None:
+    def decode(self, batch: DecodeBatch) -> DecodeCapture | None:
         if not any(one.wants(*DECODED) or one.due for one in batch.sequences):
             return None
         return DecodeCapture(self.pool.layers, len(batch.sequences), batch.columns, self.spans.device)
 
-    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+    def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, DecodeCapture):
             return
         sequences, by_row = batch.sequences, hook.means.transpose(0, 1)  # (rows, layers, columns)
@@ -260,7 +260,7 @@ class AttentionRecorder(Slots):
                 sequence.captured[NAME].map = by_row[sequence.slot, -self.pool.mllm.focus_layers :].mean(0)
 
     def take(self, sequence: Sequence) -> Attention | None:
-        captured: Captured | None = sequence.captured.get(NAME)
+        captured: PromptAttention | None = sequence.captured.get(NAME)
         if sequence.spec.diagnose is None or captured is None or captured.last_sums is None:
             return None
         layout, slot, output = sequence.prompt.layout, sequence.slot, sequence.fed

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from steering.protocol.readout import Answer, Diagnose, Readout, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
 from steering.readouts.attention import NAME, Attention
 from steering.readouts.numbers import known
@@ -39,7 +39,7 @@ class DecayReadout(Readout):
     def asked_beside(self, options: Diagnose) -> bool:
         return BY_LAYER in options.include
 
-    def read(self, answer: Answer) -> dict[str, Any]:
+    def read(self, answer: FinishedAnswer) -> dict[str, Any]:
         taken: Attention = answer.taken[NAME]
         shares = taken.decay  # (steps, layers, 3)
         mean = shares.nanmean(1)
@@ -67,5 +67,5 @@ class DecayLayersReadout(Readout):
     def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
         return len(PARTS) * layers * tokens
 
-    def read(self, answer: Answer) -> None:
+    def read(self, answer: FinishedAnswer) -> None:
         return None

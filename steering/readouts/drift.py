@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from steering.protocol.readout import DRIFT_ROWS, Answer, Diagnose, Readout
+from steering.protocol.readout import DRIFT_ROWS, Diagnose, FinishedAnswer, Readout
 from steering.protocol.signals import Signal
 from steering.readouts.residual import NAME, Residual
 
@@ -25,7 +25,7 @@ class DriftReadout(Readout):
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.STREAM})
 
-    def read(self, answer: Answer) -> dict[str, Any] | None:
+    def read(self, answer: FinishedAnswer) -> dict[str, Any] | None:
         taken: Residual = answer.taken[NAME]
         rows, earlier = answer.options.drift_rows, answer.options.earlier
         if earlier is not None:

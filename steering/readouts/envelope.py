@@ -7,14 +7,14 @@ from typing import Any
 
 from steering.prompt.layout import ImageSpan
 from steering.prompt.tiles import Tiling
-from steering.protocol.readout import REGISTRY, Answer, Scalar
+from steering.protocol.readout import REGISTRY, FinishedAnswer, Scalar
 from steering.readouts.attention import RowCounts
 
 VERSION = 2
 """Raised when a key changes its meaning."""
 
 
-def envelope(answer: Answer) -> dict[str, Any]:
+def envelope(answer: FinishedAnswer) -> dict[str, Any]:
     """The diagnostics of a finished answer."""
     rows = RowCounts.of(len(answer.layout.question_rows), answer.fed)
     return {

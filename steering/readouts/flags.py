@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from steering.model.thresholds import FLAGS, Thresholds
-from steering.protocol.readout import Answer, Diagnose, Readout, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
 from steering.readouts import states
 from steering.readouts.maps import judged_maps, maps
@@ -79,7 +79,7 @@ class FlagsReadout(Readout):
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.PATCHES, Signal.IMAGE_STATES})
 
-    def read(self, answer: Answer) -> dict[str, Any] | None:
+    def read(self, answer: FinishedAnswer) -> dict[str, Any] | None:
         taken: states.TokenMaps | None = answer.taken.get(states.NAME)
         if taken is None or not answer.images:
             return None

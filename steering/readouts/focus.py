@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from steering.prompt.spans import FIRST_IMAGE
-from steering.protocol.readout import Answer, Diagnose, Readout, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
 from steering.readouts.attention import NAME, Attention
 
@@ -80,7 +80,7 @@ class FocusReadout(Readout):
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.SPANS})
 
-    def read(self, answer: Answer) -> dict[str, object] | None:
+    def read(self, answer: FinishedAnswer) -> dict[str, object] | None:
         if not answer.images:
             return None
         taken: Attention = answer.taken[NAME]

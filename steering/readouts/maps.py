@@ -9,7 +9,7 @@ import torch
 
 from steering.prompt.layout import ImageSpan
 from steering.prompt.tiles import Tiling
-from steering.protocol.readout import Answer
+from steering.protocol.readout import FinishedAnswer
 from steering.readouts.attention import NAME, Attention
 from steering.readouts.sinks import discounted
 
@@ -53,19 +53,19 @@ class Map:
         return {name: self.whole.tolist(), **small}
 
 
-def maps(answer: Answer, values: torch.Tensor) -> list[Map]:
+def maps(answer: FinishedAnswer, values: torch.Tensor) -> list[Map]:
     """Values (..., patches of all images), image by image."""
     parts = values.split(answer.image_tokens.tolist(), -1)
     return [Map.of(*one) for one in zip(parts, answer.images, answer.tilings, strict=True)]
 
 
-def attention_maps(answer: Answer) -> list[Map]:
+def attention_maps(answer: FinishedAnswer) -> list[Map]:
     """rho (layers, patches) of each image: mean attention over heads and rows (IVM paper, section 3)."""
     taken: Attention = answer.taken[NAME]
     return maps(answer, taken.patches / sum(taken.rows))
 
 
-def judged_maps(answer: Answer) -> list[Map]:
+def judged_maps(answer: FinishedAnswer) -> list[Map]:
     """The same as they are to be judged: sinks discounted where that is asked for."""
     found = attention_maps(answer)
     return [map_.without(answer.around.sinks) for map_ in found] if answer.options.discount_sinks else found

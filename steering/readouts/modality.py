@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE
-from steering.protocol.readout import Answer, Diagnose, Readout, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
 from steering.readouts.attention import NAME, Attention
 from steering.readouts.numbers import known
@@ -40,7 +40,7 @@ class ModalityReadout(Readout):
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.SPANS})
 
-    def read(self, answer: Answer) -> dict[str, object]:
+    def read(self, answer: FinishedAnswer) -> dict[str, object]:
         taken: Attention = answer.taken[NAME]
         images = taken.modality[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)].sum(1)
         tokens = int(answer.image_tokens.sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steering.protocol.readout import Answer, Diagnose, Readout
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout
 from steering.protocol.signals import Signal
 from steering.readouts.attention import NAME
 from steering.readouts.heatmaps import data_url, overlay
@@ -22,7 +22,7 @@ class PatchesReadout(Readout):
     def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
         return len(options.chosen_layers(layers)) * patches * (1 + options.discount_sinks)
 
-    def read(self, answer: Answer) -> list[dict[str, Any]]:
+    def read(self, answer: FinishedAnswer) -> list[dict[str, Any]]:
         layers = _layers(answer)
         out: list[dict[str, Any]] = [
             {"image": number, "layers": layers, **map_.at(layers).json("rho")}
@@ -45,7 +45,7 @@ class HeatmapsReadout(Readout):
     def asked_beside(self, options: Diagnose) -> bool:
         return options.heatmaps
 
-    def read(self, answer: Answer) -> list[dict[str, Any]]:
+    def read(self, answer: FinishedAnswer) -> list[dict[str, Any]]:
         layers, out = _layers(answer), []
         for number, (map_, picture) in enumerate(
             zip(judged_maps(answer), answer.around.pictures, strict=True), start=1
@@ -55,5 +55,5 @@ class HeatmapsReadout(Readout):
         return out
 
 
-def _layers(answer: Answer) -> list[int]:
+def _layers(answer: FinishedAnswer) -> list[int]:
     return list(answer.options.chosen_layers(len(answer.taken[NAME].patches)))

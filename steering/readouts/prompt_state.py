@@ -10,7 +10,7 @@ from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Chunk, Computed, Slots
+from steering.protocol.slots import Computed, PrefillChunk, Slots
 
 NAME = "prompt_state"
 
@@ -42,7 +42,7 @@ class StateRows(LayerHook):
 class PromptStateRecorder(Slots):
     """Keeps it with the sequence."""
 
-    def prefill(self, chunk: Chunk) -> StateRows | None:
+    def prefill(self, chunk: PrefillChunk) -> StateRows | None:
         if chunk.replay or not any(sequence.wants(Signal.PROMPT_STATE) for sequence in chunk.sequences):
             return None
         # A chunk of a long prompt holds the token or does not; of prompts that are run whole every one holds its own.
@@ -55,7 +55,7 @@ class PromptStateRecorder(Slots):
             torch.tensor(read, device=mllm.device), torch.zeros(shape, dtype=mllm.dtype, device=mllm.device)
         )
 
-    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         for row, sequence in enumerate(chunk.sequences):
             if not sequence.wants(Signal.PROMPT_STATE):
                 continue

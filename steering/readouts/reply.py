@@ -10,7 +10,7 @@ from steering.prompt.layout import Prompt
 from steering.prompt.spans import REPLY
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Chunk, Computed, Slots
+from steering.protocol.slots import Computed, PrefillChunk, Slots
 
 NAME = "reply"
 ROWS = 64
@@ -35,7 +35,7 @@ def reply_logprobs(mllm: MLLM, prompt: Prompt, hidden: torch.Tensor, start: int)
 class ReplyRecorder(Slots):
     """Keeps them with the sequence, chunk by chunk."""
 
-    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         for row, sequence in enumerate(chunk.sequences):
             if sequence.wants(Signal.REPLY):
                 hidden = computed.hidden[row, : chunk.lengths[row]]

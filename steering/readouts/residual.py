@@ -15,10 +15,10 @@ import torch
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.measures import divergence
-from steering.protocol.readout import Answer, Diagnose, Readout, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 from steering.readouts.numbers import known, mean
 
 NAME = "residual"
@@ -137,7 +137,7 @@ class ResidualRecorder(Slots):
         self.sums[slot] = self.neurons[slot] = self.states[slot] = 0.0
         self.decoded[slot] = float(diagnose.residual_rows != "prompt")
 
-    def prefill(self, chunk: Chunk) -> ResidualRows | None:
+    def prefill(self, chunk: PrefillChunk) -> ResidualRows | None:
         chosen = [
             one.spec.diagnose.residual_rows if _wanted(one) and one.spec.diagnose is not None else None
             for one in chunk.sequences
@@ -153,7 +153,7 @@ class ResidualRecorder(Slots):
                 weights[row, chunk.lengths[row] - 1 if weights.shape[1] > 1 else 0] = 1.0
         return ResidualRows(weights.to(self.sums.device), chunk.last.to(self.sums.device))
 
-    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ResidualRows):
             return
         measured, states = hook.measured(), hook.states().float()
@@ -163,12 +163,12 @@ class ResidualRecorder(Slots):
                 if chunk.complete:
                     self.states[sequence.slot] = states[row]
 
-    def decode(self, batch: Batch) -> ResidualRows | None:
+    def decode(self, batch: DecodeBatch) -> ResidualRows | None:
         if not any(_wanted(sequence) for sequence in batch.sequences):
             return None
         return ResidualRows(self.decoded[batch.rows] * batch.active[:, 0])
 
-    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+    def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ResidualRows):
             return
         rows, states = batch.rows, hook.states().float()
@@ -205,7 +205,7 @@ class ResidualReadout(Readout):
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.UPDATES})
 
-    def read(self, answer: Answer) -> dict[str, Any]:
+    def read(self, answer: FinishedAnswer) -> dict[str, Any]:
         taken: Residual = answer.taken[NAME]
         kind = answer.options.residual_rows
         rows = {"answer": answer.fed + 1, "prompt": len(answer.layout.spans), "generated": answer.fed}[kind]

@@ -11,14 +11,14 @@ from steering.measures import activation_maps
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Batch, Chunk, Computed, Slots
-from steering.readouts.tam import Earlier, without_interference
+from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
+from steering.readouts.tam import EarlierTokens, without_interference
 
 NAME = "states"
 
 
 @dataclass
-class Captured:
+class CapturedStates:
     """image: (k, d) each, of image tokens; behind the prompt's end a single one, image by image. text: of the user's text
     and of the rows that generate."""
 
@@ -38,13 +38,13 @@ class TokenMaps:
 class StatesRecorder(Slots):
     """Keeps them with the sequence: they are as long as prompt and answer are."""
 
-    def keep(self, chunk: Chunk, hook: Hook | None, computed: Computed) -> None:
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if chunk.replay:
             return
         for row, sequence in enumerate(chunk.sequences):
             if not sequence.wants(Signal.IMAGE_STATES, Signal.TEXT_STATES):
                 continue
-            captured = sequence.captured.setdefault(NAME, Captured())
+            captured = sequence.captured.setdefault(NAME, CapturedStates())
             layout, length = sequence.prompt.layout, chunk.lengths[row]
             spans = layout.spans[chunk.start : chunk.start + length].to(computed.hidden.device)
             hidden = computed.hidden[row, :length]
@@ -56,13 +56,13 @@ class StatesRecorder(Slots):
             if sequence.wants(Signal.TEXT_STATES):
                 captured.text += (hidden[_user_text(spans)], *([hidden[-1:]] if chunk.complete else []))
 
-    def record(self, batch: Batch, hook: Hook | None, computed: Computed) -> None:
+    def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         for sequence in batch.sequences:
             if sequence.wants(Signal.TEXT_STATES) and not sequence.held:
                 sequence.captured[NAME].text += (computed.hidden[sequence.slot].clone(),)
 
     def take(self, sequence: Sequence) -> TokenMaps | None:
-        captured: Captured | None = sequence.captured.get(NAME)
+        captured: CapturedStates | None = sequence.captured.get(NAME)
         if sequence.spec.diagnose is None or captured is None or not captured.image:
             return None
         mllm = self.pool.mllm
@@ -74,7 +74,7 @@ class StatesRecorder(Slots):
         if not sequence.wants(Signal.TEXT_STATES):
             return TokenMaps(maps.cpu())
         prompt = sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)].to(embedding.device)
-        earlier = Earlier(
+        earlier = EarlierTokens(
             torch.cat([prompt, ids]),
             torch.cat(captured.text)[: len(prompt) + len(ids)],
             torch.cat([activation_maps(states, embedding[prompt]), maps]),

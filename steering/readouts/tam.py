@@ -9,7 +9,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierTokens:
     """Text tokens that stand before, or among, the explained ones: `ids` (j,), `states` (j, d) normalised after the last
     layer, and their own maps (j, patches)."""
 
@@ -19,7 +19,7 @@ class Earlier:
 
 
 def without_interference(
-    maps: torch.Tensor, ids: torch.Tensor, head: torch.Tensor, first: int, earlier: Earlier
+    maps: torch.Tensor, ids: torch.Tensor, head: torch.Tensor, first: int, earlier: EarlierTokens
 ) -> torch.Tensor:
     """Maps (tokens, patches) less what earlier tokens activate (estimated causal inference, the TAM paper's section 3.2).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from steering.protocol.readout import Answer, Diagnose, Readout
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout
 from steering.protocol.signals import Signal
 from steering.readouts.maps import maps
 from steering.readouts.states import NAME, TokenMaps
@@ -21,7 +21,7 @@ class TamReadout(Readout):
     def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
         return tokens * patches
 
-    def read(self, answer: Answer) -> list[dict[str, Any]]:
+    def read(self, answer: FinishedAnswer) -> list[dict[str, Any]]:
         taken: TokenMaps | None = answer.taken.get(NAME)
         if taken is None:
             return []

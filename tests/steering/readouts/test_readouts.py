@@ -16,7 +16,7 @@ from steering.prompt.layout import Layout, build_prompt
 from steering.prompt.spans import CONTEXT, QUESTION, USER
 from steering.prompt.tiles import Tiling, tiling_of
 from steering.readouts.residual import NAMES
-from steering.readouts.tam import Earlier, without_interference
+from steering.readouts.tam import EarlierTokens, without_interference
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Messages, Plain, uncached
@@ -359,7 +359,7 @@ def test_drift_is_between_the_rows_that_generate_answer_and_baseline(
 def test_interference_by_hand() -> None:
     # Token 0 stands behind two text tokens: the first is itself, the second's map is twice [1, 1, 0].
     head = torch.tensor([[1.0, 0.0]])
-    earlier = Earlier(
+    earlier = EarlierTokens(
         torch.tensor([7, 8, 7]),
         torch.tensor([[5.0, 0.0], [2.0, 0.0], [9.0, 0.0]]),
         torch.tensor([[9.0, 9.0, 9.0], [2.0, 2.0, 0.0], [0.0, 3.0, 4.0]]),
