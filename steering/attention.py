@@ -259,6 +259,7 @@ class Decode:
     amplify: AmplifyRows | None = None
     _writes: dict[int, torch.Tensor] = field(default_factory=dict)
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    _flat_masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -277,10 +278,14 @@ class Decode:
             out = F.scaled_dot_product_attention(grouped, keys, values, visible, scale=heads.scaling)
             if self.capture is None and self.see is None and self.amplify is None:
                 return out.view(query.shape)
-        scores = heads.scores(grouped, keys)
-        if self.amplify is not None:
-            scores = self.amplify.scores(heads.layer, scores)
-        weights = (visible + scores).softmax(-1)
+        if self.amplify is None and heads.softcap is None and query.dtype == torch.float32:
+            scores = self._masked_scores(heads, grouped, keys, visible)
+        else:
+            scores = heads.scores(grouped, keys)
+            if self.amplify is not None:
+                scores = self.amplify.scores(heads.layer, scores)
+            scores = scores.add_(visible)
+        weights = scores.softmax(-1)
         if self.see is not None:  # which tells heads from queries
             weights = self.see.enhance(heads.layer, weights.view(rows, -1, 1, self.columns)).view_as(weights)
         if heads.softcap is not None:  # See and PAI are neutral to the bit in the rows that did not ask for them
@@ -297,6 +302,18 @@ class Decode:
             heads = torch.arange(len(self.positions) * kv_heads, device=self.positions.device)
             self._writes[kv_heads] = heads * self.pool.length + self.positions.repeat_interleave(kv_heads)
         return self._writes[kv_heads]
+
+    def _masked_scores(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor
+    ) -> torch.Tensor:
+        """Scaled and masked scores in one pass, because each takes a part of a short step."""
+        rows, kv_heads, group, _ = query.shape
+        if (heads.window, kv_heads) not in self._flat_masks:
+            flat = visible.expand(-1, kv_heads, -1, -1).reshape(rows * kv_heads, 1, -1)
+            self._flat_masks[heads.window, kv_heads] = flat
+        mask = self._flat_masks[heads.window, kv_heads]
+        keys = key.flatten(0, 1).transpose(1, 2)  # a view: keys are not copied
+        return torch.baddbmm(mask, query.flatten(0, 1), keys, alpha=heads.scaling).view(rows, kv_heads, group, -1)
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         """(rows, 1, 1, columns) additive: 0 on the columns a row may see, -inf elsewhere."""
