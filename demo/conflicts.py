@@ -29,7 +29,7 @@ from demo.questions import (
 )
 from demo.wordings import NOUNS, POOLS, instruction
 from demo.world import Fact, Scene, Size, random_scene, render
-from probes.mc2 import Sample
+from probes.conflicts.samples import Sample
 from steering.files import write_atomically
 
 # MC2's task names where they fit, and plain ones where MC2 has none.

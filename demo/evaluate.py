@@ -20,7 +20,7 @@ from demo.answering import Answerer, PlainModel, Prompt, prompt
 from demo.questions import Question
 from demo.report import Row, report
 from demo.world import Scene, random_scene, render
-from probes.mc2 import Outcome, Sample, Shares, letter, outcome
+from probes.conflicts.samples import Outcome, Sample, Shares, letter, outcome
 
 PICTURE_SIZES = ((84, 84), (168, 168), (252, 252), (168, 126), (320, 240))
 MAX_PICTURES = 4

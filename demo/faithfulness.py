@@ -1,4 +1,4 @@
-"""Held-out samples of the world for `probes.faithfulness`: existence in POPE's format, and pairs with up to three
+"""Held-out samples of the world for `probes.sage.evaluate`: existence in POPE's format, and pairs with up to three
 differences."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from PIL import Image
 from demo.questions import article
 from demo.wordings import EXISTS
 from demo.world import POSITIONS, SHAPES, Scene, Size, allowed_colours, random_scene, render
-from probes.differences import TYPES, Claim
-from probes.faithfulness import Difference, Existence, Setting
+from probes.sage.differences import TYPES, Claim
+from probes.sage.evaluate import Difference, Existence, Setting
 
 SIZE = (168, 168)
 SETTINGS: tuple[Setting, ...] = ("random", "popular", "adversarial")

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probes.commands import mc2, probe, sage
+from probes.commands import probe
 from probes.commands.common import Defaults, own_vectors
+from probes.mc2 import command as mc2
+from probes.sage import command as sage
 
 if TYPE_CHECKING:
     from probes.commands.common import DemoFaithfulness, DemoSamples

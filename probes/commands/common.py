@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from probes.faithfulness import Difference, Existence
-    from probes.mc2 import Sample
+    from probes.conflicts.samples import Sample
+    from probes.sage.evaluate import Difference, Existence
     from steering import Engine, SteeringVector
 
     DemoSamples = Callable[[int, int], Sequence[Sample]]
@@ -120,7 +120,7 @@ def samples_of(
 
     Those of a file whose ids are in `without` have another use; the demo world's draws are told apart by their seeds.
     """
-    from probes import mc2_file
+    from probes.conflicts import file as mc2_file
 
     tasks = set(getattr(arguments, "tasks", None) or ())
     if arguments.mc2:

@@ -24,7 +24,7 @@ from probes.commands.common import (
 )
 
 if TYPE_CHECKING:
-    from probes.calibrate import Budget
+    from probes.vector.calibrate import Budget
     from steering import SteeringVector
 
 ASKED = 64
@@ -138,14 +138,14 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
 
 
 def _probe(arguments: argparse.Namespace, defaults: Defaults) -> int:
-    from probes import vector_report
-    from probes.agreement import agreement
-    from probes.answering import InProcess
-    from probes.build import Recipe, build
-    from probes.calibrate import DOSES, calibrate
-    from probes.ledger import Remembering
-    from probes.projection import project
-    from probes.verdict import doubts, followed
+    from probes.answering.engine import InProcess
+    from probes.harness.ledger import Remembering
+    from probes.vector import report as vector_report
+    from probes.vector.agreement import agreement
+    from probes.vector.build import Recipe, build
+    from probes.vector.calibrate import DOSES, calibrate
+    from probes.vector.projection import project
+    from probes.vector.verdict import doubts, followed
     from steering import NAME
 
     if not NAME.fullmatch(arguments.name):
@@ -224,7 +224,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _budget(parts: list[str]) -> Budget:
-    from probes.calibrate import Budget
+    from probes.vector.calibrate import Budget
 
     names = {field.name for field in fields(Budget)}
     given = {}
@@ -290,7 +290,7 @@ def _calibration_folder(arguments: argparse.Namespace, part: str) -> Path:
 
 
 def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
-    from probes.calibration import calibrate_sinks, calibrate_surprise, calibrate_think
+    from probes.calibration.measure import calibrate_sinks, calibrate_surprise, calibrate_think
     from steering.calibration import SURPRISE
 
     part, measure = "divergence", calibrate_think
@@ -318,8 +318,8 @@ def _calibrate(arguments: argparse.Namespace, defaults: Defaults) -> int:
 
 
 def _calibrate_flags(arguments: argparse.Namespace, defaults: Defaults) -> int:
-    from probes import flags
-    from probes.calibration import calibrate_flags
+    from probes.calibration import flags
+    from probes.calibration.measure import calibrate_flags
     from steering.files import write_atomically
 
     folder = _calibration_folder(arguments, "flags")
@@ -339,7 +339,7 @@ def _calibrate_flags(arguments: argparse.Namespace, defaults: Defaults) -> int:
 def _reliability(arguments: argparse.Namespace, defaults: Defaults) -> int:
     from rich.table import Table
 
-    from probes.automatic import task_reliability
+    from probes.mc2.automatic import task_reliability
 
     samples = samples_of(arguments, defaults, arguments.samples, arguments.seed)
     found = task_reliability(engine_of(arguments), samples, quiet=arguments.quiet)

@@ -13,7 +13,7 @@ from demo.conflicts import conflict_samples, neutral_samples
 from demo.questions import option_text
 from demo.wordings import HELD_OUT_INSTRUCTIONS, POOLS, TOWARD_TEXT, instruction
 from demo.world import random_scene
-from probes import mc2
+from probes.conflicts import samples as mc2
 
 
 def test_the_option_form_is_the_papers():

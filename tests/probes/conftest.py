@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 import steering
-from probes.answering import Question, Reply
-from probes.build import build
-from probes.mc2 import Sample
+from probes.answering.base import Question, Reply
+from probes.conflicts.samples import Sample
+from probes.vector.build import build
 from tests import families
 
 

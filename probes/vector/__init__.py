@@ -1,0 +1,1 @@
+"""Building, calibrating and judging steering vectors."""
