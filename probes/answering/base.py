@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from steering import DROP, Criterion, SteeringVector
+from steering import DROP, Contrast, Criterion, Generate, See, SteeringVector, Think
 
 Chat = Sequence[Mapping[str, Any]]
+Intervention = See | Think | Generate | Contrast
+"""What is done inside the model besides a push; each holds its own options."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,14 @@ class Push:
 
 @dataclass(frozen=True)
 class Question:
-    """A chat in the Hugging Face format (images are PIL images) and how it is to be answered, always greedily."""
+    """A chat in the Hugging Face format (images are PIL images) and how it is to be answered, always greedily; `attention`
+    is whether the attention ratio is measured, where that can be."""
 
     chat: Chat
     push: Push | None = None
     max_tokens: int = 24
+    interventions: tuple[Intervention, ...] = ()
+    attention: bool = True
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from PIL import Image
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
+from probes.answering import wire
 from probes.answering.base import Push, Question, Reply
-from steering import DROP, Criterion, SteeringVector
+from steering import SteeringVector
 
 ATTEMPTS = 6
 """How often a request is sent at most; half as often where its connection broke or it timed out, which takes long."""
@@ -125,7 +126,9 @@ class Endpoint:
         if not self.is_helmsight:
             return Reply(text or "")
         try:
-            ratio, auto = choice["diagnostics"]["modality"]["attention_ratio"], None
+            ratio, auto = None, None
+            if question.attention:
+                ratio = choice["diagnostics"]["modality"]["attention_ratio"]
             if question.push is not None and question.push.toward == "auto":
                 applied = choice["applied"]["steering"][0]
                 auto = {"toward": applied["toward"], **applied["auto"]}
@@ -138,19 +141,27 @@ class Endpoint:
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": question.max_tokens}
         if self.is_helmsight:
             # A server applies the checkpoint's own penalty unless it is told not to; `InProcess` does not.
-            body |= {"repetition_penalty": 1.0, "diagnostics": {"include": ["modality"]}}
-        return body if question.push is None else body | {"steering": self._steering(question.push)}
+            body["repetition_penalty"] = 1.0
+            if question.attention:
+                body["diagnostics"] = {"include": ["modality"]}
+        if question.push is not None:
+            body["steering"] = self._steering(question.push)
+        if question.interventions:
+            self.check_interventions()
+        return body | wire.fields(question.interventions)
 
     def _steering(self, push: Push) -> dict[str, Any]:
         name = push.vector if isinstance(push.vector, str) else push.vector.name
         self._check_vector(name)
-        layers = {} if push.layers is None else {"layers": list(push.layers)}
-        auto = {"auto": _criterion(push.criterion)} if push.criterion != DROP else {}
-        return {"vector": name, "toward": push.toward, "strength": push.strength, **layers, **auto}
+        return wire.steering(push, name)
 
-    def _check_vector(self, name: str) -> None:
+    def check_interventions(self) -> None:
+        """Raise ValueError where the server knows none."""
         if not self.is_helmsight:
             raise ValueError(f"{self.model} at {self.base_url} cannot be steered: that is not a Helmsight server.")
+
+    def _check_vector(self, name: str) -> None:
+        self.check_interventions()
         if name not in self.vectors:
             raise ValueError(f"{self.base_url} has no vector {name!r}; it has {', '.join(self.vectors) or 'none'}.")
 
@@ -200,11 +211,6 @@ class Endpoint:
             return session.request(method, url, json=body, timeout=limits, allow_redirects=False)
         except requests.RequestException as error:
             raise ValueError(f"{url} did not answer: {_short(str(error))}") from error
-
-
-def _criterion(criterion: Criterion) -> dict[str, Any]:
-    given = {"criterion": criterion.name, "bound": criterion.bound, "one_degraded": criterion.one_degraded}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _base(url: str) -> str:

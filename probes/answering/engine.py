@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -9,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from PIL import Image
 
 from probes.answering.base import Question, Reply
+from probes.answering.requests import request
 from probes.answering.versions import versions
 from steering import (
+    MLLM,
     Auto,
     Diagnose,
     Engine,
@@ -24,6 +27,7 @@ from steering import (
 from steering.layout import GRAY, pictures_of
 
 _NOTHING = {"type": "image", "image": Image.new("RGB", (224, 224), GRAY)}
+_ATTENTION = Diagnose(frozenset({"modality"}))
 
 
 class InProcess:
@@ -38,7 +42,7 @@ class InProcess:
     @property
     def identity(self) -> str:
         mllm = self.engine.mllm
-        return " ".join((mllm.fingerprint, str(mllm.dtype), *versions().values()))
+        return " ".join((mllm.fingerprint, str(mllm.dtype), *versions().values(), *_thresholds(mllm)))
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
         ways: deque[Reliability | Surprise | None] = deque()
@@ -50,7 +54,7 @@ class InProcess:
 
         for result in self.engine.stream(requests()):
             choice, found = result.choices[0], ways.popleft()
-            ratio = (choice.diagnostics or {})["modality"]["attention_ratio"]
+            ratio = choice.diagnostics["modality"]["attention_ratio"] if choice.diagnostics else None
             yield Reply(choice.text, ratio, None if found is None else {"toward": found.toward, **found.report()})
 
     def _measured(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Reliability | Surprise | None]]:
@@ -68,15 +72,26 @@ class InProcess:
             yield from zip(part, found, strict=True)
 
     def _request(self, question: Question, found: Reliability | Surprise | None) -> Request:
-        steering: tuple[Steer, ...] = ()
+        steers: tuple[Steer, ...] = ()
         if (push := question.push) is not None:
             if isinstance(push.vector, str):
                 raise ValueError(f"In process the vector {push.vector!r} must be given itself, not by name.")
             auto = Auto(push.vector, push.strength, push.layers)
-            steering = (auto.toward(push.toward) if found is None else auto.steer(found),)
-        diagnose = Diagnose(frozenset({"modality"}))
+            steers = (auto.toward(push.toward) if found is None else auto.steer(found),)
         chat = question.chat
         if not pictures_of(chat) and self.engine.mllm.needs_images:
             *before, last = chat
             chat = [*before, {**last, "content": [_NOTHING, *last["content"]]}]
-        return Request(chat, Sampling(max_tokens=question.max_tokens), steering, diagnose=diagnose)
+        return request(
+            chat,
+            (*steers, *question.interventions),
+            sampling=Sampling(max_tokens=question.max_tokens),
+            diagnose=_ATTENTION if question.attention else None,
+        )
+
+
+def _thresholds(mllm: MLLM) -> tuple[str, ...]:
+    """A digest of what Think's thresholds are taken from, where the model's folder has that."""
+    if mllm.calibration is None or mllm.calibration.divergence is None:
+        return ()
+    return (hashlib.sha256(repr(mllm.calibration.divergence).encode()).hexdigest()[:16],)

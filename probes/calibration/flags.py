@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from probes.answering.requests import request
 from probes.conflicts.degrade import degraded
 from probes.conflicts.samples import Sample, letter
 from probes.harness.bootstrap import area, interval
 from probes.harness.report import Report
-from steering import Diagnose, Engine, Request, Sampling
+from steering import Diagnose, Engine, Sampling
 from steering.diagnostics.flags import FLAGS, TOP, Thresholds
 
 SEVERITIES = (0.0, 0.25, 0.5, 0.75)
@@ -62,7 +63,7 @@ def ask(engine: Engine, samples: Sequence[Sample], seed: int = 0, quiet: bool = 
     severities = random.Random(f"severities {seed}").choices(SEVERITIES, k=len(samples))
     diagnose = Diagnose(frozenset({"flags"}))
     requests = (
-        Request(_chat(degraded(sample, "vision", severity, seed)), Sampling(max_tokens=40), diagnose=diagnose)
+        request(_chat(degraded(sample, "vision", severity, seed)), sampling=Sampling(max_tokens=40), diagnose=diagnose)
         for sample, severity in zip(tqdm(samples, desc="flags", disable=quiet or None), severities, strict=True)
     )
     rows = []

@@ -9,11 +9,12 @@ from dataclasses import replace
 import torch
 from tqdm import tqdm
 
+from probes.answering.requests import request
 from probes.calibration import flags
 from probes.calibration.flags import Answered
 from probes.conflicts.samples import Sample
 from probes.conflicts.samples import messages as messages_of
-from steering import Diagnose, Engine, Request, Sampling, surprises
+from steering import Diagnose, Engine, surprises
 from steering.calibration import Calibration
 from steering.diagnostics.sinks import attraction
 
@@ -23,7 +24,7 @@ def calibrate_think(engine: Engine, samples: Sequence[Sample], quiet: bool = Fal
     if not samples:
         raise ValueError("A calibration needs at least one sample.")
     requests = (
-        Request(messages_of(sample, "plain", swapped=False), Sampling(max_tokens=1), divergence=True)
+        request(messages_of(sample, "plain", swapped=False), divergence=True)
         for sample in tqdm(samples, desc="divergence", disable=quiet or None)
     )
     values = [result.choices[0].divergence for result in engine.generate(requests)]
@@ -35,7 +36,7 @@ def calibrate_sinks(engine: Engine, samples: Sequence[Sample], quiet: bool = Fal
     tokens are a grid."""
     diagnose = Diagnose(frozenset({"patches"}))
     requests = (
-        Request(messages_of(sample, "plain", swapped=False), Sampling(max_tokens=1), diagnose=diagnose)
+        request(messages_of(sample, "plain", swapped=False), diagnose=diagnose)
         for sample in tqdm(samples, desc="sinks", disable=quiet or None)
     )
     maps = []

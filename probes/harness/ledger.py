@@ -66,13 +66,18 @@ class Remembering:
 
 
 def key(identity: str, question: Question) -> str:
-    """A hash of the model, the chat with its pictures, the steering and the length of the answer."""
+    """A hash of the model, the chat with its pictures, what is done inside the model, the length of the answer, and whether
+    attention is measured."""
     hasher = hashlib.sha256(identity.encode())
-    content = {
+    content: dict[str, Any] = {
         "chat": [_message(message["role"], message["content"], hasher) for message in question.chat],
         "push": None if question.push is None else _push(question.push),
         "max_tokens": question.max_tokens,
     }
+    if question.interventions:
+        content["interventions"] = [[type(one).__name__, asdict(one)] for one in question.interventions]
+    if not question.attention:  # a reply without the ratio must not be taken for one with it
+        content["attention"] = False
     hasher.update(json.dumps(content, sort_keys=True).encode())
     return hasher.hexdigest()
 

@@ -11,12 +11,13 @@ import numpy as np
 from tqdm import tqdm
 
 from probes.answering.base import Answerer
+from probes.answering.requests import request
 from probes.conflicts.asking import Condition, ask
 from probes.conflicts.samples import SIDES, Sample, Shares, Side, messages
 from probes.harness.bootstrap import RESAMPLES, interval
 from probes.mc2.evaluate import Steering
 from probes.vector.build import Recipe, build, grow
-from steering import Engine, Request, Sampling, Steer, SteeringVector
+from steering import Engine, Sampling, Steer, SteeringVector
 
 SIZES = (25, 50, 75, 100, 125, 150, 175, 200, 225, 250)
 STRENGTHS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0)
@@ -183,9 +184,9 @@ def latency(
     for number, sample in enumerate(tqdm(samples, desc="Latency", unit=" samples", disable=quiet or None)):
         chat = messages(sample, "plain", swapped=False)
         requests = {
-            "plain": Request(chat, sampling),
-            "probing": Request(chat, sampling, states=True),
-            "steering": Request(chat, sampling, steers),
+            "plain": request(chat, sampling=sampling),
+            "probing": request(chat, sampling=sampling, states=True),
+            "steering": request(chat, steers, sampling=sampling),
         }
         engine.generate([requests["plain"]])
         names = list(requests)

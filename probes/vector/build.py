@@ -23,9 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from tqdm import tqdm
 
+from probes.answering.requests import request
 from probes.answering.versions import versions
 from probes.conflicts.samples import Sample, Setting, Wording, messages, prompt
-from steering import Engine, Request, Result, Sampling
+from steering import Engine, Request, Result
 from steering.files import write_atomically
 from steering.vectors import SteeringVector
 
@@ -382,7 +383,7 @@ def _states(
 
 def reading(chat: Sequence[Mapping[str, Any]], position: int) -> Request:
     """A request for the states at a position of a prompt, and as little else as there can be."""
-    return Request(chat, Sampling(max_tokens=1), states=True, state_position=position)
+    return request(chat, states=True, state_position=position)
 
 
 def state_of(result: Result) -> torch.Tensor:

@@ -13,8 +13,9 @@ import torch
 from tqdm import tqdm
 
 from probes.answering.base import Answerer, Chat, Push, Question
+from probes.answering.requests import request
 from probes.conflicts.samples import Sample
-from steering import Engine, Request, Sampling, Steer
+from steering import Engine, Request, Steer
 
 DESCRIBE = "Describe the image."
 MAX_TOKENS = 64
@@ -38,7 +39,7 @@ def shift(
     def requests() -> Iterator[Request]:
         for chat in asked:
             for steering in ((), *((steer,) for steer in steers)):
-                yield Request(chat, Sampling(max_tokens=1), steering, states=True)
+                yield request(chat, steering, states=True)
 
     total = torch.zeros(len(steers), dtype=torch.float64)
     said = (result.choices[0].next_logprobs for result in engine.stream(requests()))

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ from PIL import Image
 
 import steering
 from probes.answering import endpoint
-from probes.answering.base import Push, Question, Reply
+from probes.answering.base import Intervention, Push, Question, Reply
 from probes.answering.endpoint import Endpoint
 from probes.answering.engine import InProcess
-from steering import DROP, Criterion
+from steering import DROP, Criterion, Generate, Icd, Pai, See, Think, Vcd
 from tests import families
 
 ROOT = Path(__file__).parents[3]
@@ -296,6 +297,48 @@ def test_a_helmsight_server_is_asked_to_steer_and_to_measure(server: Server) -> 
     assert found["steering"] == short
     assert surprised["steering"] == {**short, "auto": {"criterion": "surprise", "one_degraded": False}}
     assert bounded["steering"] == {**short, "auto": {"criterion": "surprise", "bound": 3.5, "one_degraded": True}}
+
+
+def test_a_helmsight_server_is_told_which_interventions_with_all_their_options(server: Server) -> None:
+    server.models = [HELMSIGHT]
+    server.answer = lambda body: said("x")
+    asked_for: list[tuple[Intervention, ...]] = [
+        (),
+        (See(0.2, "scale", 3), Generate(0.25, refresh=2)),
+        (Think(threshold=1.5),),
+        (Vcd(step=700),),
+        (Icd(instruction="You are tired."),),
+        (Pai(first_layer=1), See()),
+    ]
+    there = Endpoint(server.url, concurrency=1)
+    questions = (replace(asked("?"), interventions=one, attention=False) for one in asked_for)
+    assert list(there.answers(questions)) == [Reply("x")] * 6
+    assert not any("diagnostics" in body or "steering" in body for body in server.bodies)
+    off = {"see": False, "think": False, "generate": False}
+    see = {"alpha": 0.1, "reading": See().reading, "ceiling": 1.0, "spans": See().spans}
+    assert [{name: body[name] for name in ("sage", "contrast") if name in body} for body in server.bodies] == [
+        {},
+        {
+            "sage": {
+                "see": see | {"alpha": 0.2, "reading": "scale", "shallow": 3}, "think": False,
+                "generate": {"lambda": 0.25, "top": 0.2, "refresh": 2},
+            }
+        },
+        {"sage": off | {"think": {"gamma": 0.9, "quantile": 0.9, "threshold": 1.5}}},
+        {"contrast": {"kind": "vcd", "alpha": 1.0, "beta": 0.1, "step": 700}},
+        {"contrast": {"kind": "icd", "alpha": 1.0, "beta": 0.1, "instruction": "You are tired."}},
+        {
+            "contrast": {"kind": "pai", "alpha": 0.1, "beta": 0.1, "amplify": 0.2, "first_layer": 1},
+            "sage": off | {"see": see},
+        },
+    ]  # fmt: skip
+
+
+def test_interventions_that_the_server_does_not_know_are_refused_unasked(server: Server) -> None:
+    replies = Endpoint(server.url, concurrency=1).answers([replace(asked("?"), interventions=(See(),))])
+    with pytest.raises(ValueError, match=r"small at .* cannot be steered: that is not a Helmsight server\."):
+        next(replies)
+    assert server.bodies == []
 
 
 @pytest.mark.parametrize(
@@ -570,6 +613,18 @@ def test_a_server_answers_as_its_engine_does(helmsight: str, engine: steering.En
                 )  # 1e-113 at least
     if push is not None:  # else the comparison would prove nothing
         assert here != list(InProcess(engine).answers(questions(None)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [(See(0.4), Generate(refresh=2)), (Think(0.1, threshold=0.0),), (Icd(),), (Pai(),)])
+def test_a_server_intervenes_as_its_engine_does(
+    helmsight: str, engine: steering.Engine, what: tuple[Intervention, ...]
+) -> None:
+    there = Endpoint(helmsight, api_key="key-of-the-test", concurrency=2)
+    plain = [replace(one, attention=False) for one in questions(None)]
+    changed = [replace(one, interventions=what) for one in plain]
+    here = list(InProcess(engine).answers(changed))
+    assert list(there.answers(changed)) == here != list(InProcess(engine).answers(plain))
 
 
 @pytest.mark.slow

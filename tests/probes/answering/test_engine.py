@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,10 +15,26 @@ from PIL import Image
 
 import steering
 from probes.answering import engine as answering
-from probes.answering.base import Chat, Push, Question, Reply
+from probes.answering.base import Chat, Intervention, Push, Question, Reply
 from probes.answering.engine import InProcess
 from probes.conflicts.samples import messages
-from steering import DROP, Auto, Criterion, Diagnose, Engine, Reliability, Request, Sampling, Steer, SteeringVector
+from steering import (
+    DROP,
+    Auto,
+    Criterion,
+    Diagnose,
+    Engine,
+    Generate,
+    Icd,
+    Reliability,
+    Request,
+    Sage,
+    Sampling,
+    See,
+    Steer,
+    SteeringVector,
+)  # fmt: skip
+from steering.calibration import Calibration
 from tests import families
 from tests.probes.conftest import make_samples
 from tests.steering.plain import Plain
@@ -250,3 +268,50 @@ def test_a_model_that_needs_images_is_shown_a_gray_one(root: Path) -> None:
     unseen, seen = InProcess(engine).answers([Question(chat, max_tokens=4), Question(shown, max_tokens=4)])
     assert unseen.text == seen.text
     assert unseen.attention_ratio == pytest.approx(seen.attention_ratio, abs=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------- interventions
+
+
+@pytest.mark.parametrize(
+    ("interventions", "fields"),
+    [
+        ((See(0.3), Generate(refresh=1)), {"sage": Sage(See(0.3), None, Generate(refresh=1))}),
+        ((Icd(alpha=0.5),), {"contrast": Icd(alpha=0.5)}),
+    ],
+)
+def test_an_intervened_answer_is_the_engines(
+    tiny: Engine, interventions: tuple[Intervention, ...], fields: dict[str, Any]
+) -> None:
+    asked = chats(3)
+    replies = InProcess(tiny).answers(
+        Question(chat, None, TOKENS, what, attention=False) for chat in asked for what in (interventions, ())
+    )
+    both = list(replies)
+    changed, plain = both[::2], both[1::2]
+    expected = tiny.generate([Request(chat, Sampling(max_tokens=TOKENS), **fields) for chat in asked])
+    assert [one.text for one in changed] == [one.choices[0].text for one in expected]
+    assert [one.text for one in changed] != [one.text for one in plain]
+    assert [one.attention_ratio for one in changed] == [None] * 3
+
+
+def test_a_push_goes_with_interventions(tiny: Engine, vector: SteeringVector) -> None:
+    chat = chats(1)[0]
+    (reply,) = InProcess(tiny).answers([Question(chat, Push("text", vector, 0.4), TOKENS, (See(0.3),))])
+    request = Request(
+        chat, Sampling(max_tokens=TOKENS), (Steer.to(vector, "text", 0.4),), sage=Sage(See(0.3)),
+        diagnose=Diagnose(frozenset({"modality"})),
+    )  # fmt: skip
+    choice = tiny.generate([request])[0].choices[0]
+    assert choice.diagnostics is not None
+    assert reply == Reply(choice.text, choice.diagnostics["modality"]["attention_ratio"])
+
+
+def test_answers_under_other_thresholds_of_think_are_another_models(tiny: Engine) -> None:
+    def identity(*quantiles: float) -> str:
+        mllm = copy.copy(tiny.mllm)
+        mllm.calibration = Calibration(mllm.fingerprint, divergence=(quantiles,)) if quantiles else None
+        return InProcess(cast("Engine", SimpleNamespace(mllm=mllm))).identity
+
+    assert len({identity(), identity(0.1), identity(0.2)}) == 3
+    assert identity(0.1) == identity(0.1)

@@ -20,7 +20,7 @@ from PIL import Image
 
 from probes.answering.base import Push, Question, Reply
 from probes.harness.ledger import Remembering, key
-from steering import Criterion, SteeringVector
+from steering import Criterion, Icd, See, SteeringVector, Think, Vcd
 from tests.probes.conftest import Scripted, text_of
 
 
@@ -342,6 +342,13 @@ OTHERS = {
     "a vector by name": _pushed(vector="v"),
     "another vector by name": _pushed(vector="w"),
     "max_tokens": replace(BASE, max_tokens=25),
+    "without the attention ratio": replace(BASE, attention=False),
+    "see": replace(BASE, interventions=(See(),)),
+    "see, other alpha": replace(BASE, interventions=(See(0.2),)),
+    "think": replace(BASE, interventions=(Think(),)),
+    "see and think": replace(BASE, interventions=(See(), Think())),
+    "vcd": replace(BASE, interventions=(Vcd(),)),
+    "icd": replace(BASE, interventions=(Icd(),)),
 }
 
 
