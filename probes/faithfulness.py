@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from probes.sage.evaluate import Difference, Existence
+    from probes.sage.samples import Difference, Existence
 
 __all__ = ["Difference", "Existence"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from probes.conflicts.samples import Sample
-    from probes.sage.evaluate import Difference, Existence
+    from probes.sage.samples import Difference, Existence
     from steering import Engine, SteeringVector
 
     DemoSamples = Callable[[int, int], Sequence[Sample]]

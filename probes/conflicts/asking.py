@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tqdm import tqdm
-
 from probes.answering.base import Answerer, Push, Question, Reply
 from probes.conflicts.samples import Outcome, Sample, Setting, Side, Wording, letter, messages, outcome
+from probes.harness.asking import replies
 
 MAX_TOKENS = 24
 """Enough for "The correct answer is B. playing in a field"; a model that answers with a letter stops by itself."""
@@ -86,13 +85,9 @@ def ask(
         for condition, sample, swapped in plan:
             yield condition.question(sample, swapped)
 
-    bar = tqdm(
-        answerer.answers(questions()), total=len(plan), desc=title, unit=" answers", disable=quiet or None,
-        dynamic_ncols=True, smoothing=0.05,
-    )  # fmt: skip
-    replies = iter(bar)
+    said = replies(answerer, questions(), len(plan), title=title, quiet=quiet)
     answers = [Answers() for _ in conditions]
-    both = zip(replies, replies)  # noqa: B905 -- the same iterator twice: the two orders of a sample
+    both = zip(said, said)  # noqa: B905 -- the same iterator twice: the two orders of a sample
     for sample in samples:
         for answer in answers:
             pair = next(both)
@@ -101,5 +96,5 @@ def ask(
             )
             answer.letters.append((first, second))
             answer.replies.append(pair)
-    next(replies, None)  # so that the stream, and what it keeps open, ends
+    next(said, None)  # so that the stream, and what it keeps open, ends
     return answers

@@ -7,14 +7,14 @@ anything else, also an answer that names no option, is "others".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
+
+from probes.harness.pictures import Source, picture
 
 Side = Literal["vision", "text"]
 SIDES: tuple[Side, Side] = ("vision", "text")
@@ -73,7 +73,7 @@ class Sample:
 
     id: str
     task: str
-    image: Image.Image | Path | Callable[[], Image.Image]
+    image: Source
     question: str
     answer_vision: str
     answer_text: str
@@ -81,26 +81,12 @@ class Sample:
 
     def picture(self) -> Image.Image:
         """The decoded RGB image; raises ValueError that names the sample where its file does not decode."""
-        if isinstance(self.image, Image.Image):
-            return self.image
-        if not isinstance(self.image, Path):
-            return self.image()
-        try:
-            return _decoded(self.image)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"The image of sample {self.id} does not decode: {self.image}: {error}") from error
+        return picture(self.image, f"sample {self.id}")
 
     def options(self, swapped: bool) -> tuple[str, str]:
         """The texts of options A and B; unswapped, A is the vision answer."""
         pair = (self.answer_vision, self.answer_text)
         return (pair[1], pair[0]) if swapped else pair
-
-
-@lru_cache(maxsize=16)
-def _decoded(path: Path) -> Image.Image:
-    """Kept for a while, because a sample's questions come one after the other."""
-    with Image.open(path) as file:
-        return file.convert("RGB")
 
 
 def prompt(sample: Sample, setting: Setting, swapped: bool, wording: Wording = "paper") -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from probes.commands.common import Defaults, add_model, engine_of, guarded, positive, write_json
 
 if TYPE_CHECKING:
-    from probes.sage.evaluate import Difference, Existence
+    from probes.sage.samples import Difference, Existence
 
 
 def register(benchmarks: Any, defaults: Defaults) -> None:
@@ -46,20 +46,23 @@ def register(benchmarks: Any, defaults: Defaults) -> None:
 
 
 def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
-    from probes.sage.evaluate import PLAIN, evaluate, stages
+    from probes.answering.engine import InProcess
+    from probes.harness.comparison import BASELINE
+    from probes.sage.evaluate import evaluate
     from probes.sage.report import report
+    from probes.sage.stages import stages
     from steering.files import write_atomically
 
     existence, differences, categories = _samples(arguments, defaults)
     conditions = stages(arguments.sweep)
-    wanted = {PLAIN}
+    wanted = {BASELINE}
     for pattern in arguments.conditions or ["*"]:
         if not (found := fnmatch.filter(conditions, pattern)):
             raise ValueError(f"--conditions: unknown {pattern}; there are {', '.join(conditions)}")
         wanted.update(found)
     conditions = {name: one for name, one in conditions.items() if name in wanted}
     engine = engine_of(arguments)
-    scores = evaluate(engine, conditions, existence, differences, categories, arguments.quiet)
+    scores = evaluate(InProcess(engine), conditions, existence, differences, categories, arguments.quiet)
     page = report(
         f"SAGE on {engine.mllm.name}: {len(existence)} existence questions, {len(differences)} pairs of pictures"
         + (f" with noise {arguments.noise:g}" if arguments.noise else "")

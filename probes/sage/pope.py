@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from probes.sage.evaluate import Existence, Setting
+from probes.sage.samples import Existence, Strategy
 
 
 def load(files: Sequence[str | Path], image_folder: str | Path) -> list[Existence]:
@@ -19,9 +19,9 @@ def load(files: Sequence[str | Path], image_folder: str | Path) -> list[Existenc
 
 
 def _rows(file: Path, folder: Path) -> list[Existence]:
-    settings = [setting for setting in get_args(Setting) if setting in file.stem]
+    settings = [setting for setting in get_args(Strategy) if setting in file.stem]
     if len(settings) != 1:
-        raise ValueError(f"{file}: its name must hold one of {', '.join(get_args(Setting))}")
+        raise ValueError(f"{file}: its name must hold one of {', '.join(get_args(Strategy))}")
     samples = []
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:

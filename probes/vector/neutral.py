@@ -15,6 +15,7 @@ from tqdm import tqdm
 from probes.answering.base import Answerer, Chat, Push, Question
 from probes.answering.requests import request
 from probes.conflicts.samples import Sample
+from probes.harness.asking import replies
 from steering import Engine, Request, Steer
 
 DESCRIBE = "Describe the image."
@@ -65,11 +66,8 @@ def repetitions(
 ) -> list[float]:
     """For every push the mean `repetition` of the answers."""
     questions = (Question(chat, push, MAX_TOKENS) for chat in asked for push in pushes)
-    replies = tqdm(
-        answerer.answers(questions), total=len(asked) * len(pushes), desc=title, unit=" answers", disable=quiet or None,
-        dynamic_ncols=True,
-    )  # fmt: skip
-    found = [repetition(reply.text) for reply in replies]
+    said = replies(answerer, questions, len(asked) * len(pushes), title=title, quiet=quiet)
+    found = [repetition(reply.text) for reply in said]
     return [sum(found[number :: len(pushes)]) / max(len(asked), 1) for number in range(len(pushes))]
 
 

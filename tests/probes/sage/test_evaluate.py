@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from probes.answering.base import Question
+from probes.answering.engine import InProcess
 from probes.commands.common import Defaults
 from probes.harness.bootstrap import mcnemar
+from probes.harness.comparison import BASELINE
 from probes.sage.differences import Claim, Pair
-from probes.sage.evaluate import (
-    PLAIN,
-    QUESTIONS,
-    Condition,
-    Difference,
-    Existence,
-    evaluate,
-    existence_scores,
-    existence_tally,
-    pair_of,
-    stages,
-)
+from probes.sage.evaluate import evaluate, existence_scores, existence_tally, pair_of
 from probes.sage.report import report
+from probes.sage.samples import QUESTIONS, Difference, Existence
+from probes.sage.stages import stages
 from server import cli
-from steering import Engine, Generate, Request, Sage, See, Think
+from steering import Engine, Generate, See, Think
+from tests.probes.conftest import Scripted, text_of
 
 SHAPES = ("star", "ring", "heart")
 PICTURE = Image.new("RGB", (56, 56), "red")
@@ -40,31 +32,23 @@ def existence(*present: bool) -> list[Existence]:
     return [Existence(Image.new("RGB", (8, 8)), f"Question {i}", here, "random") for i, here in enumerate(present)]
 
 
-@dataclass
-class Scripted:
-    """An engine that answers by the text of the question, and otherwise where SAGE sees."""
-
-    plain: dict[str, str]
-    seeing: dict[str, str]
-
-    def generate(self, requests: Iterable[Request]) -> list[Any]:
-        said = [
-            (self.seeing if one.sage else self.plain)[cast("Any", one.messages)[0]["content"][-1]["text"]]
-            for one in requests
-        ]
-        return [SimpleNamespace(choices=[SimpleNamespace(text=text)]) for text in said]
+CONDITIONS = {BASELINE: (), "See": (See(),)}
 
 
-CONDITIONS = {PLAIN: Condition(), "See": Condition(Sage(See()))}
+def run(
+    plain: dict[str, str], seeing: dict[str, str], asked: list[Existence], pairs: list[Difference]
+) -> dict[str, Any]:
+    """What is found where the text of a question decides the answer, and otherwise where SAGE sees."""
 
+    def answer(question: Question) -> str:
+        return (seeing if See() in question.interventions else plain)[text_of(question)]
 
-def run(engine: Scripted, asked: list[Existence], pairs: list[Difference]) -> dict[str, Any]:
-    return evaluate(cast("Engine", engine), CONDITIONS, asked, pairs, SHAPES, quiet=True)
+    return evaluate(Scripted(answer, ahead=3), CONDITIONS, asked, pairs, SHAPES, quiet=True)
 
 
 def test_existence_by_hand() -> None:
     samples, answers = existence(True, True, True, False, False), ["Yes.", "No.", "Yes.", "Yes.", "Well"]
-    tallies = [existence_tally(*one) for one in zip(samples, answers, strict=True)]
+    tallies = [existence_tally(sample, [answer]) for sample, answer in zip(samples, answers, strict=True)]
     sums = {name: cast("Any", sum(one[name] for one in tallies)) for name in tallies[0]}
     assert {name: float(value) for name, value in existence_scores(sums).items()} == {
         "accuracy": 2 / 5, "precision": 2 / 3, "recall": 2 / 3, "f1": pytest.approx(2 / 3), "yes": 3 / 5,
@@ -89,9 +73,9 @@ def test_every_condition_answers_the_same_samples_and_is_compared_with_the_plain
     asked = existence(*[True] * 8, *[False] * 4)
     plain = {one.question: "Yes." for one in asked}  # 8 of 12 right
     seeing = plain | {f"Question {i}": "No." for i in (0, 8, 9, 10)}  # one wrong that was right, three right
-    scores = run(Scripted(plain, seeing), asked, [])
-    assert list(scores) == [PLAIN, "See"]
-    assert "difference" not in scores[PLAIN]["existence"]["all"]["accuracy"]
+    scores = run(plain, seeing, asked, [])
+    assert list(scores) == [BASELINE, "See"]
+    assert "difference" not in scores[BASELINE]["existence"]["all"]["accuracy"]
     found = scores["See"]["existence"]["all"]
     accuracy = found["accuracy"]
     assert (accuracy["value"], accuracy["difference"]) == (pytest.approx(10 / 12), pytest.approx(2 / 12))
@@ -107,8 +91,8 @@ def test_pairs_are_scored_by_the_number_of_their_differences() -> None:
     pairs = [Difference(PICTURE, PICTURE, true) for true in ((removed,), (removed, recolored), ())]
     said = dict.fromkeys(QUESTIONS, "No.") | {QUESTIONS[0]: "The ring was removed."}
     better = said | {QUESTIONS[0]: "The ring was removed. The star turned to blue.", QUESTIONS[1]: "Yes."}
-    scores = run(Scripted(said, better), [], pairs)
-    plain, seeing = (scores[name]["differences"] for name in (PLAIN, "See"))
+    scores = run(said, better, [], pairs)
+    plain, seeing = (scores[name]["differences"] for name in (BASELINE, "See"))
     assert [plain[setting]["samples"] for setting in ("all", "single", "several", "none")] == [3, 1, 1, 1]
     assert [plain[setting]["dqr_exact"]["value"] for setting in ("single", "several", "none")] == [1, 0, 0]
     assert [seeing[setting]["dqr_exact"]["value"] for setting in ("single", "several", "none")] == [0, 1, 0]
@@ -122,7 +106,7 @@ def test_pairs_are_scored_by_the_number_of_their_differences() -> None:
 def test_p_is_that_of_the_shares_and_no_other_metric() -> None:
     said = dict.fromkeys(QUESTIONS, "Yes.")
     pairs = [Difference(PICTURE, PICTURE, (Claim("remove", "ring"),))] * 4
-    found = run(Scripted(said, said | {QUESTIONS[2]: "No."}), [], pairs)["See"]["differences"]["all"]
+    found = run(said, said | {QUESTIONS[2]: "No."}, [], pairs)["See"]["differences"]["all"]
     assert {name for name, one in found.items() if isinstance(one, dict) and one.get("p") is not None} == {
         "dqr_exact", "ds_detect", "contradictions", "yes_same",  # false_alarms: no pair is without a difference
     }  # fmt: skip
@@ -132,7 +116,7 @@ def test_p_is_that_of_the_shares_and_no_other_metric() -> None:
 
 def test_conditions_without_the_plain_answers_first_are_refused() -> None:
     with pytest.raises(ValueError, match="baseline"):
-        evaluate(cast("Engine", None), {"See": Condition()}, existence(True), [], SHAPES)
+        evaluate(Scripted(lambda question: "Yes."), {"See": ()}, existence(True), [], SHAPES)
 
 
 def test_the_report_holds_every_condition_with_its_difference_and_says_what_it_can_find() -> None:
@@ -140,7 +124,7 @@ def test_the_report_holds_every_condition_with_its_difference_and_says_what_it_c
     plain = {one.question: "Yes." for one in asked} | dict.fromkeys(QUESTIONS, "No.")
     turned = plain | {f"Question {i}": "No." for i in (*range(4), *range(300, 312))}
     pairs = [Difference(PICTURE, PICTURE, ())]
-    page = report("Title", run(Scripted(plain, turned), asked, pairs)).markdown()
+    page = report("Title", run(plain, turned, asked, pairs)).markdown()
     # 16 of 400 turned: 2.8 standard errors of sqrt(.04 / 400) are 2.8 points
     assert (
         "See, turns 4.0 % from right to wrong or back; where as many turn, a difference of 2.8 points is found" in page
@@ -161,20 +145,20 @@ def test_a_tiny_model_runs_every_condition(tiny: Engine) -> None:
     conditions = {
         name: one
         for name, one in stages().items()
-        if name in (PLAIN, "+ See", "See as scale", "See as transfer", "ICD")
+        if name in (BASELINE, "+ See", "See as scale", "See as transfer", "ICD")
     }
-    scores = evaluate(tiny, conditions, existence(True, False), [], (), quiet=True)
+    scores = evaluate(InProcess(tiny), conditions, existence(True, False), [], (), quiet=True)
     assert len(scores) == 4
 
 
 def test_the_stages_are_the_papers_and_what_it_leaves_open() -> None:
     plain = stages()
-    assert list(plain)[:6] == [PLAIN, "+ See", "+ Think", "+ Generate", "SAGE, refresh 1", "SAGE, refresh 4"]
+    assert list(plain)[:6] == [BASELINE, "+ See", "+ Think", "+ Generate", "SAGE, refresh 1", "SAGE, refresh 4"]
     assert list(plain)[-3:] == ["VCD", "ICD", "PAI"]
-    assert plain["+ Think"] == Condition(Sage(See(alpha=0.1), Think(gamma=0.9)))
-    assert plain["+ Generate"] == Condition(Sage(See(alpha=0.1), Think(gamma=0.9), Generate(weight=0.5, refresh=0)))
-    assert plain["SAGE, refresh 4"] == Condition(Sage(See(), Think(), Generate(refresh=4)))
-    readings = {one.sage.see.reading for one in plain.values() if one.sage and one.sage.see}
+    assert plain["+ Think"] == (See(alpha=0.1), Think(gamma=0.9))
+    assert plain["+ Generate"] == (See(alpha=0.1), Think(gamma=0.9), Generate(weight=0.5, refresh=0))
+    assert plain["SAGE, refresh 4"] == (See(), Think(), Generate(refresh=4))
+    readings = {stage.reading for one in plain.values() for stage in one if isinstance(stage, See)}
     assert readings == {"scale", "transfer"}
     assert set(plain) < set(stages(sweep=True))
 
@@ -187,8 +171,8 @@ def test_the_command_writes_both_files_for_the_conditions_asked_for(
     files = ["--json", str(tmp_path / "sage.json"), "--markdown", str(tmp_path / "sage.md")]
     assert cli.main([*words, *files, "--conditions", "+ S*"]) == 0
     found = json.loads((tmp_path / "sage.json").read_text())
-    assert list(found) == [PLAIN, "+ See"]
-    assert [found[PLAIN][part]["all"]["samples"] for part in ("existence", "differences")] == [4, 2]
+    assert list(found) == [BASELINE, "+ See"]
+    assert [found[BASELINE][part]["all"]["samples"] for part in ("existence", "differences")] == [4, 2]
     assert (tmp_path / "sage.md").read_text().startswith("# SAGE on")
     assert cli.main([*words, "--conditions", "Sea"]) == 1
     assert "--conditions: unknown Sea; there are baseline, + See" in capsys.readouterr().err

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from probes.sage.evaluate import Condition, Existence, evaluate
+from probes.answering.engine import InProcess
+from probes.sage.evaluate import evaluate
 from probes.sage.pope import load
+from probes.sage.samples import Existence
 from steering import Engine
 
 ROW = '{"question_id": 1, "image": "COCO_val2014_000000000001.jpg", "text": "Is there a star?", "label": "yes"}\n'
@@ -24,7 +26,7 @@ def test_rows_become_questions_whose_image_is_opened_when_asked(tmp_path: Path, 
     samples = load([write(tmp_path, ROW + ROW.replace("yes", "no"))], tmp_path)
     image = tmp_path / "COCO_val2014_000000000001.jpg"
     assert samples == [Existence(image, "Is there a star?", present, "popular") for present in (True, False)]
-    report = evaluate(tiny, {"baseline": Condition()}, samples, [], (), quiet=True)
+    report = evaluate(InProcess(tiny), {"baseline": ()}, samples, [], (), quiet=True)
     assert set(report["baseline"]["existence"]) == {"all", "popular"}
 
 
