@@ -18,9 +18,8 @@ from probes.answering.requests import request
 from probes.conflicts.degrade import degraded
 from probes.conflicts.samples import Sample, letter
 from probes.harness.bootstrap import area, interval
-from probes.harness.report import Report
 from steering import Diagnose, Engine, Sampling
-from steering.diagnostics.flags import FLAGS, TOP, Thresholds
+from steering.diagnostics.flags import FLAGS, Thresholds
 
 SEVERITIES = (0.0, 0.25, 0.5, 0.75)
 """How much of a picture is noise (`probes.conflicts.degrade.noisy`)."""
@@ -126,78 +125,21 @@ def _greatest(candidates: np.ndarray, rate: Callable[[float], float]) -> float:
 def _rates(answers: Answered, raised: np.ndarray) -> dict[str, Any]:
     """On right and on wrong answers, each [share, low, high]; `area` likewise, how often it is the wrong one of a right
     and a wrong answer to alike questions that raises it (neither or both: half); whether that is beyond chance."""
-    rates = {name: [float(some.mean()), *interval(some)] for name, some in _sides(answers.right, raised) if len(some)}
-    like = _area(raised, answers, answers.alike)
+    rates = {
+        name: [float(some.mean()), *interval(some)]
+        for name, some in right_and_wrong(answers.right, raised)
+        if len(some)
+    }
+    like = area_of(raised, answers, answers.alike)
     found = {name: [round(x, 4) for x in one] for name, one in (rates | ({"area": like} if like else {})).items()}
     return found | {"separates": like is not None and like[1] > 0.5}
 
 
-def _sides(right: np.ndarray, raised: np.ndarray) -> list[tuple[str, np.ndarray]]:
+def right_and_wrong(right: np.ndarray, raised: np.ndarray) -> list[tuple[str, np.ndarray]]:
     return [("right", raised[right]), ("wrong", raised[~right])]
 
 
-def report(name: str, answers: Answered, thresholds: Thresholds) -> Report:
-    """What the thresholds do on the held-out half, and how well each number alone tells wrong answers from right ones."""
-    _, held_out = halves(answers)
-    raised = held_out.raised(thresholds)
-    page = Report(f"Flags on {name}")
-    page.text(
-        f"{len(answers.right)} questions, each with its picture alone, of which from none to {SEVERITIES[-1]:.0%} is "
-        f"noise. {thresholds.answers} of them choose the thresholds: the greatest that raise either flag on {RATE:.0%} of "
-        f"the right answers at most. What follows is measured on the other {len(held_out.right)}, of which "
-        f"{int(held_out.right.sum())} are answered rightly. Intervals are of 95 % (bootstrap)."
-    )
-    page.text(
-        f"Thresholds: attention is concentrated from {thresholds.attention:.3f}, activation from "
-        f"{thresholds.activation:.3f} (the share of a map in its strongest {TOP:.0%}); both agree from "
-        f"{thresholds.agreement:.3f} (their correlation)."
-    )
-    page.heading("How often each flag is raised")
-    page.text(
-        "Alike are questions of one task with pictures of one severity: the last columns compare only answers to these, as "
-        "the share of pairs of a right and a wrong answer in which the wrong one raises the flag (neither or both: half; .5 "
-        "is chance), so that neither the kind of the question nor the noise can tell them apart."
-    )
-    rows = [
-        (flag, *(_range(found.get(name)) for name in ("right", "wrong", "area")), found["separates"])
-        for flag, found in thresholds.raised.items()
-    ]
-    page.table(["flag", "on right answers", "on wrong answers", "among alike questions", "above chance"], rows)
-    for flag, found in thresholds.raised.items():
-        if not found["separates"]:
-            page.text(
-                f"{flag} does NOT tell wrong answers from right ones to alike questions on this model: it says what the "
-                "maps look like, and no more."
-            )
-    page.heading("Each number alone")
-    page.text(
-        "How often a wrong answer has the lower number of a wrong and a right one; .5 is chance. Overlap is the share of "
-        "common patches among the strongest fifths, and no flag goes by it."
-    )
-    page.table(
-        ["number", "all answers", "among alike questions"],
-        [
-            (name, *(_range(_area(-held_out.values[name], held_out, strata)) for strata in (None, held_out.alike)))
-            for name in NUMBERS
-        ],
-    )
-    for heading, groups in (("By task", held_out.task), ("By severity", held_out.severity)):
-        page.heading(heading)
-        rows = []
-        for group in np.unique(groups):
-            chosen = groups == group
-            cells = [
-                float(some.mean()) if len(some) else None
-                for flag in FLAGS
-                for _, some in _sides(held_out.right[chosen], raised[flag][chosen])
-            ]
-            rows.append((str(group), int(chosen.sum()), float(held_out.right[chosen].mean()), *cells))
-        sides = [f"{flag} on {side} ones" for flag in FLAGS for side in ("right", "wrong")]
-        page.table([heading[3:], "answers", "right", *sides], rows)
-    return page
-
-
-def _area(values: np.ndarray, answers: Answered, strata: np.ndarray | None = None) -> list[float] | None:
+def area_of(values: np.ndarray, answers: Answered, strata: np.ndarray | None = None) -> list[float] | None:
     """Of wrong answers against right ones, with its interval; None where there is nothing to compare."""
     wrong = ~answers.right
     whole = area(values, wrong, strata)
@@ -207,7 +149,3 @@ def _area(values: np.ndarray, answers: Answered, strata: np.ndarray | None = Non
         return [one for one in areas if not np.isnan(one)]
 
     return None if np.isnan(whole) else [whole, *interval(np.arange(len(wrong)), statistic=of)]
-
-
-def _range(found: Sequence[float] | None) -> str | None:
-    return None if found is None else f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})"

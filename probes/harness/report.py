@@ -6,20 +6,20 @@ import base64
 import html
 import io
 import json
-import numbers
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 from matplotlib.figure import Figure
 
+from probes.harness import tables
+from probes.harness.tables import line
 from steering.files import write_atomically
 
 
@@ -27,7 +27,7 @@ class Report:
     """Collects a report in reading order. Nothing is written before `write`."""
 
     def __init__(self, title: str) -> None:
-        self.title = _line(title)
+        self.title = line(title)
         self._blocks = [f"# {self.title}"]
         self._plots: dict[str, bytes] = {}
 
@@ -35,24 +35,15 @@ class Report:
         """Start a section; `level` 1 to 6, the title is a 1. Raises ValueError for another level."""
         if level not in range(1, 7):
             raise ValueError(f"level must be 1 to 6, not {level}.")
-        self._blocks.append(f"{'#' * level} {_line(text)}")
+        self._blocks.append(f"{'#' * level} {line(text)}")
 
     def text(self, markdown: str) -> None:
         """Add a paragraph, a list or several of them; HTML in it is shown, not obeyed."""
         self._blocks.append(markdown.strip())
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Add a table: a float has 3 decimals, None is "-", a bool yes or no; columns of numbers are aligned right.
-
-        Raises ValueError for a row that has not one cell a column.
-        """
-        rows = [list(row) for row in rows]
-        for row in rows:
-            if len(row) != len(columns):
-                raise ValueError(f"A row has {len(row)} cells, the table {len(columns)} columns: {row!r}.")
-        rules = ["---:" if _numeric([row[index] for row in rows]) else "---" for index in range(len(columns))]
-        lines = [list(map(_cell, columns)), rules, *(list(map(_cell, row)) for row in rows)]
-        self._blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        """Add a table (see `tables.markdown`)."""
+        self._blocks.append(tables.markdown(columns, rows))
 
     def plot(self, name: str, figure: Figure, caption: str) -> None:
         """Add a figure as it is now; its layout is fixed by that. `caption` is plain text.
@@ -65,7 +56,7 @@ class Report:
         if file in self._plots:
             raise ValueError(f"There is a plot {name!r} already.")
         self._plots[file] = _svg(figure)
-        escaped = re.sub(r"([\\`*_~\[\]<&])", r"\\\1", _line(caption))
+        escaped = re.sub(r"([\\`*_~\[\]<&])", r"\\\1", line(caption))
         self._blocks.append(f"![{escaped}]({file})")
 
     def markdown(self) -> str:
@@ -101,26 +92,6 @@ class Report:
         parser.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
         parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
         return _PAGE.format(title=html.escape(self.title), style=_STYLE, body=parser.render(self.markdown()))
-
-
-def _line(text: str) -> str:
-    return " ".join(text.splitlines()).strip()
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool | np.bool_):
-        return "yes" if value else "no"
-    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
-        return f"{float(value):z.3f}"
-    # A backslash before a pipe would take the escape for itself.
-    return re.sub(r"(\\*)\|", r"\1\1\\|", _line(str(value)))
-
-
-def _numeric(cells: Sequence[object]) -> bool:
-    given = [cell for cell in cells if cell is not None]
-    return bool(given) and all(isinstance(cell, numbers.Real) and not isinstance(cell, bool) for cell in given)
 
 
 def _svg(figure: Figure) -> bytes:

@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from probes.answering.base import Answerer, Push
 from probes.conflicts.asking import Answers, Condition, ask
 from probes.conflicts.degrade import degraded, reworded
-from probes.conflicts.samples import Sample, Setting, Side, messages
+from probes.conflicts.samples import Sample, Setting, Side
 from probes.harness.bootstrap import gap_closed
 from probes.mc2.evaluate import Steering
-from steering import Criterion, Engine, measure
+from probes.vector.reliability import vote
+from steering import Criterion
 
 SEVERITIES = (0.3, 0.5, 0.7)
 """Of the degradation: from little to as much as leaves something to be read."""
@@ -186,14 +186,6 @@ def _share(of: Iterable[bool]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def vote(votes: Mapping[str, int]) -> Side | None:
-    """The majority of the decided votes; vision where both are equal, as for one request, None where there are none."""
-    vision, text = votes.get("vision", 0), votes.get("text", 0)
-    if not vision + text:
-        return None
-    return "vision" if vision >= text else "text"
-
-
 def automatic(
     answerer: Answerer,
     samples: Sequence[Sample],
@@ -257,45 +249,3 @@ def _cell(
 
 def _toward(answers: Answers) -> tuple[tuple[Side | None, ...], ...]:
     return tuple(tuple((reply.auto or {}).get("toward") for reply in pair) for pair in answers.replies)
-
-
-@dataclass(frozen=True)
-class TaskReliability:
-    """Which modality a task's answers rest on, right or wrong: votes of single questions ("none" where the answer stands
-    without either), and the mean drops of the answer's probability without the images and without the text context."""
-
-    votes: Mapping[str, int]
-    drop_vision: float
-    drop_text: float
-
-    @property
-    def rests_on(self) -> Side | None:
-        return vote(self.votes)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rests_on": self.rests_on,
-            "votes": dict(self.votes),
-            "drop_vision": self.drop_vision,
-            "drop_text": self.drop_text,
-        }
-
-
-def task_reliability(
-    engine: Engine, samples: Sequence[Sample], *, batch: int = 64, quiet: bool = False
-) -> dict[str, TaskReliability]:
-    """The vote of every task, and under "all" that of the whole set; each sample is asked in both orders."""
-    votes: dict[str, Counter[str]] = {}
-    drops: dict[str, list[tuple[float, float]]] = {}
-    with tqdm(total=2 * len(samples), desc="Reliability", unit=" prompts", disable=quiet or None) as bar:
-        for begin in range(0, len(samples), batch):
-            part = [(sample, swapped) for sample in samples[begin : begin + batch] for swapped in (False, True)]
-            measured = measure(engine, [messages(sample, "plain", swapped) for sample, swapped in part])
-            for (sample, _), one in zip(part, measured, strict=True):
-                numbers = one.report()
-                for task in (sample.task, "all"):
-                    votes.setdefault(task, Counter()).update([one.toward or "none"])
-                    drops.setdefault(task, []).append((numbers["drop_vision"], numbers["drop_text"]))
-            bar.update(len(part))
-    means = {task: np.array(pairs).mean(0).tolist() for task, pairs in drops.items()}
-    return {task: TaskReliability(votes[task], *means[task]) for task in sorted(votes, key=lambda t: (t == "all", t))}

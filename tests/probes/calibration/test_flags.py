@@ -11,7 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from probes.calibration.flags import FLAGS, NUMBERS, RATE, SEVERITIES, Answered, ask, calibrate, choose, halves, report
+from probes.calibration.flags import FLAGS, NUMBERS, RATE, SEVERITIES, Answered, ask, calibrate, choose, halves
+from probes.calibration.flags_report import report
 from probes.calibration.measure import calibrate_flags
 from probes.harness.bootstrap import area
 from server import cli

@@ -26,13 +26,12 @@ import steering
 from probes import command
 from probes.answering.base import Question, Reply
 from probes.answering.engine import InProcess
-from probes.commands import common
-from probes.commands.common import Defaults, samples_of
+from probes.conflicts.options import PROBE_SEEDS, Data
 from probes.conflicts.samples import SIDES, Sample, messages
 from probes.mc2 import automatic, evaluate
 from probes.mc2 import command as mc2
-from probes.mc2.automatic import task_reliability
 from probes.vector.build import build
+from probes.vector.reliability import task_reliability
 from server import cli
 from server.runtime import vector_store
 from server.settings import load_settings
@@ -519,7 +518,7 @@ def test_a_repeated_evaluation_asks_only_what_is_new(
 def test_ablations_and_the_automatic_direction(
     evaluation: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probes.mc2.command.PROBED", 50)
+    monkeypatch.setattr("probes.mc2.run.PROBED", 50)
     words = ("--ablate", "samples", "tasks", "strength", "latency", "--auto", "drop", "--severity", "0.5", "0.75")
     assert run(*evaluation, "--conditions", "plain", "steer", *words) == 0
     report = strict(tmp_path / "mc2" / "report.json")
@@ -561,7 +560,7 @@ def test_surprise_is_calibrated_and_then_evaluated(
     kept = strict(Path(own_model) / "calibration.json")
     assert f"98% of 10 contexts surprise by at most {kept['surprise']:.2f} nats" in capsys.readouterr().out
     engine = steering.Engine(steering.load(own_model, device="cpu"), slots=4)
-    samples = demo_samples(5, common.PROBE_SEEDS)
+    samples = demo_samples(5, PROBE_SEEDS)
     chats = [messages(sample, "plain", swapped) for sample in samples for swapped in (False, True)]
     values = [value for value, _ in steering.surprises(engine, chats)]
     assert kept["surprise"] == pytest.approx(float(np.quantile([v for v in values if v is not None], 0.98)), rel=1e-3)
@@ -573,17 +572,16 @@ def test_surprise_is_calibrated_and_then_evaluated(
 
 def test_a_probe_of_an_ablation_never_meets_the_evaluated_samples(tmp_path: Path) -> None:
     _, json_path, _, images = write_mc2(tmp_path, 30)
-    for tasks in (None, ["sport"]):
-        given = argparse.Namespace(mc2=json_path, images=images, tasks=tasks, seed=3)
-        whole = samples_of(given, Defaults(), 30, 3)
+    for tasks in (frozenset[str](), frozenset(["sport"])):
+        data = Data(json_path, images, tasks, seed=3)
+        whole = data.draw(30, 3)
         assert len(whole) == (10 if tasks else 30)
-        evaluated = samples_of(given, Defaults(), 6, 3)
-        probed = samples_of(given, Defaults(), 20, 3, without=[one.id for one in evaluated])
+        evaluated = data.draw(6, 3)
+        probed = data.draw(20, 3, without=[one.id for one in evaluated])
         assert len(evaluated) == 6
         assert {one.id for one in probed}.isdisjoint(one.id for one in evaluated)
         assert {one.id for one in probed} == {one.id for one in whole[6:26]}
-    other = samples_of(argparse.Namespace(mc2=json_path, images=images, tasks=None, seed=4), Defaults(), 30, 4)
-    first = samples_of(argparse.Namespace(mc2=json_path, images=images, tasks=None, seed=3), Defaults(), 30, 3)
+    other, first = (Data(json_path, images, seed=seed).draw(30, seed) for seed in (4, 3))
     assert [one.id for one in other] != [one.id for one in first]
     assert {one.id for one in other} == {one.id for one in first}
 
@@ -802,7 +800,7 @@ def test_a_small_file_keeps_four_examples_back(
 
 def test_without_a_demo_world_a_file_is_needed() -> None:
     with pytest.raises(ValueError, match="--mc2 is needed"):
-        samples_of(argparse.Namespace(mc2=None, seed=0), common.Defaults(), 1, 0)
+        Data().draw(1, 0)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from probes.harness.report import Report
 from probes.mc2 import report as mc2_report
 from probes.mc2.ablate import Knee, Latency, Row
 from probes.mc2.automatic import AutomaticReport, Cell, Ways
-from probes.mc2.command import print_table
 from probes.mc2.evaluate import Evaluation, Measured
+from probes.mc2.run import summary
 
 
 @pytest.fixture
@@ -362,7 +362,7 @@ def test_the_whole_report_is_written(page: Report, tmp_path: Path) -> None:
 
 
 def test_the_table_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(EVALUATION, "a model: 8 samples, seed 0")
+    summary(EVALUATION, "a model: 8 samples, seed 0").show()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].strip() == "a model: 8 samples, seed 0"
     cells = {row[0]: row[1:] for row in ([cell.strip() for cell in line.strip("│").split("│")] for line in lines)}

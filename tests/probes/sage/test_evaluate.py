@@ -12,7 +12,6 @@ from PIL import Image
 
 from probes.answering.base import Question
 from probes.answering.engine import InProcess
-from probes.commands.common import Defaults
 from probes.harness.bootstrap import mcnemar
 from probes.harness.comparison import BASELINE
 from probes.sage.differences import Claim, Pair
@@ -169,6 +168,7 @@ def test_the_command_writes_both_files_for_the_conditions_asked_for(
     folder = str(tiny.mllm.path)
     words = ["eval", "sage", "--model", folder, "--device", "cpu", "--quiet", "--limit", "4", "--pairs", "2"]
     files = ["--json", str(tmp_path / "sage.json"), "--markdown", str(tmp_path / "sage.md")]
+    words += ["--out", str(tmp_path / "out")]
     assert cli.main([*words, *files, "--conditions", "+ S*"]) == 0
     found = json.loads((tmp_path / "sage.json").read_text())
     assert list(found) == [BASELINE, "+ See"]
@@ -176,4 +176,3 @@ def test_the_command_writes_both_files_for_the_conditions_asked_for(
     assert (tmp_path / "sage.md").read_text().startswith("# SAGE on")
     assert cli.main([*words, "--conditions", "Sea"]) == 1
     assert "--conditions: unknown Sea; there are baseline, + See" in capsys.readouterr().err
-    assert Defaults().faithfulness is None
