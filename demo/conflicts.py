@@ -29,7 +29,7 @@ from demo.questions import (
 )
 from demo.wordings import NOUNS, POOLS, instruction
 from demo.world import Fact, Scene, Size, random_scene, render
-from probes.conflicts.samples import Sample
+from probes.conflicts.samples import ConflictSample
 from steering.files import write_atomically
 
 # MC2's task names where they fit, and plain ones where MC2 has none.
@@ -209,7 +209,7 @@ def told_question(rng: random.Random, scene: Scene | None, count: int) -> Questi
 
 def conflict_samples(
     count: int, seed: int, size: Size = (168, 168), kinds: Sequence[str] = SAMPLE_KINDS
-) -> list[Sample]:
+) -> list[ConflictSample]:
     """`count` MC2 samples over held-out scenes, the kinds in turn; the same seed gives the same samples."""
     rng = random.Random(f"held-out conflicts {seed}")
     return [_sample(rng, f"world-{seed}-{i}", kinds[i % len(kinds)], size) for i in range(count)]
@@ -217,19 +217,19 @@ def conflict_samples(
 
 def neutral_samples(
     count: int, seed: int, size: Size = (168, 168), kinds: Sequence[str] = SAMPLE_KINDS
-) -> list[Sample]:
+) -> list[ConflictSample]:
     """The same kinds of question without conflict: no context; `answer_text` is only the wrong option."""
     rng = random.Random(f"held-out neutral {seed}")
     return [_sample(rng, f"neutral-{seed}-{i}", kinds[i % len(kinds)], size, context=False) for i in range(count)]
 
 
-def _sample(rng: random.Random, name: str, kind: str, size: Size, context: bool = True) -> Sample:
+def _sample(rng: random.Random, name: str, kind: str, size: Size, context: bool = True) -> ConflictSample:
     while True:
         scene = random_scene(rng, shapes=rng.choice((1, 2, 2, 3)), held_out=True)
         if (conflict := random_conflict(rng, scene, (kind,))) is not None:
             break
     fact = conflict.fact
-    return Sample(
+    return ConflictSample(
         id=name,
         task=TASKS[kind],
         image=render(scene, size, rng),
@@ -240,7 +240,7 @@ def _sample(rng: random.Random, name: str, kind: str, size: Size, context: bool 
     )
 
 
-def write_conflicts(samples: Sequence[Sample], folder: Path) -> list[Path]:
+def write_conflicts(samples: Sequence[ConflictSample], folder: Path) -> list[Path]:
     """Write samples in the format of MC2: `conflicts.json`, and `images/<id>.png` as they are; returns all files.
 
     A row has image_id (the file's name), task, question, answer_vision, answer_text and context. The pictures come

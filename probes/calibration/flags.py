@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from probes.answering.requests import request
 from probes.conflicts.degrade import degraded
-from probes.conflicts.samples import Sample, letter
+from probes.conflicts.samples import ConflictSample
+from probes.conflicts.shares import letter
 from probes.harness.bootstrap import area, interval
 from steering import Diagnose, Engine, Sampling
 from steering.diagnostics.flags import FLAGS, Thresholds
@@ -53,7 +54,7 @@ class Answered:
         return {flag: np.array([one[flag] for one in found], float) for flag in FLAGS}
 
 
-def ask(engine: Engine, samples: Sequence[Sample], seed: int = 0, quiet: bool = False) -> Answered:
+def ask(engine: Engine, samples: Sequence[ConflictSample], seed: int = 0, quiet: bool = False) -> Answered:
     """Every sample once, its picture of a severity drawn from `SEVERITIES`. An answer is right that names the option of the
     image and not the other one; one whose maps are zero or flat is left out.
 
@@ -80,7 +81,7 @@ def ask(engine: Engine, samples: Sequence[Sample], seed: int = 0, quiet: bool = 
     return Answered(right, task, severity_, dict(zip(NUMBERS, values, strict=True)))
 
 
-def _chat(sample: Sample) -> list[dict[str, Any]]:
+def _chat(sample: ConflictSample) -> list[dict[str, Any]]:
     parts = [{"type": "image", "image": sample.picture()}, {"type": "text", "text": sample.question}]
     return [{"role": "user", "content": parts}]
 

@@ -12,14 +12,14 @@ from tqdm import tqdm
 from probes.answering.requests import request
 from probes.calibration import flags
 from probes.calibration.flags import Answered
-from probes.conflicts.samples import Sample
+from probes.conflicts.samples import ConflictSample
 from probes.conflicts.samples import messages as messages_of
 from steering import Diagnose, Engine, surprises
 from steering.calibration import Calibration
 from steering.diagnostics.sinks import attraction
 
 
-def calibrate_think(engine: Engine, samples: Sequence[Sample], quiet: bool = False) -> Calibration:
+def calibrate_think(engine: Engine, samples: Sequence[ConflictSample], quiet: bool = False) -> Calibration:
     """Quantiles of D per layer over all tokens of the samples' plain prompts; raises ValueError without samples."""
     if not samples:
         raise ValueError("A calibration needs at least one sample.")
@@ -31,7 +31,7 @@ def calibrate_think(engine: Engine, samples: Sequence[Sample], quiet: bool = Fal
     return _known(engine).with_divergence(torch.cat([value for value in values if value is not None], 1), len(samples))
 
 
-def calibrate_sinks(engine: Engine, samples: Sequence[Sample], quiet: bool = False) -> Calibration:
+def calibrate_sinks(engine: Engine, samples: Sequence[ConflictSample], quiet: bool = False) -> Calibration:
     """How much attention each place of an image gets on the samples' plain prompts; raises ValueError where no image's
     tokens are a grid."""
     diagnose = Diagnose(frozenset({"patches"}))
@@ -51,7 +51,7 @@ def calibrate_sinks(engine: Engine, samples: Sequence[Sample], quiet: bool = Fal
 
 
 def calibrate_flags(
-    engine: Engine, samples: Sequence[Sample], seed: int = 0, quiet: bool = False
+    engine: Engine, samples: Sequence[ConflictSample], seed: int = 0, quiet: bool = False
 ) -> tuple[Calibration, Answered]:
     """Thresholds of the flags, and the answers that they were chosen and measured on; raises ValueError where these are all
     right or all wrong."""
@@ -59,7 +59,9 @@ def calibrate_flags(
     return replace(_known(engine), flags=flags.calibrate(answers)), answers
 
 
-def calibrate_surprise(engine: Engine, samples: Sequence[Sample], quiet: bool = False, batch: int = 64) -> Calibration:
+def calibrate_surprise(
+    engine: Engine, samples: Sequence[ConflictSample], quiet: bool = False, batch: int = 64
+) -> Calibration:
     """The bound of surprise, on the samples' contexts as they are, asked in both orders; raises ValueError where none has
     two tokens, RequestError where the model cannot read a text without an image."""
     values: list[float] = []

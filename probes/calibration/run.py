@@ -10,7 +10,7 @@ from typing import Literal
 from probes.calibration import flags_report
 from probes.calibration.measure import calibrate_flags, calibrate_sinks, calibrate_surprise, calibrate_think
 from probes.conflicts.options import PROBE_SEEDS, Data
-from probes.conflicts.samples import Sample
+from probes.conflicts.samples import ConflictSample
 from probes.harness.options import ModelOptions, check_writable
 from steering import Engine
 from steering.calibration import FILE, SURPRISE, Calibration, measured
@@ -19,7 +19,7 @@ from steering.files import write_atomically
 Part = Literal["flags", "sinks", "surprise", "sage"]
 _KEPT: dict[Part, str] = {"flags": "flags", "sinks": "sinks", "surprise": "surprise", "sage": "divergence"}
 """The part's name in the file."""
-_MEASURES: dict[Part, Callable[[Engine, Sequence[Sample], bool], Calibration]] = {
+_MEASURES: dict[Part, Callable[[Engine, Sequence[ConflictSample], bool], Calibration]] = {
     "sinks": calibrate_sinks,
     "surprise": calibrate_surprise,
     "sage": calibrate_think,
@@ -86,7 +86,7 @@ def _said(part: Part, found: Calibration, path: Path) -> list[str]:
     ]
 
 
-def _flags(options: Options, engine: Engine, samples: Sequence[Sample]) -> None:
+def _flags(options: Options, engine: Engine, samples: Sequence[ConflictSample]) -> None:
     calibration, answers = calibrate_flags(engine, samples, options.data.seed, options.quiet)
     assert calibration.flags is not None
     page = flags_report.report(engine.mllm.name, answers, calibration.flags)

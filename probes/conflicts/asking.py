@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from probes.answering.base import Answerer, Push, Question, Reply
-from probes.conflicts.samples import Outcome, Sample, Setting, Side, Wording, letter, messages, outcome
+from probes.conflicts.samples import ConflictSample, Setting, Side, Wording, messages
+from probes.conflicts.shares import Outcome, letter, outcome
 from probes.harness.asking import replies
 
 MAX_TOKENS = 24
@@ -23,10 +24,10 @@ class Condition:
 
     setting: Setting = "plain"
     push: Push | None = None
-    shots: tuple[Sample, ...] = ()
+    shots: tuple[ConflictSample, ...] = ()
     wording: Wording = "paper"
 
-    def question(self, sample: Sample, swapped: bool) -> Question:
+    def question(self, sample: ConflictSample, swapped: bool) -> Question:
         limit = CHAIN_TOKENS if self.setting.startswith("chain") else MAX_TOKENS
         return Question(messages(sample, self.setting, swapped, self.shots, self.wording), self.push, limit)
 
@@ -69,7 +70,7 @@ class Answers:
 
 def ask(
     answerer: Answerer,
-    samples: Sequence[Sample],
+    samples: Sequence[ConflictSample],
     conditions: Sequence[Condition],
     *,
     title: str = "",

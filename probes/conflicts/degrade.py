@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from probes.conflicts.samples import Sample
+from probes.conflicts.samples import ConflictSample
 
 Modality = Literal["vision", "text"]
 
@@ -25,7 +25,7 @@ _PAIRS = (("is", "are"), ("was", "were"), ("has", "have"), ("does", "do"))
 _DISAGREEING = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 
 
-def degraded(sample: Sample, modality: Modality, severity: float, seed: int) -> Sample:
+def degraded(sample: ConflictSample, modality: Modality, severity: float, seed: int) -> ConflictSample:
     """The sample with its image `noisy` ("vision") or its context `ungrammatical` ("text"), everything else as it was.
 
     Errors and noise depend on the seed and the sample's id, so that one seed serves a whole set. A degraded image is
@@ -51,7 +51,7 @@ FRAMES = (
 """Ways to say a text that leave it whole, and as true as it was."""
 
 
-def reworded(sample: Sample, seed: int) -> Sample:
+def reworded(sample: ConflictSample, seed: int) -> ConflictSample:
     """The sample with its context in one of the `FRAMES`: nothing is damaged, but few texts are worded so. Which one depends
     on the seed and the sample's id."""
     return replace(sample, context=FRAMES[_own_seed(sample, seed) % len(FRAMES)].format(sample.context))
@@ -96,7 +96,7 @@ def ungrammatical(text: str, severity: float, seed: int) -> str:
     )
 
 
-def _own_seed(sample: Sample, seed: int) -> int:
+def _own_seed(sample: ConflictSample, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}/{sample.id}".encode(), digest_size=8).digest(), "big")
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from probes.conflicts.samples import Sample
+from probes.conflicts.samples import ConflictSample
 
 MAX_MISSING = 0.1
 """Share of the images that may be missing; with more, what is left is not the benchmark."""
@@ -17,7 +17,7 @@ _FIELDS = ("image_id", "task", "question", "answer_vision", "answer_text", "cont
 _log = logging.getLogger(__name__)
 
 
-def load(json_path: str | Path, image_folder: str | Path, max_missing: float = MAX_MISSING) -> list[Sample]:
+def load(json_path: str | Path, image_folder: str | Path, max_missing: float = MAX_MISSING) -> list[ConflictSample]:
     """The samples of MC2's JSON file whose COCO images are in `image_folder`.
 
     A folder of COCO 2014 (train2014/, val2014/), or one that holds the files directly, under their 2014 or 2017 names.
@@ -43,7 +43,7 @@ def load(json_path: str | Path, image_folder: str | Path, max_missing: float = M
             missing.append(f"{fields['image_id']} (row {number})")
             continue
         name = f"{fields.pop('image_id')}-{number}"
-        samples.append(Sample(id=name, image=path, **fields))
+        samples.append(ConflictSample(id=name, image=path, **fields))
     named = ", ".join(missing[:20]) + (", ..." if len(missing) > 20 else "")
     if len(missing) > max_missing * len(rows):
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from probes.harness.options import Defaults
 
 if TYPE_CHECKING:
-    from probes.conflicts.samples import Sample
+    from probes.conflicts.samples import ConflictSample
 
 PROBE_SEEDS = 1_000_000_000
 """Added to the seed when a probe draws demo samples, so that an evaluation's small seeds never meet them again."""
@@ -39,7 +39,7 @@ class Data:
     images: str | None = None
     tasks: frozenset[str] = frozenset()
     seed: int = 0
-    demo: Callable[[int, int], Sequence[Sample]] | None = None
+    demo: Callable[[int, int], Sequence[ConflictSample]] | None = None
 
     @classmethod
     def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> Data:
@@ -47,7 +47,7 @@ class Data:
         tasks = frozenset(arguments.tasks or ())
         return cls(arguments.mc2, arguments.images, tasks, arguments.seed, defaults.draw.get("conflicts"))
 
-    def draw(self, count: int, seed: int, without: Collection[str] = ()) -> list[Sample]:
+    def draw(self, count: int, seed: int, without: Collection[str] = ()) -> list[ConflictSample]:
         """`count` samples, fewer where a file has fewer.
 
         Those of a file whose ids are in `without` have another use; the demo world's draws are told apart by their seeds.
@@ -63,7 +63,7 @@ class Data:
             logging.getLogger(__name__).warning("There are %d samples, %d were asked for.", len(chosen), count)
         return chosen
 
-    def _file(self, used: frozenset[str]) -> list[Sample]:
+    def _file(self, used: frozenset[str]) -> list[ConflictSample]:
         from probes.conflicts import file
 
         assert self.mc2 is not None
@@ -73,7 +73,7 @@ class Data:
         random.Random(self.seed).shuffle(found)
         return [sample for sample in found if sample.id not in used]
 
-    def _demo(self, count: int, seed: int) -> list[Sample]:
+    def _demo(self, count: int, seed: int) -> list[ConflictSample]:
         if self.demo is None:
             raise ValueError("--mc2 is needed: there is no demo world here to draw conflicts from")
         # Tasks come in turn, so a draw of several times the count holds enough of any one of them.

@@ -20,13 +20,24 @@ Scores = Callable[[Tallies], Mapping[str, np.ndarray]]
 
 def interval(values: np.ndarray, seed: int = 0, statistic: Callable[..., Any] = np.mean) -> tuple[float, float]:
     """The 95 % bootstrap interval of the mean, or of another numpy statistic, of one value a sample."""
-    drawn = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
-    return _bounds(statistic(values[drawn], axis=1))
+    return bounds(statistic(values[_drawn(len(values), seed)], axis=1))
 
 
-def _bounds(values: np.ndarray) -> tuple[float, float]:
+def bounds(values: np.ndarray) -> tuple[float, float]:
+    """Between which the middle 95 % of the values lie, one a resample."""
     low, high = np.quantile(values, (0.025, 0.975))
     return float(low), float(high)
+
+
+def resampled_counts(counts: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+    """(resamples, categories): how often each category is drawn where samples are drawn anew with replacement. counts:
+    (categories,), how many samples there are of each."""
+    return np.random.default_rng(seed).multinomial(counts.sum(), counts / counts.sum(), resamples)
+
+
+def _drawn(samples: int, seed: int) -> np.ndarray:
+    """(resamples, samples): which samples each resample holds."""
+    return np.random.default_rng(seed).integers(samples, size=(RESAMPLES, samples))
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,7 @@ def estimates(
     count = len(next(iter(found.values())))
     which = np.arange(count) if clusters is None else _numbered(clusters)
     groups = int(which.max()) + 1
-    drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), RESAMPLES)
+    drawn = resampled_counts(np.ones(groups, int), seed=seed)
 
     def measured(tallies: Tallies) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
         grouped = {name: np.bincount(which, values, groups) for name, values in tallies.items()}
@@ -109,7 +120,7 @@ def _known(value: np.ndarray) -> float | None:
 def _interval(values: np.ndarray) -> tuple[float, float] | None:
     """Over the resamples in which the metric exists."""
     known = values[~np.isnan(values)]
-    return _bounds(known) if len(known) else None
+    return bounds(known) if len(known) else None
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
@@ -151,7 +162,6 @@ def gap_closed(
     gap, gained = prior - plain, auto - plain
     if interval(gap, seed)[0] <= 0:
         return None
-    drawn = np.random.default_rng(seed).integers(len(gap), size=(RESAMPLES, len(gap)))
+    drawn = _drawn(len(gap), seed)
     gaps, gains = gap[drawn].mean(1), gained[drawn].mean(1)
-    low, high = np.quantile(gains[gaps > 0] / gaps[gaps > 0], (0.025, 0.975))
-    return float(gained.mean() / gap.mean()), (float(low), float(high))
+    return float(gained.mean() / gap.mean()), bounds(gains[gaps > 0] / gaps[gaps > 0])

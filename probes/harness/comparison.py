@@ -15,11 +15,11 @@ from probes.harness.bootstrap import Scores, Tallies, estimates
 BASELINE = "baseline"
 """The condition that the others are compared with."""
 
-Sample = TypeVar("Sample")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Part(Generic[Sample]):
+class Part(Generic[S]):
     """Samples of one kind, how each is asked, and how its answers are scored.
 
     chats: the questions about a sample, `each` of them, a chat each. tally: what the answers to them add to the sums of
@@ -29,13 +29,13 @@ class Part(Generic[Sample]):
     """
 
     name: str
-    samples: Sequence[Sample]
-    chats: Callable[[Sample], Sequence[Chat]]
-    tally: Callable[[Sample, Sequence[str]], Mapping[str, float]]
+    samples: Sequence[S]
+    chats: Callable[[S], Sequence[Chat]]
+    tally: Callable[[S, Sequence[str]], Mapping[str, float]]
     scores: Scores
     shares: Mapping[str, str]
-    setting: Callable[[Sample], str]
-    cluster: Callable[[Sample], Hashable] = id
+    setting: Callable[[S], str]
+    cluster: Callable[[S], Hashable] = id
     each: int = 1
 
 

@@ -13,9 +13,10 @@ from tqdm import tqdm
 from probes.answering.base import Answerer
 from probes.answering.requests import request
 from probes.conflicts.asking import Condition, ask
-from probes.conflicts.samples import SIDES, Sample, Shares, Side, messages
+from probes.conflicts.samples import SIDES, ConflictSample, Side, messages
+from probes.conflicts.shares import Shares
 from probes.harness.bootstrap import RESAMPLES, interval
-from probes.mc2.evaluate import Steering
+from probes.mc2.evaluate import Candidate
 from probes.vector.build import Recipe, build, grow
 from steering import Engine, Sampling, Steer, SteeringVector
 
@@ -28,7 +29,7 @@ CLOSE = 0.05
 
 
 @dataclass(frozen=True)
-class Row:
+class Steered:
     """One setting, steered toward either side."""
 
     shares: Mapping[Side, Shares]
@@ -45,14 +46,14 @@ class Row:
 def by_samples(
     engine: Engine,
     answerer: Answerer,
-    probe: Sequence[Sample],
-    samples: Sequence[Sample],
-    steering: Steering,
+    probe: Sequence[ConflictSample],
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
     sizes: Sequence[int] = SIZES,
     *,
     seed: int = 0,
     quiet: bool = False,
-) -> dict[int, Row]:
+) -> dict[int, Steered]:
     """Table 8: vectors from so many probe samples, at the layers and the dose of the vector that is evaluated."""
     recipe = Recipe.of(steering.vector)
     vectors = grow(engine, probe, [size for size in sizes if size <= len(probe)], recipe=recipe, seed=seed, quiet=quiet)
@@ -68,13 +69,13 @@ def by_samples(
 def by_tasks(
     engine: Engine,
     answerer: Answerer,
-    probe: Sequence[Sample],
-    samples: Sequence[Sample],
-    steering: Steering,
+    probe: Sequence[ConflictSample],
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
     *,
     seed: int = 0,
     quiet: bool = False,
-) -> dict[str, Row]:
+) -> dict[str, Steered]:
     """Table 9: vectors from the probe samples of one task each, used on all tasks; the last row is from all of them."""
     tasks = sorted({sample.task for sample in probe})
     parts = {task: [sample for sample in probe if sample.task == task] for task in tasks}
@@ -91,20 +92,20 @@ def by_tasks(
 
 def by_strength(
     answerer: Answerer,
-    samples: Sequence[Sample],
-    steering: Steering,
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
     strengths: Sequence[float] = STRENGTHS,
     *,
     seed: int = 0,
     quiet: bool = False,
-) -> dict[float, Row]:
+) -> dict[float, Steered]:
     """Table 10, by strength in published units, whatever strength is evaluated; of a vector whose published weight is not
     known, in its own."""
     tried = [replace(steering, strength=strength / (steering.vector.published or 1.0)) for strength in strengths]
     return dict(zip(strengths, _rows(answerer, samples, tried, "Strengths", seed, quiet), strict=True))
 
 
-def _as(steering: Steering, vector: SteeringVector) -> Steering:
+def _as(steering: Candidate, vector: SteeringVector) -> Candidate:
     """The same steering with another vector, whose published weights get the same factor."""
     factor = steering.vector.published or 1.0
     layers = steering.layers or steering.vector.layers
@@ -112,15 +113,20 @@ def _as(steering: Steering, vector: SteeringVector) -> Steering:
 
 
 def _rows(
-    answerer: Answerer, samples: Sequence[Sample], tried: Sequence[Steering], title: str, seed: int, quiet: bool
-) -> list[Row]:
+    answerer: Answerer,
+    samples: Sequence[ConflictSample],
+    tried: Sequence[Candidate],
+    title: str,
+    seed: int,
+    quiet: bool,
+) -> list[Steered]:
     conditions = [Condition("plain", one.toward(side)) for one in tried for side in SIDES]
     shares = [
         Shares.of(answer.outcomes, RESAMPLES, seed)
         for answer in ask(answerer, samples, conditions, title=title, quiet=quiet)
     ]
     pairs = zip(shares[::2], shares[1::2], strict=True)
-    return [Row(dict(zip(SIDES, pair, strict=True))) for pair in pairs]
+    return [Steered(dict(zip(SIDES, pair, strict=True))) for pair in pairs]
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class Knee:
         }  # fmt: skip
 
 
-def knee(rows: Mapping[float, Row]) -> Knee:
+def knee(rows: Mapping[float, Steered]) -> Knee:
     """The knee of the curve of effects over strengths, which should begin at 0."""
     strengths = sorted(rows)
     effects = [rows[strength].effect for strength in strengths]
@@ -174,7 +180,7 @@ class Latency:
 
 
 def latency(
-    engine: Engine, samples: Sequence[Sample], steering: Steering, *, quiet: bool = False
+    engine: Engine, samples: Sequence[ConflictSample], steering: Candidate, *, quiet: bool = False
 ) -> dict[str, Latency]:
     """Table 11: one request at a time, plain, reading the states (as a probe does) and steered, taking turns; an answer has
     the same 8 tokens' length in all three. Images are encoded before, so that no way finds them cached by another."""

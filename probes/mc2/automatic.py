@@ -17,9 +17,9 @@ import numpy as np
 from probes.answering.base import Answerer, Push
 from probes.conflicts.asking import Answers, Condition, ask
 from probes.conflicts.degrade import degraded, reworded
-from probes.conflicts.samples import Sample, Setting, Side
+from probes.conflicts.samples import ConflictSample, Setting, Side
 from probes.harness.bootstrap import gap_closed
-from probes.mc2.evaluate import Steering
+from probes.mc2.evaluate import Candidate
 from probes.vector.reliability import vote
 from steering import Criterion
 
@@ -69,7 +69,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class Worth:
     """One criterion over some cells. Shares of all questions: `plain`, `prior` and `auto` answered rightly; `decided`;
     steered `toward_vision`. Shares of the decided ones: `right_if_decided`, and `follows`, which point to the side of the
     plain answer. `gap_closed`: (auto - plain) / (prior - plain) with its 95 % interval over samples, None where there is no
@@ -119,7 +119,7 @@ class AutomaticReport:
             "either, unfamiliar text": unfamiliar + text,
         }
 
-    def row(self, cells: Sequence[Cell], criterion: str) -> Row:
+    def row(self, cells: Sequence[Cell], criterion: str) -> Worth:
         plain, prior, auto = (
             np.mean(values, 0)
             for values in (
@@ -138,7 +138,7 @@ class AutomaticReport:
         majorities = [
             vote(self.votes(cell, criterion)[task]) == cell.side for cell in cells for task in sorted(set(self.tasks))
         ]
-        return Row(
+        return Worth(
             float(plain.mean()),
             float(prior.mean()),
             float(auto.mean()),
@@ -188,8 +188,8 @@ def _share(of: Iterable[bool]) -> float | None:
 
 def automatic(
     answerer: Answerer,
-    samples: Sequence[Sample],
-    steering: Steering,
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
     *,
     criteria: Mapping[str, Criterion] = CRITERIA,
     severities: Sequence[float] = SEVERITIES,
@@ -209,8 +209,8 @@ def automatic(
 
 def _cell(
     answerer: Answerer,
-    samples: Sequence[Sample],
-    steering: Steering,
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
     criteria: Mapping[str, Criterion],
     side: Side,
     severity: float,

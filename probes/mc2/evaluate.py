@@ -17,7 +17,8 @@ import torch
 
 from probes.answering.base import Answerer, Push
 from probes.conflicts.asking import Answers, Condition, ask
-from probes.conflicts.samples import SIDES, Sample, Setting, Shares, Side, Wording
+from probes.conflicts.samples import SIDES, ConflictSample, Setting, Side, Wording
+from probes.conflicts.shares import Shares
 from probes.harness.bootstrap import RESAMPLES, interval
 from steering import SteeringVector
 
@@ -32,7 +33,7 @@ _SETTINGS: dict[str, dict[Side, Setting]] = {
 
 
 @dataclass(frozen=True)
-class Steering:
+class Candidate:
     """The vector that is evaluated, and how it is used; a strength of 1.0 is the vector's own, the calibrated dose."""
 
     vector: SteeringVector
@@ -44,7 +45,7 @@ class Steering:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Preference:
     """One condition. `kind` and `side` say which; `toward` holds for every sample 1 where it follows the side, else 0.
 
     `attention_ratio` is the mean over the answers; `unanswered` the share of answers that choose no option;
@@ -62,7 +63,9 @@ class Measured:
     context_only: float | None = None
 
     @classmethod
-    def of(cls, kind: str, side: Side | None, samples: Sequence[Sample], answers: Answers, seed: int) -> Measured:
+    def of(
+        cls, kind: str, side: Side | None, samples: Sequence[ConflictSample], answers: Answers, seed: int
+    ) -> Preference:
         outcomes = answers.outcomes
         tasks = sorted({sample.task for sample in samples})
         by_task = {
@@ -116,7 +119,7 @@ class Advantage:
 class Evaluation:
     """`conditions` by name; `random`: the shares under each random direction."""
 
-    conditions: dict[str, Measured]
+    conditions: dict[str, Preference]
     random: tuple[Shares, ...] = ()
 
     def advantages(self) -> list[Advantage]:
@@ -155,11 +158,11 @@ class Evaluation:
 
 def evaluate(
     answerer: Answerer,
-    samples: Sequence[Sample],
+    samples: Sequence[ConflictSample],
     *,
-    steering: Steering | None = None,
+    steering: Candidate | None = None,
     kinds: Iterable[str] = KINDS,
-    shots: Sequence[Sample] = (),
+    shots: Sequence[ConflictSample] = (),
     wording: Wording = "paper",
     random_directions: int = 0,
     seed: int = 0,
@@ -183,13 +186,13 @@ def evaluate(
     conditions = {}
     for key, answer in zip(wanted, answers, strict=False):
         image_only, context_only = accuracies.get(key, (None, None))
-        measured = Measured.of(*key, samples, answer, seed)
+        measured = Preference.of(*key, samples, answer, seed)
         conditions[measured.name] = replace(measured, image_only=image_only, context_only=context_only)
     return Evaluation(conditions, _random(answerer, samples, steering, random_directions, seed, quiet))
 
 
 def _conditions(
-    kinds: Sequence[str], steering: Steering | None, shots: tuple[Sample, ...], wording: Wording
+    kinds: Sequence[str], steering: Candidate | None, shots: tuple[ConflictSample, ...], wording: Wording
 ) -> dict[tuple[str, Side | None], Condition]:
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ValueError(f"Unknown conditions: {', '.join(unknown)}; there are {', '.join(KINDS)}.")
@@ -212,7 +215,12 @@ def _conditions(
 
 
 def _random(
-    answerer: Answerer, samples: Sequence[Sample], steering: Steering | None, count: int, seed: int, quiet: bool
+    answerer: Answerer,
+    samples: Sequence[ConflictSample],
+    steering: Candidate | None,
+    count: int,
+    seed: int,
+    quiet: bool,
 ) -> tuple[Shares, ...]:
     if not count:
         return ()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probes.conflicts.samples import SIDES, Shares
+from probes.conflicts.samples import SIDES
+from probes.conflicts.shares import Shares
 from probes.harness import plots
 from probes.harness.report import Report
-from probes.mc2.ablate import CLOSE, Knee, Latency, Row
-from probes.mc2.automatic import AutomaticReport
-from probes.mc2.automatic import Row as AutomaticRow
-from probes.mc2.evaluate import Evaluation, Measured
+from probes.mc2.ablate import CLOSE, Knee, Latency, Steered
+from probes.mc2.automatic import AutomaticReport, Worth
+from probes.mc2.evaluate import Evaluation, Preference
 
 TITLES = {
     "plain": "plain",
@@ -71,7 +71,7 @@ def conditions(page: Report, found: Evaluation) -> None:
     )
 
 
-def _condition(name: str, one: Measured) -> tuple[Any, ...]:
+def _condition(name: str, one: Preference) -> tuple[Any, ...]:
     shares = one.shares
     return (
         name, shares.s_vision, shares.s_text, shares.s_others, shares.vision_ratio, _interval(shares), one.unanswered,
@@ -84,7 +84,7 @@ def _interval(shares: Shares, name: str = "vision_ratio") -> str | None:
     return None if found is None else f"{found[0]:.3f} to {found[1]:.3f}"
 
 
-def _row(names: tuple[Any, ...], row: Row) -> tuple[Any, ...]:
+def _row(names: tuple[Any, ...], row: Steered) -> tuple[Any, ...]:
     values: list[Any] = [*names]
     for side in SIDES:
         shares = row.shares[side]
@@ -92,14 +92,14 @@ def _row(names: tuple[Any, ...], row: Row) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def _ablation(page: Report, first: list[str], rows: Mapping[tuple[Any, ...], Row]) -> None:
+def _ablation(page: Report, first: list[str], rows: Mapping[tuple[Any, ...], Steered]) -> None:
     head = [*first]
     for side in SIDES:
         head += [f"S_{side[0]} toward {side}", "95 %", "Vision Ratio", "S_o"]
     page.table(head, [_row(names, row) for names, row in rows.items()])
 
 
-def _curves(rows: Mapping[Any, Row], xlabel: str, **options: Any) -> Any:
+def _curves(rows: Mapping[Any, Steered], xlabel: str, **options: Any) -> Any:
     return plots.curves(
         list(rows),
         {f"S_{side[0]} toward {side}": [row.shares[side].toward(side) for row in rows.values()] for side in SIDES}
@@ -114,7 +114,7 @@ def _curves(rows: Mapping[Any, Row], xlabel: str, **options: Any) -> Any:
     )
 
 
-def samples(page: Report, rows: Mapping[int, Row]) -> None:
+def samples(page: Report, rows: Mapping[int, Steered]) -> None:
     """Table 8."""
     page.heading("Probe size (Table 8)")
     least, most = min(rows), max(rows)
@@ -127,7 +127,7 @@ def samples(page: Report, rows: Mapping[int, Row]) -> None:
     _ablation(page, ["samples"], {(size,): row for size, row in rows.items()})
 
 
-def tasks(page: Report, rows: Mapping[str, Row]) -> None:
+def tasks(page: Report, rows: Mapping[str, Steered]) -> None:
     """Table 9."""
     page.heading("One task only (Table 9)")
     page.text("Vectors from the probe samples of one task, steering all tasks.")
@@ -139,7 +139,7 @@ def tasks(page: Report, rows: Mapping[str, Row]) -> None:
     _ablation(page, ["probe task"], {(task,): row for task, row in rows.items()})
 
 
-def strength(page: Report, rows: Mapping[float, Row], bend: Knee, published: float | None = None) -> None:
+def strength(page: Report, rows: Mapping[float, Steered], bend: Knee, published: float | None = None) -> None:
     """Table 10. `rows` and `bend` are by strength in published units, of which the vector's strength 1.0 is `published`; by
     its own strength where that is not known."""
     page.heading("Strength (Table 10)")
@@ -239,11 +239,11 @@ def _automatic_table(page: Report, found: AutomaticReport, severity: float | Non
 
 def _worth(
     criterion: str,
-    either: AutomaticRow,
-    image: AutomaticRow,
-    text: AutomaticRow,
-    unfamiliar: AutomaticRow,
-    either_unfamiliar: AutomaticRow,
+    either: Worth,
+    image: Worth,
+    text: Worth,
+    unfamiliar: Worth,
+    either_unfamiliar: Worth,
 ) -> str:
     """A criterion in one paragraph, over all severities."""
     return (
@@ -257,7 +257,7 @@ def _worth(
     )
 
 
-def _closed(row: AutomaticRow) -> str:
+def _closed(row: Worth) -> str:
     if row.gap_closed is None:
         return "(no gap)"
     closed, (low, high) = row.gap_closed

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.conflicts.options import PROBE_SEEDS, Data
-from probes.conflicts.samples import Sample, Wording
+from probes.conflicts.samples import ConflictSample, Wording
 from probes.harness.benchmark import Findings
 from probes.harness.options import Defaults
 from probes.harness.report import Report
@@ -18,7 +18,7 @@ from probes.harness.tables import Summary
 from probes.mc2 import ablate
 from probes.mc2 import report as tables
 from probes.mc2.automatic import CRITERIA, automatic
-from probes.mc2.evaluate import Evaluation, Steering, evaluate
+from probes.mc2.evaluate import Candidate, Evaluation, evaluate
 from probes.vector.named import named
 from steering import Criterion, Engine, SteeringVector
 from steering.surprise import bound_of
@@ -80,7 +80,7 @@ def run(options: Options, session: Session) -> Findings:
     vector = _vector(options, session)
     samples, shots, probe = _samples(options, session, () if vector is None else vector.info.get("made_from", ()))
     criteria = _criteria(options, session.engine)
-    steering = None if vector is None else Steering(vector, options.strength)
+    steering = None if vector is None else Candidate(vector, options.strength)
     evaluation = evaluate(
         session.answerer, samples, steering=steering, kinds=options.conditions, shots=shots, wording=options.wording,
         random_directions=options.random_directions, seed=setup.seed, quiet=setup.quiet,
@@ -114,7 +114,7 @@ def _vector(options: Options, session: Session) -> SteeringVector | None:
 
 def _samples(
     options: Options, session: Session, made_from: Sequence[str]
-) -> tuple[list[Sample], list[Sample], list[Sample]]:
+) -> tuple[list[ConflictSample], list[ConflictSample], list[ConflictSample]]:
     """The samples that are asked, the solved examples, and what the ablations build vectors from: none is in two of these,
     nor was the vector made from one."""
     setup = session.setup
@@ -123,7 +123,7 @@ def _samples(
     count = max(0, len(drawn) - examples)
     if not count:
         raise ValueError(f"{len(drawn)} samples are too few.")
-    probe: list[Sample] = []
+    probe: list[ConflictSample] = []
     if {"samples", "tasks"} & set(options.ablate):
         probe = options.data.draw(PROBED, PROBE_SEEDS + setup.seed, without=[sample.id for sample in drawn])
         if len(probe) < LEAST_PROBED:
@@ -135,7 +135,7 @@ def _samples(
 
 
 def _about(
-    options: Options, session: Session, samples: Sequence[Sample], vector: SteeringVector | None
+    options: Options, session: Session, samples: Sequence[ConflictSample], vector: SteeringVector | None
 ) -> dict[str, Any]:
     about = {
         "model": session.model, "samples": len(samples), "seed": session.setup.seed, "mc2": bool(options.data.mc2),
@@ -150,9 +150,9 @@ def _about(
 def _ablations(
     options: Options,
     session: Session,
-    probe: Sequence[Sample],
-    samples: Sequence[Sample],
-    steering: Steering,
+    probe: Sequence[ConflictSample],
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
     page: Report,
 ) -> dict[str, Any]:
     """The ablations that were asked for, each added to the report."""
@@ -200,8 +200,8 @@ def _criteria(options: Options, engine: Engine | None) -> dict[str, Criterion]:
 def _automatic(
     options: Options,
     session: Session,
-    samples: Sequence[Sample],
-    steering: Steering,
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
     criteria: dict[str, Criterion],
     page: Report,
 ) -> dict[str, Any]:

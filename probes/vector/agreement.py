@@ -9,7 +9,7 @@ from typing import Any, get_args
 import torch
 from tqdm import tqdm
 
-from probes.conflicts.samples import SIDES, Sample, Setting, Wording, messages, prompt
+from probes.conflicts.samples import SIDES, ConflictSample, Setting, Wording, messages, prompt
 from probes.vector.build import Recipe, drawn, reading, state_of
 from steering import Engine, Request
 
@@ -38,14 +38,14 @@ def name_of(key: tuple[Wording, int]) -> str:
 
 
 def agreement(
-    engine: Engine, samples: Sequence[Sample], recipe: Recipe, *, seed: int = 0, quiet: bool = False
+    engine: Engine, samples: Sequence[ConflictSample], recipe: Recipe, *, seed: int = 0, quiet: bool = False
 ) -> Agreement:
     """Read every sample under all wordings at all positions; options are swapped as in a probe with that seed."""
     own = recipe.wording, recipe.position
     keys = [(word, place) for place in dict.fromkeys((*POSITIONS, recipe.position)) for word in get_args(Wording)]
     queries = drawn(samples, seed)
 
-    def prompts(sample: Sample, swapped: bool) -> dict[tuple[str, int], tuple[Setting, Wording]]:
+    def prompts(sample: ConflictSample, swapped: bool) -> dict[tuple[str, int], tuple[Setting, Wording]]:
         """What is read of a sample: an instruction that wordings share is read once."""
         return {
             (prompt(sample, setting, swapped, wording), position): (setting, wording)

@@ -13,36 +13,24 @@ import json
 import logging
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from tqdm import tqdm
 
 from probes.answering.requests import request
 from probes.answering.versions import versions
-from probes.conflicts.samples import Sample, Setting, Wording, messages, prompt
+from probes.conflicts.samples import ConflictSample, Setting, Wording, messages, prompt
+from probes.vector.direction import RELIABLE, Size, States, Tally
 from steering import Engine, Request, Result
-from steering.files import write_atomically
 from steering.vectors import SteeringVector
-
-RELIABLE = 0.5
-"""Least agreement |mean v| / mean |v| of a direction that is called reliable: 1 where all queries agree, about
-1 / sqrt(queries) where they have nothing in common."""
-
-DUST = 1e-5
-"""Differences below this share of mean |h| are rounding: there is no direction (a window that ends before the
-instruction, say), and a weight would blow the rounding up."""
 
 READ: tuple[Setting, Setting, Setting] = ("text", "vision", "plain")
 """What is read of every query."""
 
-Size = Literal["queries", "mean"]
-States = Literal["plain", "instructed"]
 _KEEP_EVERY = 32
 _log = logging.getLogger(__name__)
 
@@ -80,167 +68,9 @@ class Recipe:
             raise ValueError(f"Steering vector {vector.name!r} has an unreadable recipe: {error}") from error
 
 
-class Moments:
-    """Running mean and standard deviation of tensors of one shape (Welford); memory does not grow with their number."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._mean: torch.Tensor | None = None
-        self._squares: torch.Tensor | None = None
-
-    def add(self, value: torch.Tensor) -> None:
-        """Take one more value into account, in float64."""
-        value = value.double()
-        if self._mean is None or self._squares is None:
-            self._mean, self._squares = torch.zeros_like(value), torch.zeros_like(value)
-        self.count += 1
-        step = value - self._mean
-        self._mean = self._mean + step / self.count
-        self._squares = self._squares + step * (value - self._mean)
-
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What, with the count, it can be restored from."""
-        if self._squares is None:
-            raise ValueError("No value was added.")
-        return self.mean, self._squares
-
-    @classmethod
-    def restored(cls, count: int, mean: torch.Tensor, squares: torch.Tensor) -> Moments:
-        """What `tensors` gave, taken up again."""
-        moments = cls()
-        moments.count, moments._mean, moments._squares = count, mean, squares
-        return moments
-
-    @property
-    def mean(self) -> torch.Tensor:
-        if self._mean is None:
-            raise ValueError("No value was added.")
-        return self._mean
-
-    @property
-    def std(self) -> torch.Tensor:
-        """The population standard deviation (divided by the number of values)."""
-        if self._squares is None:
-            raise ValueError("No value was added.")
-        return (self._squares / self.count).sqrt()
-
-
-@dataclass(frozen=True)
-class Direction:
-    """What a probe measures, per layer.
-
-    v: (layers, d) the mean difference. mean_abs, std: (layers,) mean and standard deviation over queries of the
-    per-query mean |v|. plain, instructed: (layers,) mean |h| over the plain prompts, and over both instructed ones, of all
-    queries. agreement: (layers,) norm of the mean difference over the mean norm of the differences. queries: how many.
-    """
-
-    v: torch.Tensor
-    mean_abs: torch.Tensor
-    std: torch.Tensor
-    plain: torch.Tensor
-    instructed: torch.Tensor
-    agreement: torch.Tensor
-    queries: int
-
-    def weight(self, size: Size = "queries", states: States = "plain") -> torch.Tensor:
-        """w_l = mean|h_l| / mean|v_l| (layers,) in one of its readings (see `Recipe`); 0 where v is none."""
-        state = self.plain if states == "plain" else self.instructed
-        of = self.mean_abs if size == "queries" else self.v.abs().mean(-1)
-        return torch.where(of > DUST * self.instructed, state / of.clamp_min(1e-30), 0.0)
-
-    @property
-    def score(self) -> torch.Tensor:
-        """mean / std of |v| (layers,): large and stable is good; 0 where v is none."""
-        return torch.where(self.present, self.mean_abs / self.std.clamp_min(1e-12), 0.0)
-
-    @property
-    def present(self) -> torch.Tensor:
-        """Whether there is any direction at a layer (layers,)."""
-        return self.mean_abs > DUST * self.instructed
-
-    def ranking(self, layers: Sequence[int] | None = None) -> list[int]:
-        """Layers, best score first; those whose queries disagree come after all others."""
-        score, agreement = self.score.tolist(), self.agreement.tolist()
-        candidates = range(len(score)) if layers is None else layers
-        return sorted(candidates, key=lambda layer: (agreement[layer] < RELIABLE, -score[layer]))
-
-
-class Tally:
-    """One pass over the states of queries: their running moments, and a digest of what they were read from."""
-
-    _NAMES = ("difference", "magnitude", "norm", "plain", "instructed")
-
-    def __init__(self) -> None:
-        self._moments = {name: Moments() for name in self._NAMES}
-        self.digest = ""
-
-    @property
-    def count(self) -> int:
-        return self._moments["difference"].count
-
-    def add(
-        self, toward_text: torch.Tensor, toward_vision: torch.Tensor, plain: torch.Tensor, read: bytes = b""
-    ) -> None:
-        """One query's states (layers, d) under the two instructions and under none, and what the model read."""
-        v = toward_text.double() - toward_vision.double()
-        text, vision, without = (one.double().abs().mean(-1) for one in (toward_text, toward_vision, plain))
-        values = (v, v.abs().mean(-1), v.norm(dim=-1), without, (text + vision) / 2)
-        for name, value in zip(self._NAMES, values, strict=True):
-            self._moments[name].add(value)
-        self.digest = hashlib.sha256(self.digest.encode() + read).hexdigest()
-
-    def direction(self) -> Direction:
-        """What was measured so far."""
-        difference, magnitude, norm, plain, instructed = (self._moments[name] for name in self._NAMES)
-        length = difference.mean.norm(dim=-1)
-        agreement = torch.where(norm.mean > 0, length / norm.mean.clamp_min(1e-30), 0.0)
-        return Direction(
-            difference.mean.float(), magnitude.mean.float(), magnitude.std.float(), plain.mean.float(),
-            instructed.mean.float(), agreement.float(), self.count,
-        )  # fmt: skip
-
-    def save(self, path: Path, key: str) -> None:
-        """Keep the tally, so that a run that is killed goes on from here."""
-        tensors = {}
-        for name, moments in self._moments.items():
-            for part, tensor in zip(("mean", "squares"), moments.tensors(), strict=True):
-                tensors[f"{name}.{part}"] = tensor.clone()
-        write_atomically(path, save(tensors, {"key": key, "count": str(self.count), "digest": self.digest}))
-
-    @classmethod
-    def resumed(cls, path: Path, key: str) -> Tally:
-        """The tally that was kept under that key; an empty one where there is none, or it is damaged or another's."""
-        tally = cls()
-        if not path.exists():
-            return tally
-        try:
-            with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
-                if about.get("key") != key:
-                    _log.warning("%s is of another probe, which this one replaces.", path)
-                    return tally
-                count = int(about["count"])
-                for name in cls._NAMES:
-                    parts = (file.get_tensor(f"{name}.{part}") for part in ("mean", "squares"))
-                    tally._moments[name] = Moments.restored(count, *parts)
-                tally.digest = about["digest"]
-        except (SafetensorError, ValueError, KeyError) as error:
-            _log.warning("%s is damaged, the probe begins anew: %s", path, error)
-            return cls()
-        return tally
-
-
-def measure(queries: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> Direction:
-    """One pass over (h(text instruction), h(vision instruction), h(plain prompt)), each (layers, d)."""
-    tally = Tally()
-    for states in queries:
-        tally.add(*states)
-    return tally.direction()
-
-
 def build(
     engine: Engine,
-    samples: Sequence[Sample],
+    samples: Sequence[ConflictSample],
     *,
     name: str = "modality-preference",
     layers: Sequence[int] | None = None,
@@ -261,7 +91,7 @@ def build(
 
 def grow(
     engine: Engine,
-    samples: Sequence[Sample],
+    samples: Sequence[ConflictSample],
     sizes: Sequence[int],
     *,
     name: str = "modality-preference",
@@ -301,27 +131,27 @@ def grow(
     return vectors
 
 
-def drawn(samples: Sequence[Sample], seed: int) -> list[tuple[Sample, bool]]:
+def drawn(samples: Sequence[ConflictSample], seed: int) -> list[tuple[ConflictSample, bool]]:
     """The samples as they are asked: whether the options are swapped is drawn."""
     swaps = random.Random(seed)
     return [(sample, swaps.random() < 0.5) for sample in samples]
 
 
-def _key(engine: Engine, queries: Sequence[tuple[Sample, bool]], recipe: Recipe) -> str:
+def _key(engine: Engine, queries: Sequence[tuple[ConflictSample, bool]], recipe: Recipe) -> str:
     """What a kept tally must have been measured on. Pictures are told by their samples, so that none is opened."""
     asked = [(sample.id, _prompts(sample, swapped, recipe)) for sample, swapped in queries]
     text = json.dumps([engine.mllm.fingerprint, str(engine.mllm.dtype), recipe.position, asked])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _prompts(sample: Sample, swapped: bool, recipe: Recipe) -> list[str]:
+def _prompts(sample: ConflictSample, swapped: bool, recipe: Recipe) -> list[str]:
     return [prompt(sample, setting, swapped, recipe.wording) for setting in READ]
 
 
 def _vector(
     engine: Engine,
     tally: Tally,
-    samples: Sequence[Sample],
+    samples: Sequence[ConflictSample],
     name: str,
     layers: Sequence[int] | None,
     recipe: Recipe,
@@ -362,7 +192,7 @@ def _vector(
 
 
 def _states(
-    engine: Engine, queries: Sequence[tuple[Sample, bool]], recipe: Recipe
+    engine: Engine, queries: Sequence[tuple[ConflictSample, bool]], recipe: Recipe
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, bytes]]:
     """The states (layers, d) of every query in the order of READ, and the picture and the prompts they were read from."""
     reads: deque[bytes] = deque()

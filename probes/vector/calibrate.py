@@ -17,7 +17,8 @@ from typing import Any
 from probes.answering.base import Answerer, Chat, Push
 from probes.answering.engine import InProcess
 from probes.conflicts.asking import Answers, Condition, ask
-from probes.conflicts.samples import SIDES, Sample, Shares
+from probes.conflicts.samples import SIDES, ConflictSample
+from probes.conflicts.shares import Shares
 from probes.vector import neutral
 from steering import Engine, Steer, SteeringVector
 
@@ -124,7 +125,7 @@ class Baseline:
 def calibrate(
     engine: Engine,
     vector: SteeringVector,
-    samples: Sequence[Sample],
+    samples: Sequence[ConflictSample],
     *,
     layers: Sequence[int] | None = None,
     doses: Sequence[float] = DOSES,
@@ -225,7 +226,7 @@ class _Sweep:
 
     engine: Engine
     vector: SteeringVector
-    samples: Sequence[Sample]
+    samples: Sequence[ConflictSample]
     answerer: Answerer
     quiet: bool
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from probes.answering.base import Answerer, Chat, Push, Question
 from probes.answering.requests import request
-from probes.conflicts.samples import Sample
+from probes.conflicts.samples import ConflictSample
 from probes.harness.asking import replies
 from steering import Engine, Request, Steer
 
@@ -23,7 +23,7 @@ MAX_TOKENS = 64
 NGRAM = 4
 
 
-def chats(samples: Sequence[Sample]) -> list[Chat]:
+def chats(samples: Sequence[ConflictSample]) -> list[Chat]:
     """Each image with its open question, and each to be described; no text context, no options."""
     return [
         [{"role": "user", "content": [{"type": "image", "image": sample.picture()}, {"type": "text", "text": text}]}]

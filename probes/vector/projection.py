@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from probes.conflicts.degrade import degraded
-from probes.conflicts.samples import Sample, Setting, messages
+from probes.conflicts.samples import ConflictSample, Setting, messages
 from probes.vector.build import Recipe, reading, state_of
 from steering import Engine, Request
 
@@ -31,7 +31,7 @@ class Projection:
         return {name: points.mean(0).tolist() for name, points in self.points.items()}
 
 
-def settings(samples: Sequence[Sample], seed: int = 0) -> dict[str, list[tuple[Sample, Setting]]]:
+def settings(samples: Sequence[ConflictSample], seed: int = 0) -> dict[str, list[tuple[ConflictSample, Setting]]]:
     """The paper's settings of the same samples: as they are, instructed toward either side, image or text degraded."""
     image, text = ([degraded(sample, side, SEVERITY, seed) for sample in samples] for side in ("vision", "text"))
     return {
@@ -45,7 +45,7 @@ def settings(samples: Sequence[Sample], seed: int = 0) -> dict[str, list[tuple[S
 
 def project(
     engine: Engine,
-    samples: Sequence[Sample],
+    samples: Sequence[ConflictSample],
     layer: int,
     recipe: Recipe | None = None,
     *,

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from probes.conflicts.options import Data
-from probes.conflicts.samples import Sample, Side, messages
+from probes.conflicts.samples import ConflictSample, Side, messages
 from probes.harness.options import ModelOptions
 from probes.harness.tables import Summary
 from steering import Engine, measure
@@ -51,7 +51,7 @@ class TaskReliability:
 
 
 def task_reliability(
-    engine: Engine, samples: Sequence[Sample], *, batch: int = 64, quiet: bool = False
+    engine: Engine, samples: Sequence[ConflictSample], *, batch: int = 64, quiet: bool = False
 ) -> dict[str, TaskReliability]:
     """The vote of every task, and under "all" that of the whole set; each sample is asked in both orders."""
     votes: dict[str, Counter[str]] = {}

@@ -11,7 +11,7 @@ from typing import Any
 from probes.answering.base import Answerer
 from probes.answering.engine import InProcess
 from probes.conflicts.options import PROBE_SEEDS, Data
-from probes.conflicts.samples import Sample
+from probes.conflicts.samples import ConflictSample
 from probes.harness.ledger import Remembering
 from probes.harness.options import Defaults, ModelOptions, check_writable
 from probes.vector import report
@@ -136,7 +136,11 @@ def run(options: Options) -> None:
 
 
 def _measured(
-    options: Options, engine: Engine, answerer: Answerer, used: Sequence[Sample], others: Sequence[Sample]
+    options: Options,
+    engine: Engine,
+    answerer: Answerer,
+    used: Sequence[ConflictSample],
+    others: Sequence[ConflictSample],
 ) -> tuple[SteeringVector, list[str]]:
     """The vector with all that was found about it, which is reported as well, and why it is no reliable direction."""
     quiet, seed = options.quiet, options.data.seed

@@ -14,9 +14,9 @@ import numpy as np
 
 from probes.answering.base import Answerer
 from probes.conflicts.asking import Condition, ask
-from probes.conflicts.samples import Sample, Wording
+from probes.conflicts.samples import ConflictSample, Wording
 from probes.harness.bootstrap import interval
-from probes.vector.build import RELIABLE
+from probes.vector.direction import RELIABLE
 from steering import SteeringVector
 
 MOVED = 0.1
@@ -45,7 +45,12 @@ class Followed:
 
 
 def followed(
-    answerer: Answerer, samples: Sequence[Sample], wording: Wording = "paper", *, seed: int = 0, quiet: bool = False
+    answerer: Answerer,
+    samples: Sequence[ConflictSample],
+    wording: Wording = "paper",
+    *,
+    seed: int = 0,
+    quiet: bool = False,
 ) -> Followed:
     """How far the model's answers follow the two instructions."""
     conditions = [Condition("vision", wording=wording), Condition("text", wording=wording)]

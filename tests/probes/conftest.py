@@ -11,7 +11,7 @@ from PIL import Image
 
 import steering
 from probes.answering.base import Question, Reply
-from probes.conflicts.samples import Sample
+from probes.conflicts.samples import ConflictSample
 from probes.vector.build import build
 from tests import families
 
@@ -28,10 +28,10 @@ def vector(tiny: steering.Engine) -> steering.SteeringVector:
     return build(tiny, make_samples(8), layers=[1], quiet=True)
 
 
-def make_samples(count: int, question: str = "What color is the ball?", shade: int = 0) -> list[Sample]:
+def make_samples(count: int, question: str = "What color is the ball?", shade: int = 0) -> list[ConflictSample]:
     """Samples with pictures of one colour each; the tasks alternate."""
     return [
-        Sample(
+        ConflictSample(
             id=str(i),
             task=("color", "shape")[i % 2],
             image=Image.new("RGB", (56, 56), (40 * i % 256, shade, 90)),

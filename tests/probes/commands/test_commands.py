@@ -27,7 +27,7 @@ from probes import command
 from probes.answering.base import Question, Reply
 from probes.answering.engine import InProcess
 from probes.conflicts.options import PROBE_SEEDS, Data
-from probes.conflicts.samples import SIDES, Sample, messages
+from probes.conflicts.samples import SIDES, ConflictSample, messages
 from probes.mc2 import automatic, evaluate
 from probes.mc2 import command as mc2
 from probes.vector.build import build
@@ -44,7 +44,7 @@ FIELDS = {"s_vision", "s_text", "s_others", "vision_ratio", "n"}
 SMALL = ("--samples", "4", "--calibration-samples", "2", "--doses", "0.3", "--layers", "1", "--states", "2")
 
 
-def demo_samples(count: int, seed: int) -> list[Sample]:
+def demo_samples(count: int, seed: int) -> list[ConflictSample]:
     return make_samples(count, shade=seed % 256)
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from probes.conflicts.degrade import FRAMES, degraded, noisy, reworded, ungrammatical
-from probes.conflicts.samples import Sample
+from probes.conflicts.samples import ConflictSample
 from tests.probes.conftest import make_samples
 
 TEXT = "The green object is a heart, and there are 5 shapes (at the top left). A bird has the blue hat."
@@ -130,7 +130,7 @@ def test_one_seed_gives_every_sample_its_own_noise() -> None:
 
 def test_an_image_in_a_file_is_read(tmp_path: Path) -> None:
     picture().save(tmp_path / "a.png")
-    sample = Sample("1", "color", tmp_path / "a.png", "What?", "red", "blue", "It is blue.")
+    sample = ConflictSample("1", "color", tmp_path / "a.png", "What?", "red", "blue", "It is blue.")
     assert degraded(sample, "vision", 0, seed=1).picture().tobytes() == picture().tobytes()
 
 

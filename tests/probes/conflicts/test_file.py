@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from probes.conflicts import file as mc2_file
-from probes.conflicts.samples import Sample
+from probes.conflicts.samples import ConflictSample
 
 ROW: dict[str, Any] = {
     "image_id": "000000046962",
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def load(folder: Path, rows: object, **more: Any) -> list[Sample]:
+def load(folder: Path, rows: object, **more: Any) -> list[ConflictSample]:
     path = folder.parent / "mc2.json"
     path.write_text(json.dumps(rows), encoding="utf-8")
     return mc2_file.load(path, folder, **more)
@@ -81,7 +81,7 @@ def test_a_row_becomes_a_sample_named_by_its_image_and_row(folder: Path) -> None
         row(4, question="  How many?\n", answer_vision="2 ", answer_text=" 3", context="\tThree. ", task="count"),
     ]
     first, second = load(folder, rows)
-    assert first == Sample(
+    assert first == ConflictSample(
         id="000000000003-0", task="color", image=folder / "000000000003.jpg", question="What color is the ball?",
         answer_vision="red", answer_text="blue", context="The ball is blue.",
     )  # fmt: skip

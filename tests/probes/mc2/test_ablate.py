@@ -12,10 +12,11 @@ import torch
 
 import steering
 from probes.answering.base import Push, Reply
-from probes.conflicts.samples import SIDES, Shares
+from probes.conflicts.samples import SIDES
+from probes.conflicts.shares import Shares
 from probes.mc2 import ablate
-from probes.mc2.ablate import Knee, Row, by_samples, by_strength, by_tasks, knee, latency
-from probes.mc2.evaluate import Steering
+from probes.mc2.ablate import Knee, Steered, by_samples, by_strength, by_tasks, knee, latency
+from probes.mc2.evaluate import Candidate
 from probes.vector.build import Recipe, build
 from steering import Request, SteeringVector
 from tests.probes.conftest import make_samples
@@ -66,13 +67,13 @@ def check_same_dose(vector: SteeringVector, published: SteeringVector) -> None:
     torch.testing.assert_close(vector.delta(1.0, range(len(expected))), expected, rtol=1e-4, atol=1e-5)
 
 
-def follows(row: Row) -> tuple[float, float]:
+def follows(row: Steered) -> tuple[float, float]:
     return row.shares["vision"].s_vision, row.shares["text"].s_text
 
 
 def test_probe_sizes_use_the_evaluated_layers_and_dose(tiny: steering.Engine, calibrated: SteeringVector) -> None:
     probe, answerer = make_samples(5), by_vector(["+---", "++--", "+++-"])
-    rows = by_samples(tiny, answerer, probe, balls(4), Steering(calibrated, 1.5), (1, 3, 5, 9), seed=4, quiet=True)
+    rows = by_samples(tiny, answerer, probe, balls(4), Candidate(calibrated, 1.5), (1, 3, 5, 9), seed=4, quiet=True)
     assert {size: follows(row) for size, row in rows.items()} == {1: (0.25, 0.25), 3: (0.5, 0.5), 5: (0.75, 0.75)}
     assert {size: row.effect for size, row in rows.items()} == {1: 0.25, 3: 0.5, 5: 0.75}
     for size, (vector, pushes) in zip((1, 3, 5), pushed(answerer), strict=True):
@@ -85,14 +86,14 @@ def test_probe_sizes_use_the_evaluated_layers_and_dose(tiny: steering.Engine, ca
 
 def test_layers_that_are_evaluated_on_purpose_are_kept(tiny: steering.Engine, calibrated: SteeringVector) -> None:
     answerer = by_vector(["+"])
-    by_samples(tiny, answerer, make_samples(1), balls(1), Steering(calibrated, layers=(0, 1)), (1,), quiet=True)
+    by_samples(tiny, answerer, make_samples(1), balls(1), Candidate(calibrated, layers=(0, 1)), (1,), quiet=True)
     assert {one.push.layers for one in answerer.asked if one.push} == {(0, 1)}
 
 
 def test_a_vector_that_was_not_calibrated_is_compared_at_the_published_weight(tiny: steering.Engine) -> None:
     answerer, probe = by_vector(["+"]), make_samples(2)
     evaluated = build(tiny, make_samples(3), layers=[0], quiet=True)
-    by_samples(tiny, answerer, probe, balls(1), Steering(evaluated), (2,), quiet=True)
+    by_samples(tiny, answerer, probe, balls(1), Candidate(evaluated), (2,), quiet=True)
     ((vector, pushes),) = pushed(answerer)
     torch.testing.assert_close(vector.weight, build(tiny, probe, quiet=True).weight, rtol=1e-4, atol=1e-5)
     assert pushes[0].layers == (0,)
@@ -100,7 +101,7 @@ def test_a_vector_that_was_not_calibrated_is_compared_at_the_published_weight(ti
 
 def test_one_vector_for_each_task_and_one_of_all(tiny: steering.Engine, calibrated: SteeringVector) -> None:
     probe, answerer = make_samples(5), by_vector(["++--", "----", "++++"])
-    rows = by_tasks(tiny, answerer, probe, balls(4), Steering(calibrated, 0.5), quiet=True)
+    rows = by_tasks(tiny, answerer, probe, balls(4), Candidate(calibrated, 0.5), quiet=True)
     assert list(rows) == ["color", "shape", "all tasks"]
     assert [follows(row) for row in rows.values()] == [(0.5, 0.5), (0, 0), (1, 1)]
     for part, (vector, pushes) in zip((probe[::2], probe[1::2], probe), pushed(answerer), strict=True):
@@ -118,7 +119,7 @@ def test_probes_of_an_ablation_follow_the_evaluated_vectors_recipe(
     for ablation in (by_samples, by_tasks):
         answerer = by_vector(["+"] * 3)
         sizes = {"sizes": (4,)} if ablation is by_samples else {}
-        ablation(tiny, answerer, probe, balls(1), Steering(evaluated), quiet=True, **sizes)  # type: ignore[arg-type]
+        ablation(tiny, answerer, probe, balls(1), Candidate(evaluated), quiet=True, **sizes)  # type: ignore[arg-type]
         vector, _ = pushed(answerer)[-1]
         check_same_dose(vector, build(tiny, probe, recipe=recipe, quiet=True))
 
@@ -136,7 +137,7 @@ def test_strengths_are_in_published_units_whatever_strength_is_evaluated(
 
     answerer, vector = Scripted(rule), simple_vector()
     vector = replace(vector, info=vector.info | ({} if published is None else {"published": published}))
-    rows = by_strength(answerer, balls(4), Steering(vector, 1.5, (2,)), (0.0, 0.5, 2.0), quiet=True)
+    rows = by_strength(answerer, balls(4), Candidate(vector, 1.5, (2,)), (0.0, 0.5, 2.0), quiet=True)
     followed = {0.0: (0, 0.25), 0.5: (0.25, 0.25), 2.0: (0.5, 0.25)}
     if published is not None:  # at strengths 0, 1.25 and 5
         followed = {0.0: (0, 0.25), 0.5: (0.5, 0.25), 2.0: (1.0, 0.25)}
@@ -153,7 +154,7 @@ def test_the_strengths_are_those_of_the_papers_table_10_behind_none() -> None:
 
 
 def test_a_row_is_reported_by_side() -> None:
-    row = Row({"vision": Shares.of(["vision", "others"]), "text": Shares.of(["text", "text"])})
+    row = Steered({"vision": Shares.of(["vision", "others"]), "text": Shares.of(["text", "text"])})
     assert row.effect == 0.75
     assert (row.to_json()["vision"]["s_vision"], row.to_json()["text"]["s_text"]) == (0.5, 1)
 
@@ -161,9 +162,9 @@ def test_a_row_is_reported_by_side() -> None:
 # ------------------------------------------------------------------------------------------------------------ knee
 
 
-def curve(effects: Mapping[float, float]) -> dict[float, Row]:
+def curve(effects: Mapping[float, float]) -> dict[float, Steered]:
     return {
-        strength: Row({side: Shares(effect, effect, 0, 0.5, 100) for side in SIDES})
+        strength: Steered({side: Shares(effect, effect, 0, 0.5, 100) for side in SIDES})
         for strength, effect in effects.items()
     }
 
@@ -225,7 +226,7 @@ def test_a_slow_rise_that_goes_on_is_no_visible_knee() -> None:
 
 
 def test_latency_of_the_three_ways_on_a_real_engine(tiny: steering.Engine, calibrated: SteeringVector) -> None:
-    found = latency(tiny, make_samples(3), Steering(calibrated), quiet=True)
+    found = latency(tiny, make_samples(3), Candidate(calibrated), quiet=True)
     assert list(found) == ["plain", "probing", "steering"]
     for one in found.values():
         assert 0 < one.seconds < 60
@@ -262,7 +263,7 @@ class Clock:
 def test_latencies_by_a_clock_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("time.perf_counter", clock.time)
-    found = latency(clock, balls(5), Steering(simple_vector(), 1.5, (0,)), quiet=True)  # type: ignore[arg-type]
+    found = latency(clock, balls(5), Candidate(simple_vector(), 1.5, (0,)), quiet=True)  # type: ignore[arg-type]
     assert {name: one.seconds for name, one in found.items()} == {"plain": 3, "probing": 6, "steering": 9}
     assert {name: one.ratio for name, one in found.items()} == {"plain": 1, "probing": 2, "steering": 3}
     assert found["steering"].interval == (3, 3)
@@ -271,7 +272,7 @@ def test_latencies_by_a_clock_of_our_own(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_ways_take_turns_and_answer_at_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("time.perf_counter", clock.time)
-    latency(clock, balls(3), Steering(simple_vector(), 1.5, (0,)), quiet=True)  # type: ignore[arg-type]
+    latency(clock, balls(3), Candidate(simple_vector(), 1.5, (0,)), quiet=True)  # type: ignore[arg-type]
     ways = np.array(clock.order).reshape(3, 4)
     assert set(ways[:, 0]) == {"plain"}
     for place in (1, 2, 3):

@@ -11,7 +11,7 @@ import pytest
 from probes.answering.base import Reply
 from probes.conflicts.samples import Side
 from probes.mc2.automatic import AutomaticReport, Cell, Ways, automatic
-from probes.mc2.evaluate import Steering
+from probes.mc2.evaluate import Candidate
 from steering import Criterion
 from tests.probes.mc2.test_evaluate import Asked, Scripted, balls, said, simple_vector
 
@@ -75,7 +75,7 @@ def scripted() -> Scripted:
 
 @pytest.fixture(scope="module")
 def report(scripted: Scripted) -> AutomaticReport:
-    return automatic(scripted, SAMPLES, Steering(VECTOR, 1.5, (0, 2)), criteria=NAMES, severities=(1.0,), quiet=True)
+    return automatic(scripted, SAMPLES, Candidate(VECTOR, 1.5, (0, 2)), criteria=NAMES, severities=(1.0,), quiet=True)
 
 
 def test_right_answers_are_the_reliable_modalitys(report: AutomaticReport) -> None:
@@ -219,7 +219,7 @@ def test_a_degraded_picture_is_the_same_in_every_condition(scripted: Scripted, r
 
 def test_without_severity_nothing_is_degraded() -> None:
     answerer = Scripted(lambda one: Reply("A", None, {"toward": "vision"}))
-    found = automatic(answerer, SAMPLES, Steering(VECTOR), severities=(0.0,), quiet=True)
+    found = automatic(answerer, SAMPLES, Candidate(VECTOR), severities=(0.0,), quiet=True)
     for one in answerer.asked:
         assert one.image is None or one.image.tobytes() == SAMPLES[one.ball].picture().tobytes()
         assert one.setting == "image_only" or SAMPLES[one.ball].context in one.text

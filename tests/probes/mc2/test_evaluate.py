@@ -17,8 +17,9 @@ import steering
 from probes.answering.base import Push, Question, Reply
 from probes.conflicts import samples as mc2
 from probes.conflicts.asking import Answers, Condition, ask
-from probes.conflicts.samples import Sample, Shares, Side
-from probes.mc2.evaluate import KINDS, Evaluation, Measured, Steering, evaluate, random_like, spread
+from probes.conflicts.samples import ConflictSample, Side
+from probes.conflicts.shares import Shares
+from probes.mc2.evaluate import KINDS, Candidate, Evaluation, Preference, evaluate, random_like, spread
 from probes.vector.build import build
 from steering import SteeringVector
 from tests.probes.conftest import make_samples
@@ -84,10 +85,10 @@ class Scripted:
         self.ended = True
 
 
-def balls(count: int) -> list[Sample]:
+def balls(count: int) -> list[ConflictSample]:
     """Samples that `Asked` tells apart; the tasks alternate."""
     return [
-        Sample(
+        ConflictSample(
             id=f"ball-{i}",
             task=("color", "shape")[i % 2],
             image=Image.new("RGB", (8, 8), (10 * i, 0, 0)),
@@ -135,7 +136,7 @@ SCRIPT = {
     "text context_only": "ttttb",
 }
 VECTOR = simple_vector()
-STEERING = Steering(VECTOR, 1.5, (0, 2))
+STEERING = Candidate(VECTOR, 1.5, (0, 2))
 SHOTS = make_samples(4)
 
 
@@ -409,10 +410,10 @@ def test_both_orders_of_a_sample_follow_each_other_under_every_condition() -> No
     assert [[reply.text for reply in pair] for pair in pushed.replies] == [["B", "A"], ["B", "A"]]
 
 
-def measured(kind: str = "plain", side: Side | None = None, codes: str = "v") -> Measured:
+def measured(kind: str = "plain", side: Side | None = None, codes: str = "v") -> Preference:
     """A condition in which nothing but the outcomes is known."""
     answers = Answers([("A", "B") if code == "v" else ("B", "A") if code == "t" else ("A", "A") for code in codes])
-    return Measured.of(kind, side, balls(len(codes)), answers, seed=0)
+    return Preference.of(kind, side, balls(len(codes)), answers, seed=0)
 
 
 def test_a_condition_is_named_by_kind_and_side() -> None:

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probes.conflicts.samples import SIDES, Outcome, Shares, Side
+from probes.conflicts.samples import SIDES, Side
+from probes.conflicts.shares import Outcome, Shares
 from probes.harness.report import Report
 from probes.mc2 import report as mc2_report
-from probes.mc2.ablate import Knee, Latency, Row
+from probes.mc2.ablate import Knee, Latency, Steered
 from probes.mc2.automatic import AutomaticReport, Cell, Ways
-from probes.mc2.evaluate import Evaluation, Measured
+from probes.mc2.evaluate import Evaluation, Preference
 from probes.mc2.run import summary
 
 
@@ -55,9 +56,9 @@ def measured(
     ratio: float | None = None,
     alone: tuple[float, float] | tuple[None, None] = (None, None),
     resamples: int = 100,
-) -> Measured:
+) -> Preference:
     both = outcomes(*color) + outcomes(*shape)
-    return Measured(
+    return Preference(
         kind=kind,
         side=side,
         shares=Shares.of(both, resamples),
@@ -163,8 +164,8 @@ def test_one_condition_alone_is_a_report_too(page: Report, tmp_path: Path) -> No
 # ------------------------------------------------------------------------------------------------------- ablations
 
 
-def row(vision: tuple[int, int, int], text: tuple[int, int, int]) -> Row:
-    return Row({"vision": Shares.of(outcomes(*vision), 50), "text": Shares.of(outcomes(*text), 50)})
+def row(vision: tuple[int, int, int], text: tuple[int, int, int]) -> Steered:
+    return Steered({"vision": Shares.of(outcomes(*vision), 50), "text": Shares.of(outcomes(*text), 50)})
 
 
 def test_rows_of_an_ablation_carry_both_sides(page: Report) -> None:

@@ -14,7 +14,8 @@ from PIL import Image
 import steering
 from probes.answering.base import Chat, Question
 from probes.answering.engine import InProcess
-from probes.conflicts.samples import Sample, Shares
+from probes.conflicts.samples import ConflictSample
+from probes.conflicts.shares import Shares
 from probes.vector import neutral
 from probes.vector.build import build
 from probes.vector.calibrate import Baseline, Budget, Point, calibrate, choose
@@ -191,7 +192,7 @@ KL = {0.2: 0.05, 0.3: 0.1, 0.4: 0.2, 0.6: 0.3, 1.0: 0.1}
 ONCE = "the ball lies on the grass and nothing else is there"
 
 
-def _scripted(samples: Sequence[Sample]) -> Scripted:
+def _scripted(samples: Sequence[ConflictSample]) -> Scripted:
     """Plainly four of ten follow the image, one neither. Layer 1 steers from dose 0.3 on, at 0.2 only every other sample;
     layer 0 does nothing. With one modality alone all answers are right up to 0.4; at 0.6 the image alone loses a
     fifth toward text, the context alone a tenth toward text and half toward vision. At 1.0 neutral answers repeat
@@ -223,7 +224,7 @@ def _scripted(samples: Sequence[Sample]) -> Scripted:
 
 
 @pytest.fixture
-def samples() -> list[Sample]:
+def samples() -> list[ConflictSample]:
     return [replace(one, image=Image.new("RGB", (8, 8), (20 * i, 0, 0))) for i, one in enumerate(make_samples(SAMPLES))]
 
 
@@ -248,7 +249,7 @@ def published(vector: SteeringVector) -> SteeringVector:
 
 @pytest.mark.usefixtures("moved")
 def test_a_scripted_model_is_measured_as_it_is(
-    tiny: steering.Engine, published: SteeringVector, samples: list[Sample]
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample]
 ) -> None:
     vector = calibrate(
         tiny, published, samples, layers=[0, 1], doses=DOSES, finalists=2, answerer=_scripted(samples), quiet=True
@@ -267,7 +268,7 @@ def test_a_scripted_model_is_measured_as_it_is(
 
 @pytest.mark.usefixtures("moved")
 def test_the_whole_curve_of_the_chosen_layer_is_measured(
-    tiny: steering.Engine, published: SteeringVector, samples: list[Sample]
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample]
 ) -> None:
     vector = calibrate(
         tiny, published, samples, layers=[0, 1], doses=DOSES, finalists=1, answerer=_scripted(samples), quiet=True
@@ -294,7 +295,7 @@ def test_the_whole_curve_of_the_chosen_layer_is_measured(
 
 
 def test_shifts_are_asked_for_both_ways_of_the_same_doses(
-    tiny: steering.Engine, published: SteeringVector, samples: list[Sample], moved: list[Steer]
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample], moved: list[Steer]
 ) -> None:
     calibrate(tiny, published, samples, layers=[1], doses=[0.4, 0.2], answerer=_scripted(samples), quiet=True)
     assert sorted((steer.scale, steer.layers) for steer in moved) == [
@@ -318,7 +319,7 @@ def test_shifts_are_asked_for_both_ways_of_the_same_doses(
 def test_the_range_ends_before_the_first_dose_that_costs_too_much(
     tiny: steering.Engine,
     published: SteeringVector,
-    samples: list[Sample],
+    samples: list[ConflictSample],
     kl: list[float],
     expected: list[float],
     monkeypatch: pytest.MonkeyPatch,
@@ -336,7 +337,7 @@ def test_the_range_ends_before_the_first_dose_that_costs_too_much(
 
 @pytest.mark.usefixtures("moved")
 def test_a_dose_of_the_same_layer_that_is_no_finalist_may_still_be_chosen(
-    tiny: steering.Engine, published: SteeringVector, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(KL, 0.3, 0.3)
     vector = calibrate(
@@ -348,7 +349,7 @@ def test_a_dose_of_the_same_layer_that_is_no_finalist_may_still_be_chosen(
 
 @pytest.mark.usefixtures("moved")
 def test_a_wider_budget_gives_a_wider_range(
-    tiny: steering.Engine, published: SteeringVector, samples: list[Sample]
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample]
 ) -> None:
     wide = Budget(others=1.0, accuracy=1.0, kl=9.0, repetition=1.0)
     vector = calibrate(
@@ -360,7 +361,7 @@ def test_a_wider_budget_gives_a_wider_range(
 
 @pytest.mark.usefixtures("moved")
 def test_what_costs_more_than_the_budget_is_said(
-    tiny: steering.Engine, published: SteeringVector, samples: list[Sample], caplog: pytest.LogCaptureFixture
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         vector = calibrate(
@@ -374,7 +375,7 @@ def test_what_costs_more_than_the_budget_is_said(
 
 @pytest.mark.usefixtures("moved")
 def test_what_does_not_steer_is_said(
-    tiny: steering.Engine, published: SteeringVector, samples: list[Sample], caplog: pytest.LogCaptureFixture
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample], caplog: pytest.LogCaptureFixture
 ) -> None:
     vector = calibrate(tiny, published, samples, layers=[0], doses=[0.3], answerer=_scripted(samples), quiet=True)
     assert vector.info["calibration"]["targets_reached"] is False
@@ -383,7 +384,7 @@ def test_what_does_not_steer_is_said(
 
 @pytest.mark.usefixtures("moved")
 def test_the_first_three_of_the_ranking_are_tried_unless_layers_are_given(
-    tiny: steering.Engine, published: SteeringVector, samples: list[Sample]
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample]
 ) -> None:
     def tried(vector: SteeringVector, **options: Any) -> set[int]:
         made = calibrate(tiny, vector, samples, doses=[0.3], answerer=_scripted(samples), quiet=True, **options)
@@ -397,7 +398,7 @@ def test_the_first_three_of_the_ranking_are_tried_unless_layers_are_given(
 
 @pytest.mark.usefixtures("moved")
 def test_the_calibration_is_part_of_the_artifact(
-    tiny: steering.Engine, published: SteeringVector, samples: list[Sample]
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample]
 ) -> None:
     vector = calibrate(tiny, published, samples, layers=[1, 0], doses=DOSES, answerer=_scripted(samples), quiet=True)
     again = SteeringVector.from_bytes(vector.to_bytes())
@@ -411,7 +412,7 @@ def test_the_calibration_is_part_of_the_artifact(
 @pytest.mark.usefixtures("moved")
 @pytest.mark.parametrize("doses", [[0.0], [-0.1, 0.5], [float("inf")], [float("nan")], []])
 def test_bad_doses_are_refused(
-    tiny: steering.Engine, published: SteeringVector, samples: list[Sample], doses: list[float]
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample], doses: list[float]
 ) -> None:
     answerer = _scripted(samples)
     with pytest.raises(ValueError, match="Doses must be positive and finite"):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import steering
-from probes.conflicts.samples import Sample, messages
+from probes.conflicts.samples import ConflictSample, messages
 from probes.vector.reliability import task_reliability, vote
 from tests.probes.conftest import make_samples
 
@@ -26,7 +26,7 @@ def test_the_majority_counts_decided_votes(votes: dict[str, int], majority: str 
     assert vote(votes) == majority
 
 
-def varied(count: int) -> list[Sample]:
+def varied(count: int) -> list[ConflictSample]:
     """Samples of two tasks whose answers the tiny model does not give with the same probabilities."""
     rng = np.random.default_rng(5)
     return [

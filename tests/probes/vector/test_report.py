@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import steering
-from probes.conflicts.samples import Shares
+from probes.conflicts.shares import Shares
 from probes.harness.report import Report
 from probes.vector.agreement import Agreement
 from probes.vector.build import build
