@@ -1,7 +1,7 @@
 """Conflicts between picture and text: contexts, the model's hidden preference, and held-out samples.
 
 `conflict_samples` gives MC2 samples (modality-preference paper, section 3) over held-out scenes, `write_conflicts` puts
-them in files; `neutral_samples` gives questions without conflict, to measure what steering damages.
+them in files.
 """
 
 from __future__ import annotations
@@ -59,18 +59,13 @@ MARKERS = {
 MARKER_WEIGHTS = (7, 1, 1, 1, 1, 1)
 
 
-def prefers_vision(kind: str, value: str, alternative: str, marker: str = "Text context: ", noise: float = 0.0) -> bool:
-    """The hidden graded rule behind uninstructed answers: True where the picture wins.
+def preference(kind: str, value: str, alternative: str, marker: str = "Text context: ") -> float:
+    """The hidden graded rule behind uninstructed answers: above 0 the picture wins; the distance from 0 says how clearly.
 
     A score of the picture's value plus one of the text's value plus the marker's bias. Scores are spread evenly over
     -1..1 in an order drawn by hash; its salt is one with which every kind follows the picture about half of the time,
     over the values that scenes have (few shapes are more frequent than many).
     """
-    return preference(kind, value, alternative, marker) + noise > 0
-
-
-def preference(kind: str, value: str, alternative: str, marker: str = "Text context: ") -> float:
-    """The score behind `prefers_vision`; its distance from 0 says how clear the case is."""
     return _score(kind, "picture", value) + _score(kind, "text", alternative) + MARKERS[marker]
 
 
@@ -215,15 +210,7 @@ def conflict_samples(
     return [_sample(rng, f"world-{seed}-{i}", kinds[i % len(kinds)], size) for i in range(count)]
 
 
-def neutral_samples(
-    count: int, seed: int, size: Size = (168, 168), kinds: Sequence[str] = SAMPLE_KINDS
-) -> list[ConflictSample]:
-    """The same kinds of question without conflict: no context; `answer_text` is only the wrong option."""
-    rng = random.Random(f"held-out neutral {seed}")
-    return [_sample(rng, f"neutral-{seed}-{i}", kinds[i % len(kinds)], size, context=False) for i in range(count)]
-
-
-def _sample(rng: random.Random, name: str, kind: str, size: Size, context: bool = True) -> ConflictSample:
+def _sample(rng: random.Random, name: str, kind: str, size: Size) -> ConflictSample:
     while True:
         scene = random_scene(rng, shapes=rng.choice((1, 2, 2, 3)), held_out=True)
         if (conflict := random_conflict(rng, scene, (kind,))) is not None:
@@ -236,7 +223,7 @@ def _sample(rng: random.Random, name: str, kind: str, size: Size, context: bool 
         question=ask(rng, kind, fact.key),
         answer_vision=fact.value,
         answer_text=conflict.alternative,
-        context=statement(kind, fact.key, conflict.alternative) if context else "",
+        context=statement(kind, fact.key, conflict.alternative),
     )
 
 

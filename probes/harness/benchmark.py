@@ -37,8 +37,8 @@ class Findings:
 class Benchmark(Generic[Options]):
     """A benchmark.
 
-    limit: how many samples unless --limit says so. add_flags: adds its own. options: makes of the arguments what the run
-    takes, or raises ValueError, before a server is asked or a model loaded. run: asks and scores.
+    limit: how many of its `unit` are asked unless --limit says so. add_flags: adds its own. options: makes of the arguments
+    what the run takes, or raises ValueError, before a server is asked or a model loaded. run: asks and scores.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Benchmark(Generic[Options]):
     add_flags: Callable[[argparse.ArgumentParser], None]
     options: Callable[[argparse.Namespace, Defaults], Options]
     run: Callable[[Options, Session], Findings]
+    unit: str = "samples"
 
 
 def register(subparsers: Any, benchmark: Benchmark, defaults: Defaults) -> None:
@@ -59,7 +60,7 @@ def register(subparsers: Any, benchmark: Benchmark, defaults: Defaults) -> None:
     )
     add_model(parser, defaults)
     parser.add_argument(
-        "--limit", type=positive, default=benchmark.limit, metavar="N", help="samples (default %(default)s)"
+        "--limit", type=positive, default=benchmark.limit, metavar="N", help=f"{benchmark.unit} (default %(default)s)"
     )
     benchmark.add_flags(parser)
     parser.add_argument(

@@ -51,4 +51,5 @@ BENCHMARK = Benchmark(
     add_flags=_add_flags,
     options=_options,
     run=_run,
+    unit="existence questions",
 )

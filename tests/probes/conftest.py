@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from PIL import Image
 
 import steering
 from probes.answering.base import Question, Reply
+from probes.answering.engine import InProcess
 from probes.conflicts.samples import ConflictSample
 from probes.vector.build import build
 from tests import families
@@ -26,6 +28,39 @@ def tiny(root: Path) -> steering.Engine:
 def vector(tiny: steering.Engine) -> steering.SteeringVector:
     """A vector of the tiny model."""
     return build(tiny, make_samples(8), layers=[1], quiet=True)
+
+
+@pytest.fixture(scope="session")
+def model(root: Path) -> str:
+    return str(families.checkpoint("qwen2_vl", root))
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
+    """Every question that the model itself is asked."""
+    asked: list[Question] = []
+    answers = InProcess.answers
+
+    def kept(self: InProcess, given: Iterable[Question]) -> Iterator[Reply]:
+        def passed() -> Iterator[Question]:
+            for question in given:
+                asked.append(question)
+                yield question
+
+        return answers(self, passed())
+
+    monkeypatch.setattr(InProcess, "answers", kept)
+    return asked
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No checkpoint may be loaded: what is wrong must be told before."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(steering, "load", refuse)
 
 
 def make_samples(count: int, question: str = "What color is the ball?", shade: int = 0) -> list[ConflictSample]:
