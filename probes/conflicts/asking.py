@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from probes.answering.base import Answerer, Push, Question, Reply
+from probes.answering.replies import replies
 from probes.conflicts.samples import ConflictSample, Setting, Side, Wording, messages
 from probes.conflicts.shares import Outcome, letter, outcome
-from probes.harness.asking import replies
 
 MAX_TOKENS = 24
 """Enough for "The correct answer is B. playing in a field"; a model that answers with a letter stops by itself."""

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from probes.answering.base import Answerer, Chat, Intervention, Question
-from probes.harness.asking import replies
+from probes.answering.replies import replies
 from probes.harness.bootstrap import Scores, Tallies, estimates
 
 BASELINE = "baseline"

@@ -13,9 +13,9 @@ import torch
 from tqdm import tqdm
 
 from probes.answering.base import Answerer, Chat, Push, Question
+from probes.answering.replies import replies
 from probes.answering.requests import request
 from probes.conflicts.samples import ConflictSample
-from probes.harness.asking import replies
 from steering import Engine, Request, Steer
 
 DESCRIBE = "Describe the image."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +17,6 @@ from probes.sage.evaluate import evaluate, existence_scores, existence_tally, pa
 from probes.sage.report import report
 from probes.sage.samples import QUESTIONS, Difference, Existence
 from probes.sage.stages import stages
-from server import cli
 from steering import Engine, Generate, See, Think
 from tests.probes.conftest import Scripted, text_of
 
@@ -160,19 +157,3 @@ def test_the_stages_are_the_papers_and_what_it_leaves_open() -> None:
     readings = {stage.reading for one in plain.values() for stage in one if isinstance(stage, See)}
     assert readings == {"scale", "transfer"}
     assert set(plain) < set(stages(sweep=True))
-
-
-def test_the_command_writes_both_files_for_the_conditions_asked_for(
-    tmp_path: Path, tiny: Engine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = str(tiny.mllm.path)
-    words = ["eval", "sage", "--model", folder, "--device", "cpu", "--quiet", "--limit", "4", "--pairs", "2"]
-    files = ["--json", str(tmp_path / "sage.json"), "--markdown", str(tmp_path / "sage.md")]
-    words += ["--out", str(tmp_path / "out")]
-    assert cli.main([*words, *files, "--conditions", "+ S*"]) == 0
-    found = json.loads((tmp_path / "sage.json").read_text())
-    assert list(found) == [BASELINE, "+ See"]
-    assert [found[BASELINE][part]["all"]["samples"] for part in ("existence", "differences")] == [4, 2]
-    assert (tmp_path / "sage.md").read_text().startswith("# SAGE on")
-    assert cli.main([*words, "--conditions", "Sea"]) == 1
-    assert "--conditions: unknown Sea; there are baseline, + See" in capsys.readouterr().err
