@@ -16,10 +16,10 @@ from steering import Engine
 from steering.calibration import FILE, SURPRISE, Calibration, measured
 from steering.files import write_atomically
 
-Part = Literal["flags", "sinks", "surprise", "sage"]
-_KEPT: dict[Part, str] = {"flags": "flags", "sinks": "sinks", "surprise": "surprise", "sage": "divergence"}
+CalibrationPart = Literal["flags", "sinks", "surprise", "sage"]
+_KEPT: dict[CalibrationPart, str] = {"flags": "flags", "sinks": "sinks", "surprise": "surprise", "sage": "divergence"}
 """The part's name in the file."""
-_MEASURES: dict[Part, Callable[[Engine, Sequence[ConflictSample], bool], Calibration]] = {
+_MEASURES: dict[CalibrationPart, Callable[[Engine, Sequence[ConflictSample], bool], Calibration]] = {
     "sinks": calibrate_sinks,
     "surprise": calibrate_surprise,
     "sage": calibrate_think,
@@ -27,11 +27,10 @@ _MEASURES: dict[Part, Callable[[Engine, Sequence[ConflictSample], bool], Calibra
 
 
 @dataclass(frozen=True)
-class Options:
-    """Which part is measured on how many samples; `markdown` is a file for the report of the flags. Raises ValueError,
-    FileExistsError or PermissionError where the calibration cannot be kept in the model's folder."""
+class CalibrationOptions:
+    """Which part is measured on how many samples; `markdown` is a file for the report of the flags."""
 
-    part: Part
+    part: CalibrationPart
     model: ModelOptions
     data: Data
     samples: int
@@ -39,7 +38,13 @@ class Options:
     markdown: Path | None
     quiet: bool
 
-    def __post_init__(self) -> None:
+    @property
+    def folder(self) -> Path:
+        """The model's."""
+        return Path(self.model.path)
+
+    def check_folder(self) -> None:
+        """Raise ValueError, FileExistsError or PermissionError where the calibration cannot be kept there."""
         if not self.folder.is_dir():
             raise ValueError(
                 f"--model {self.model.path}: the calibration is kept in the model's folder, and this is none"
@@ -48,14 +53,10 @@ class Options:
             raise FileExistsError(f"{self.folder / FILE} has the {name} already; --replace measures it anew")
         check_writable(self.folder)
 
-    @property
-    def folder(self) -> Path:
-        """The model's."""
-        return Path(self.model.path)
 
-
-def run(options: Options) -> None:
+def run(options: CalibrationOptions) -> None:
     """Measure the part, keep it, and print what was measured."""
+    options.check_folder()  # before there was any work
     samples = options.data.draw(options.samples, PROBE_SEEDS + options.data.seed)
     engine = options.model.engine()
     if options.part == "flags":
@@ -65,7 +66,7 @@ def run(options: Options) -> None:
     print("\n".join(_said(options.part, calibration, calibration.save(options.folder))))
 
 
-def _said(part: Part, found: Calibration, path: Path) -> list[str]:
+def _said(part: CalibrationPart, found: Calibration, path: Path) -> list[str]:
     if part == "surprise":
         bound = f"{found.surprise:.2f} nats"
         return [f"{path}: {SURPRISE:.0%} of {found.contexts} contexts surprise by at most {bound}"]
@@ -86,7 +87,7 @@ def _said(part: Part, found: Calibration, path: Path) -> list[str]:
     ]
 
 
-def _flags(options: Options, engine: Engine, samples: Sequence[ConflictSample]) -> None:
+def _flags(options: CalibrationOptions, engine: Engine, samples: Sequence[ConflictSample]) -> None:
     calibration, answers = calibrate_flags(engine, samples, options.data.seed, options.quiet)
     assert calibration.flags is not None
     page = flags_report.report(engine.mllm.name, answers, calibration.flags)

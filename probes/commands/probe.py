@@ -11,9 +11,9 @@ from probes.harness.options import Defaults, ModelOptions, add_model, guarded, p
 from probes.vector import VECTOR
 
 if TYPE_CHECKING:
-    from probes.calibration.run import Part
+    from probes.calibration.run import CalibrationPart
 
-_CALIBRATIONS: tuple[Part, ...] = ("flags", "sinks", "surprise", "sage")
+_CALIBRATIONS: tuple[CalibrationPart, ...] = ("flags", "sinks", "surprise", "sage")
 """What may be measured instead of a vector; of several flags the first one counts."""
 
 
@@ -127,9 +127,13 @@ def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
         from probes.calibration import run
 
         markdown = None if arguments.markdown is None else Path(arguments.markdown)
-        run.run(run.Options(measured, model, data, arguments.samples, arguments.replace, markdown, arguments.quiet))
+        run.run(
+            run.CalibrationOptions(
+                measured, model, data, arguments.samples, arguments.replace, markdown, arguments.quiet
+            )
+        )
     else:
         from probes.vector import run as probe
 
-        probe.run(probe.Options.of(arguments, defaults))
+        probe.run(probe.ProbeOptions.of(arguments, defaults))
     return 0

@@ -19,7 +19,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Part(Generic[S]):
+class SampleSet(Generic[S]):
     """Samples of one kind, how each is asked, and how its answers are scored.
 
     chats: the questions about a sample, `each` of them, a chat each. tally: what the answers to them add to the sums of
@@ -42,7 +42,7 @@ class Part(Generic[S]):
 def compare(
     answerer: Answerer,
     conditions: Mapping[str, tuple[Intervention, ...]],
-    parts: Sequence[Part],
+    parts: Sequence[SampleSet],
     *,
     max_tokens: int,
     quiet: bool = False,
@@ -71,7 +71,7 @@ def compare(
 class _Answered:
     """A part with one condition's answers, those about a sample together, and what they add to the sums."""
 
-    part: Part
+    part: SampleSet
     answers: Sequence[Sequence[str]]
     tallies: Sequence[Mapping[str, float]]
 
@@ -97,7 +97,7 @@ class _Answered:
 
 def _answered(
     answerer: Answerer,
-    parts: Sequence[Part],
+    parts: Sequence[SampleSet],
     interventions: tuple[Intervention, ...],
     max_tokens: int,
     title: str,

@@ -12,7 +12,7 @@ from probes.harness.session import Session
 from probes.vector import VECTOR
 
 if TYPE_CHECKING:
-    from probes.mc2.run import Options
+    from probes.mc2.run import MC2Options
 
 KINDS = ("plain", "instruct", "chain", "shots", "steer")  # those of `mc2.evaluate`, which brings torch
 CRITERIA = ("drop", "surprise")  # those of the engine, likewise
@@ -49,13 +49,13 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _options(arguments: argparse.Namespace, defaults: Defaults) -> Options:
-    from probes.mc2.run import Options
+def _options(arguments: argparse.Namespace, defaults: Defaults) -> MC2Options:
+    from probes.mc2.run import MC2Options
 
-    return Options.of(arguments, defaults)
+    return MC2Options.of(arguments, defaults)
 
 
-def _run(options: Options, session: Session) -> Findings:
+def _run(options: MC2Options, session: Session) -> Findings:
     from probes.mc2.run import run
 
     return run(options, session)

@@ -29,7 +29,7 @@ PROBED, LEAST_PROBED = 250, 25
 
 
 @dataclass(frozen=True)
-class Options:
+class MC2Options:
     """What the benchmark is asked for besides what every one is; vectors are looked for in `folders()`, `auto` are the names
     of criteria, empty for all and None for none. Raises ValueError for what does not go together."""
 
@@ -57,7 +57,7 @@ class Options:
                 raise ValueError(f"--severity must be from 0 to 1, not {severity:g}")
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> Options:
+    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> MC2Options:
         """Those of the command line."""
         return cls(
             data=Data.of(arguments, defaults),
@@ -74,7 +74,7 @@ class Options:
         )
 
 
-def run(options: Options, session: Session) -> Findings:
+def run(options: MC2Options, session: Session) -> Findings:
     """Evaluate the conditions, and the ablations that were asked for."""
     setup = session.setup
     vector = _vector(options, session)
@@ -98,7 +98,7 @@ def run(options: Options, session: Session) -> Findings:
     return Findings(page, about, evaluation.to_json(), more, summary(evaluation, title))
 
 
-def _vector(options: Options, session: Session) -> SteeringVector | None:
+def _vector(options: MC2Options, session: Session) -> SteeringVector | None:
     """The vector to steer with, where anything is to be steered."""
     if "steer" not in options.conditions:
         return None
@@ -113,7 +113,7 @@ def _vector(options: Options, session: Session) -> SteeringVector | None:
 
 
 def _samples(
-    options: Options, session: Session, made_from: Sequence[str]
+    options: MC2Options, session: Session, made_from: Sequence[str]
 ) -> tuple[list[ConflictSample], list[ConflictSample], list[ConflictSample]]:
     """The samples that are asked, the solved examples, and what the ablations build vectors from: none is in two of these,
     nor was the vector made from one."""
@@ -135,7 +135,7 @@ def _samples(
 
 
 def _about(
-    options: Options, session: Session, samples: Sequence[ConflictSample], vector: SteeringVector | None
+    options: MC2Options, session: Session, samples: Sequence[ConflictSample], vector: SteeringVector | None
 ) -> dict[str, Any]:
     about = {
         "model": session.model, "samples": len(samples), "seed": session.setup.seed, "mc2": bool(options.data.mc2),
@@ -148,7 +148,7 @@ def _about(
 
 
 def _ablations(
-    options: Options,
+    options: MC2Options,
     session: Session,
     probe: Sequence[ConflictSample],
     samples: Sequence[ConflictSample],
@@ -183,7 +183,7 @@ def _ablations(
     return found
 
 
-def _criteria(options: Options, engine: Engine | None) -> dict[str, Criterion]:
+def _criteria(options: MC2Options, engine: Engine | None) -> dict[str, Criterion]:
     """The criteria of --auto by their names in the report. The bound of the model in this process is stated, so that answers
     that were kept are not taken for those of another bound; that of a server is its own."""
     if options.auto is None:
@@ -198,7 +198,7 @@ def _criteria(options: Options, engine: Engine | None) -> dict[str, Criterion]:
 
 
 def _automatic(
-    options: Options,
+    options: MC2Options,
     session: Session,
     samples: Sequence[ConflictSample],
     steering: Candidate,

@@ -10,7 +10,7 @@ from probes.harness.options import Defaults, positive
 from probes.harness.session import Session
 
 if TYPE_CHECKING:
-    from probes.sage.run import Options
+    from probes.sage.run import SageOptions
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,13 +29,13 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", metavar="DIR", help="the COCO images of --pope")
 
 
-def _options(arguments: argparse.Namespace, defaults: Defaults) -> Options:
-    from probes.sage.run import Options
+def _options(arguments: argparse.Namespace, defaults: Defaults) -> SageOptions:
+    from probes.sage.run import SageOptions
 
-    return Options.of(arguments, defaults)
+    return SageOptions.of(arguments, defaults)
 
 
-def _run(options: Options, session: Session) -> Findings:
+def _run(options: SageOptions, session: Session) -> Findings:
     from probes.sage.run import run
 
     return run(options, session)

@@ -14,7 +14,7 @@ import numpy as np
 
 from probes.answering.base import Answerer, Intervention
 from probes.harness.bootstrap import Tallies
-from probes.harness.comparison import Part, compare
+from probes.harness.comparison import SampleSet, compare
 from probes.sage import differences as metrics
 from probes.sage.claims import claims, yes
 from probes.sage.differences import SHARES, Pair, ratio
@@ -37,11 +37,11 @@ def evaluate(
     def tally(sample: Difference, answers: Sequence[str]) -> dict[str, float]:
         return metrics.tally(pair_of(sample, answers, categories))
 
-    asked = Part(
+    asked = SampleSet(
         "existence", existence, Existence.chats, existence_tally, existence_scores, {"accuracy": "right", "yes": "yes"},
         setting=lambda sample: sample.setting, cluster=_picture,
     )  # fmt: skip
-    pairs = Part(
+    pairs = SampleSet(
         "differences", differences, Difference.chats, tally, metrics.scores, SHARES,
         setting=lambda sample: sample.setting, each=len(QUESTIONS),
     )  # fmt: skip

@@ -24,7 +24,7 @@ Drawn = tuple[Sequence[Existence], Sequence[Difference], Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Options:
+class SageOptions:
     """What the benchmark is asked for besides what every one is: `conditions` by name, the number of `pairs` (None: as many
     as questions), POPE's files and the folder of their images, or what `demo(questions, pairs, seed, noise)` draws."""
 
@@ -42,7 +42,7 @@ class Options:
             raise ValueError("--pope is needed: there is no demo world here to draw questions from")
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> Options:
+    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> SageOptions:
         """Those of the command line."""
         conditions = _chosen(stages(arguments.sweep), arguments.conditions or ["*"])
         return cls(
@@ -71,7 +71,7 @@ def _chosen(conditions: Stages, patterns: Sequence[str]) -> Stages:
     return {name: one for name, one in conditions.items() if name in wanted}
 
 
-def run(options: Options, session: Session) -> Findings:
+def run(options: SageOptions, session: Session) -> Findings:
     """Ask every question under every condition."""
     setup = session.setup
     if session.endpoint is not None and any(options.conditions.values()):

@@ -27,13 +27,13 @@ ASKED = 64
 
 
 @dataclass(frozen=True)
-class Options:
+class ProbeOptions:
     """What a probe is asked for.
 
     samples, calibrated: how many samples the vector is built from, and how many others its dose is found on, 0 for none.
     states: how many samples are plotted. out: the file that is written; `shadows` is the model's own vector of that name,
     which it is found before, where nobody said where to write. folder: of the report, and of what a run that was stopped
-    goes on from. Raises ValueError, FileExistsError or PermissionError where the vector cannot be written there.
+    goes on from. Raises ValueError for a name or a file that a vector cannot have.
     """
 
     model: ModelOptions
@@ -58,12 +58,9 @@ class Options:
             raise ValueError(f"--name {self.name!r} must match {NAME.pattern}")
         if self.out.is_dir():
             raise ValueError(f"--out {self.out} is a folder; name the file")
-        self.refuse_to_replace()
-        self.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_writable(self.out.parent)
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> Options:
+    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> ProbeOptions:
         """Those of the command line."""
         name, model = arguments.name, ModelOptions.of(arguments, defaults)
         return cls(
@@ -114,8 +111,11 @@ def _budget(parts: Sequence[str]) -> Budget:
     return Budget(**given)
 
 
-def run(options: Options) -> None:
+def run(options: ProbeOptions) -> None:
     """Build, judge, calibrate, report and save. Raises ValueError where no reliable direction was found, unless `force`."""
+    options.refuse_to_replace()  # which is told before the work begins
+    options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_writable(options.out.parent)
     samples = options.data.draw(options.samples + options.calibrated, PROBE_SEEDS + options.data.seed)
     held_back = options.calibrated
     if len(samples) < options.samples + held_back:
@@ -136,7 +136,7 @@ def run(options: Options) -> None:
 
 
 def _measured(
-    options: Options,
+    options: ProbeOptions,
     engine: Engine,
     answerer: Answerer,
     used: Sequence[ConflictSample],

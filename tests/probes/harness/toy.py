@@ -13,7 +13,7 @@ from PIL import Image
 from probes.answering.base import Chat, Intervention
 from probes.harness.benchmark import Benchmark, Findings
 from probes.harness.bootstrap import Tallies
-from probes.harness.comparison import BASELINE, Part, compare
+from probes.harness.comparison import BASELINE, SampleSet, compare
 from probes.harness.comparison_tables import READING, power, table
 from probes.harness.options import Defaults
 from probes.harness.report import Report
@@ -24,7 +24,7 @@ CONDITIONS: dict[str, tuple[Intervention, ...]] = {BASELINE: (), "See": (See(0.5
 
 
 @dataclass(frozen=True)
-class Options:
+class ToyOptions:
     """Colours that are asked about in turn."""
 
     colours: tuple[str, ...]
@@ -38,8 +38,8 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--colours", nargs="+", default=["red", "green"], metavar="NAME")
 
 
-def _options(arguments: argparse.Namespace, defaults: Defaults) -> Options:
-    return Options(tuple(arguments.colours))
+def _options(arguments: argparse.Namespace, defaults: Defaults) -> ToyOptions:
+    return ToyOptions(tuple(arguments.colours))
 
 
 def _chats(colour: str) -> Sequence[Chat]:
@@ -55,10 +55,10 @@ def _scores(sums: Tallies) -> dict[str, np.ndarray]:
     return {"named": sums["named"] / sums["n"], "letters": sums["letters"] / sums["n"]}
 
 
-def _run(options: Options, session: Session) -> Findings:
+def _run(options: ToyOptions, session: Session) -> Findings:
     setup = session.setup
     samples = [options.colours[i % len(options.colours)] for i in range(setup.limit)]
-    part = Part(
+    part = SampleSet(
         "colours", samples, _chats, _tally, _scores, {"named": "named"}, setting=lambda colour: colour, cluster=hash
     )
     found = compare(session.answerer, CONDITIONS, [part], max_tokens=4, quiet=setup.quiet)
