@@ -25,8 +25,7 @@ from probes.answering.requests import request
 from probes.answering.versions import versions
 from probes.conflicts.samples import ConflictSample, Setting, Wording, messages, prompt
 from probes.vector.direction import RELIABLE, Size, States, Tally
-from steering import Engine, Request, Result
-from steering.vectors import SteeringVector
+from steering import Engine, Request, Result, SteeringVector
 
 READ: tuple[Setting, Setting, Setting] = ("text", "vision", "plain")
 """What is read of every query."""
