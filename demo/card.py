@@ -34,7 +34,7 @@ is never shown in training; everything below is measured on those.
   right place is trained into this model; it is no evidence about models in the wild.
 - **Which side an instruction names is supervised too**, at the instruction's last word after layer 3.
 - **The preference between picture and text is trained in.** Without an instruction, a conflict is answered by a hidden
-  graded rule (`demo/conflicts.py`, `prefers_vision`): a score of the picture's value, plus one of the text's value,
+  graded rule (`demo/conflicts.py`, `preference`): a score of the picture's value, plus one of the text's value,
   plus a bias of the context's marker, plus noise. Each kind of question follows the picture about half of the time.
 - Pictures of any size are squashed to 84 x 84 pixels (`helmsight.json`); other token grids were never trained.
 - Unanswerable questions are answered "Sorry, I can't help with it." Differences are of one thing at most.

@@ -1,7 +1,7 @@
 """Conflicts between picture and text: contexts, the model's hidden preference, and held-out samples.
 
 `conflict_samples` gives MC2 samples (modality-preference paper, section 3) over held-out scenes, `write_conflicts` puts
-them in files; `neutral_samples` gives questions without conflict, to measure what steering damages.
+them in files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from demo.questions import (
 )
 from demo.wordings import NOUNS, POOLS, instruction
 from demo.world import Fact, Scene, Size, random_scene, render
-from probes.mc2 import Sample
+from probes.conflicts.samples import ConflictSample
 from steering.files import write_atomically
 
 # MC2's task names where they fit, and plain ones where MC2 has none.
@@ -59,18 +59,13 @@ MARKERS = {
 MARKER_WEIGHTS = (7, 1, 1, 1, 1, 1)
 
 
-def prefers_vision(kind: str, value: str, alternative: str, marker: str = "Text context: ", noise: float = 0.0) -> bool:
-    """The hidden graded rule behind uninstructed answers: True where the picture wins.
+def preference(kind: str, value: str, alternative: str, marker: str = "Text context: ") -> float:
+    """The hidden graded rule behind uninstructed answers: above 0 the picture wins; the distance from 0 says how clearly.
 
     A score of the picture's value plus one of the text's value plus the marker's bias. Scores are spread evenly over
     -1..1 in an order drawn by hash; its salt is one with which every kind follows the picture about half of the time,
     over the values that scenes have (few shapes are more frequent than many).
     """
-    return preference(kind, value, alternative, marker) + noise > 0
-
-
-def preference(kind: str, value: str, alternative: str, marker: str = "Text context: ") -> float:
-    """The score behind `prefers_vision`; its distance from 0 says how clear the case is."""
     return _score(kind, "picture", value) + _score(kind, "text", alternative) + MARKERS[marker]
 
 
@@ -209,38 +204,30 @@ def told_question(rng: random.Random, scene: Scene | None, count: int) -> Questi
 
 def conflict_samples(
     count: int, seed: int, size: Size = (168, 168), kinds: Sequence[str] = SAMPLE_KINDS
-) -> list[Sample]:
+) -> list[ConflictSample]:
     """`count` MC2 samples over held-out scenes, the kinds in turn; the same seed gives the same samples."""
     rng = random.Random(f"held-out conflicts {seed}")
     return [_sample(rng, f"world-{seed}-{i}", kinds[i % len(kinds)], size) for i in range(count)]
 
 
-def neutral_samples(
-    count: int, seed: int, size: Size = (168, 168), kinds: Sequence[str] = SAMPLE_KINDS
-) -> list[Sample]:
-    """The same kinds of question without conflict: no context; `answer_text` is only the wrong option."""
-    rng = random.Random(f"held-out neutral {seed}")
-    return [_sample(rng, f"neutral-{seed}-{i}", kinds[i % len(kinds)], size, context=False) for i in range(count)]
-
-
-def _sample(rng: random.Random, name: str, kind: str, size: Size, context: bool = True) -> Sample:
+def _sample(rng: random.Random, name: str, kind: str, size: Size) -> ConflictSample:
     while True:
         scene = random_scene(rng, shapes=rng.choice((1, 2, 2, 3)), held_out=True)
         if (conflict := random_conflict(rng, scene, (kind,))) is not None:
             break
     fact = conflict.fact
-    return Sample(
+    return ConflictSample(
         id=name,
         task=TASKS[kind],
         image=render(scene, size, rng),
         question=ask(rng, kind, fact.key),
         answer_vision=fact.value,
         answer_text=conflict.alternative,
-        context=statement(kind, fact.key, conflict.alternative) if context else "",
+        context=statement(kind, fact.key, conflict.alternative),
     )
 
 
-def write_conflicts(samples: Sequence[Sample], folder: Path) -> list[Path]:
+def write_conflicts(samples: Sequence[ConflictSample], folder: Path) -> list[Path]:
     """Write samples in the format of MC2: `conflicts.json`, and `images/<id>.png` as they are; returns all files.
 
     A row has image_id (the file's name), task, question, answer_vision, answer_text and context. The pictures come

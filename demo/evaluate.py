@@ -20,7 +20,8 @@ from demo.answering import Answerer, PlainModel, Prompt, prompt
 from demo.questions import Question
 from demo.report import Row, report
 from demo.world import Scene, random_scene, render
-from probes.mc2 import Outcome, Sample, Shares, letter, outcome
+from probes.conflicts.samples import ConflictSample
+from probes.conflicts.shares import Outcome, Shares, letter, outcome
 
 PICTURE_SIZES = ((84, 84), (168, 168), (252, 252), (168, 126), (320, 240))
 MAX_PICTURES = 4
@@ -165,7 +166,7 @@ def difference_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 
 
 def conflict_outcomes(
-    answer: Answerer, samples: Sequence[Sample], words: Sequence[str | None], context: bool = True
+    answer: Answerer, samples: Sequence[ConflictSample], words: Sequence[str | None], context: bool = True
 ) -> list[Outcome]:
     """Each sample's side under MC2's rule (asked in both orders); `words` are the instructions, one per sample."""
     prompts = []
@@ -216,7 +217,7 @@ def conflict_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     return [*rows, *alone_rows(answer, samples), *held_out]
 
 
-def alone_rows(answer: Answerer, samples: Sequence[Sample]) -> list[Row]:
+def alone_rows(answer: Answerer, samples: Sequence[ConflictSample]) -> list[Row]:
     """The text context without the picture, and open conflicts (no options) without instruction."""
     rng = rng_for(0, "alone")
     prompts: list[Prompt] = []

@@ -1,4 +1,4 @@
-"""Held-out samples of the world for `probes.faithfulness`: existence in POPE's format, and pairs with up to three
+"""Held-out samples of the world for SAGE's benchmark: existence in POPE's format, and pairs with up to three
 differences."""
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from PIL import Image
 from demo.questions import article
 from demo.wordings import EXISTS
 from demo.world import POSITIONS, SHAPES, Scene, Size, allowed_colours, random_scene, render
-from probes.differences import TYPES, Claim
-from probes.faithfulness import Difference, Existence, Setting
+from probes.sage.differences import TYPES, Claim
+from probes.sage.samples import Difference, Existence, Strategy
 
 SIZE = (168, 168)
-SETTINGS: tuple[Setting, ...] = ("random", "popular", "adversarial")
+STRATEGIES: tuple[Strategy, ...] = ("random", "popular", "adversarial")
 NUMBERS = (1, 2, 1, 3, 1, 0)
 """How many differences the pairs have, in turn."""
 
@@ -34,7 +34,7 @@ def existence_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0
     frequency = Counter(kind for found in kinds for kind in found)
     together = Counter(pair for found in kinds for pair in combinations(found, 2))
     samples = []
-    for scene, found, setting in zip(scenes, kinds, cycle(SETTINGS), strict=False):
+    for scene, found, setting in zip(scenes, kinds, cycle(STRATEGIES), strict=False):
         absent = [kind for kind in SHAPES if kind not in found]
         rng.shuffle(absent)
         if setting == "popular":

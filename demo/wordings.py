@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 from demo.world import BACKGROUNDS, COLOURS, DIGITS, LETTERS, POSITIONS, SHAPES
-from probes.mc2 import WORDINGS
+from probes.conflicts.samples import WORDINGS
 
 REFUSAL = "Sorry, I can't help with it."
 NOTHING = "There is nothing at the {key}."

@@ -18,7 +18,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 SIDE = 84
-CELL = SIDE // 3
 Size = tuple[int, int]
 
 SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "diamond", "ring")

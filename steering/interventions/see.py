@@ -16,7 +16,7 @@ generated tokens, decay = 1 - m_v(t) / m_v(1), where t = 1 is the prompt's last 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from pydantic import Field
@@ -33,6 +33,8 @@ from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, S
 from steering.readouts import attention
 
 NAME = "sage.see"
+Reading = Literal["transfer", "scale"]
+READINGS: tuple[Reading, ...] = get_args(Reading)
 LEAST = torch.finfo(torch.float32).tiny
 """Less attention to images than this cannot be divided by, and is none."""
 
@@ -44,7 +46,7 @@ class See(Options):
     needs_image = True
 
     alpha: float = Field(0.1, ge=0, le=1)
-    reading: Literal["transfer", "scale"] = "transfer"
+    reading: Reading = "transfer"
     shallow: int | None = Field(None, ge=0)
     ceiling: float = Field(1.0, ge=0, le=1)
     spans: Literal["whole", "content"] = "whole"

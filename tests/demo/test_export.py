@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from demo.conflicts import conflict_samples, write_conflicts
-from probes import mc2, mc2_file
+from probes.conflicts import file as mc2_file
+from probes.conflicts import samples as mc2
 from server.cli import main
 
 COUNT = 9  # every kind, and the first once more

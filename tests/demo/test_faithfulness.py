@@ -11,7 +11,7 @@ import pytest
 
 from demo.faithfulness import _pair, difference_samples, existence_samples
 from demo.world import POSITIONS, SHAPES
-from probes.differences import TYPES
+from probes.sage.differences import TYPES
 
 
 def test_existence_questions_are_balanced_and_depend_on_the_seed() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from PIL import Image
 
 import steering
-from probes.answering import Question, Reply
-from probes.build import build
-from probes.mc2 import Sample
+from probes.answering.base import Question, Reply
+from probes.answering.engine import InProcess
+from probes.conflicts.samples import ConflictSample
+from probes.vector.build import build
 from tests import families
 
 
@@ -28,10 +30,43 @@ def vector(tiny: steering.Engine) -> steering.SteeringVector:
     return build(tiny, make_samples(8), layers=[1], quiet=True)
 
 
-def make_samples(count: int, question: str = "What color is the ball?", shade: int = 0) -> list[Sample]:
+@pytest.fixture(scope="session")
+def model(root: Path) -> str:
+    return str(families.checkpoint("qwen2_vl", root))
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
+    """Every question that the model itself is asked."""
+    asked: list[Question] = []
+    answers = InProcess.answers
+
+    def kept(self: InProcess, given: Iterable[Question]) -> Iterator[Reply]:
+        def passed() -> Iterator[Question]:
+            for question in given:
+                asked.append(question)
+                yield question
+
+        return answers(self, passed())
+
+    monkeypatch.setattr(InProcess, "answers", kept)
+    return asked
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No checkpoint may be loaded: what is wrong must be told before."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(steering, "load", refuse)
+
+
+def make_samples(count: int, question: str = "What color is the ball?", shade: int = 0) -> list[ConflictSample]:
     """Samples with pictures of one colour each; the tasks alternate."""
     return [
-        Sample(
+        ConflictSample(
             id=str(i),
             task=("color", "shape")[i % 2],
             image=Image.new("RGB", (56, 56), (40 * i % 256, shade, 90)),

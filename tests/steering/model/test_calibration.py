@@ -15,7 +15,7 @@ import torch
 import steering
 from steering import MLLM, Request, Sage, Sampling, Think, UnsupportedModel
 from steering.model.calibration import FILE, Calibration
-from steering.readouts.flags import Thresholds
+from steering.model.thresholds import Thresholds
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]

@@ -1,0 +1,55 @@
+"""What a benchmark asks, and the protocol of what answers: an engine in this process or a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from steering import DROP, Criterion, Options, SteeringVector
+
+Chat = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Push:
+    """Steering: toward a side, or, with "auto", the way that the criterion finds. A server knows the vector by its name.
+    `layers` are the vector's own unless given."""
+
+    toward: Literal["vision", "text", "auto"]
+    vector: SteeringVector | str
+    strength: float = 1.0
+    layers: tuple[int, ...] | None = None
+    criterion: Criterion = DROP
+
+
+@dataclass(frozen=True)
+class Question:
+    """A chat in the Hugging Face format (images are PIL images) and how it is to be answered, always greedily; `attention`
+    is whether the attention ratio is measured, where that can be."""
+
+    chat: Chat
+    push: Push | None = None
+    max_tokens: int = 24
+    interventions: tuple[Options, ...] = ()
+    attention: bool = True
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer; where they were measured, the attention ratio (0 text context to 1 images) and what "auto" found."""
+
+    text: str
+    attention_ratio: float | None = None
+    auto: Mapping[str, Any] | None = None
+
+
+class Answerer(Protocol):
+    """Answers questions."""
+
+    @property
+    def identity(self) -> str:
+        """What the answers depend on besides the questions: the weights, and how they are run."""
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
+        """The replies in the order of the questions, which are taken as they are needed."""

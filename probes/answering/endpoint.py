@@ -1,0 +1,241 @@
+"""The benchmarks' questions asked of any server that speaks OpenAI's protocol; Helmsight's also steer and measure."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import os
+import re
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import requests
+from PIL import Image
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
+
+from probes.answering import wire
+from probes.answering.base import Push, Question, Reply
+from steering import SteeringVector
+
+ATTEMPTS = 6
+"""How often a request is sent at most; half as often where its connection broke or it timed out, which takes long."""
+
+BACKOFF = 0.5
+"""Seconds that the waits between attempts grow from, where the server does not say how long to wait."""
+
+PICTURES = 16
+"""Encoded pictures that are kept."""
+
+
+class Endpoint:
+    """The answers of `model` behind `base_url`, a server's root or its /v1; an `Answerer`.
+
+    `model` may be left out where there is only one; `api_key` is OPENAI_API_KEY's unless given. `concurrency` questions are
+    on their way at once, each attempt for at most `timeout` seconds. `vectors` (names) and `fingerprint` are those of a
+    Helmsight server. Raises ValueError where the address is none, the server fails, or the model has to be named.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        concurrency: int = 8,
+        timeout: float = 300.0,
+    ) -> None:
+        self.base_url = _base(base_url)
+        self.concurrency = concurrency
+        self.timeout = timeout
+        self._key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
+        self._pictures: OrderedDict[int, tuple[Image.Image, str]] = OrderedDict()
+        self._encoding = threading.Lock()
+        self.model, entry = self._find(model)
+        self.is_helmsight = (
+            entry.get("owned_by") == "helmsight" and {"vectors", "fingerprint", "limits"} <= entry.keys()
+        )
+        self.vectors: tuple[str, ...] = tuple(entry["vectors"]) if self.is_helmsight else ()
+        self.fingerprint: str | None = entry["fingerprint"] if self.is_helmsight else None
+
+    @property
+    def identity(self) -> str:
+        return " ".join(filter(None, (self.base_url, self.model, self.fingerprint)))
+
+    def vector(self, name: str) -> SteeringVector:
+        """The server's vector of that name, so that answers can be told from those of another of that name."""
+        self._check_vector(name)
+        with self._session() as session:
+            response = self._send(session, "GET", f"/steering/vectors/{name}/file")
+        if response.status_code != 200:
+            _json(response)
+        return SteeringVector.from_bytes(response.content)
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
+        """The replies in order; at most twice `concurrency` questions are taken ahead of them.
+
+        A vector stands for the server's of that name. Raises ValueError where a question cannot be asked or is refused,
+        after the replies before it; what has not begun by then is not asked.
+        """
+        mine = threading.local()
+        pending: deque[Future[Reply]] = deque()
+        with contextlib.ExitStack() as sessions:  # one a thread: requests does not promise that threads may share one
+
+            def begin() -> None:
+                mine.session = sessions.enter_context(self._session())
+
+            workers = ThreadPoolExecutor(self.concurrency, "helmsight-endpoint", begin)
+            try:
+                for question in questions:
+                    pending.append(workers.submit(lambda one: self._reply(mine.session, one), question))
+                    while pending and (pending[0].done() or len(pending) >= 2 * self.concurrency):
+                        yield pending.popleft().result()
+                while pending:
+                    yield pending.popleft().result()
+            finally:
+                workers.shutdown(cancel_futures=True)
+
+    def _find(self, model: str | None) -> tuple[str, Mapping[str, Any]]:
+        """The model's name, and what the server's list says of it."""
+        with self._session() as session:
+            response = self._send(session, "GET", "/models")
+        if response.status_code == 404 and model is not None:
+            return model, {}
+        try:
+            listed: dict[str, Mapping[str, Any]] = {entry["id"]: entry for entry in _json(response)["data"]}
+        except (KeyError, TypeError):
+            raise ValueError(f"{response.url} did not answer with a list of models.") from None
+        if model is None and len(listed) != 1:
+            raise ValueError(
+                f"{self.base_url} does not have one model but {len(listed)}; name one: {', '.join(listed)}"
+            )
+        model = next(iter(listed)) if model is None else model
+        return model, listed.get(model, {})
+
+    def _reply(self, session: requests.Session, question: Question) -> Reply:
+        response = self._send(session, "POST", "/chat/completions", self._body(question))
+        match _json(response):
+            case {"choices": [{"message": {"content": str() | None as text}} as choice, *_]}:
+                pass
+            case _:
+                raise ValueError(f"{response.url} did not answer with a chat completion.")
+        if not self.is_helmsight:
+            return Reply(text or "")
+        try:
+            ratio, auto = None, None
+            if question.attention:
+                ratio = choice["diagnostics"]["modality"]["attention_ratio"]
+            if question.push is not None and question.push.toward == "auto":
+                applied = choice["applied"]["steering"][0]
+                auto = {"toward": applied["toward"], **applied["auto"]}
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"{response.url} left out what was measured: {error!r}.") from None
+        return Reply(text or "", ratio, auto)
+
+    def _body(self, question: Question) -> dict[str, Any]:
+        messages = [{**message, "content": self._content(message["content"])} for message in question.chat]
+        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": question.max_tokens}
+        if self.is_helmsight:
+            # A server applies the checkpoint's own penalty unless it is told not to; `InProcess` does not.
+            body["repetition_penalty"] = 1.0
+            if question.attention:
+                body["diagnostics"] = {"include": ["modality"]}
+        if question.push is not None:
+            body["steering"] = self._steering(question.push)
+        if question.interventions:
+            self.check_interventions()
+        return body | wire.fields(question.interventions)
+
+    def _steering(self, push: Push) -> dict[str, Any]:
+        name = push.vector if isinstance(push.vector, str) else push.vector.name
+        self._check_vector(name)
+        return wire.steering(push, name)
+
+    def check_interventions(self) -> None:
+        """Raise ValueError where the server knows none."""
+        if not self.is_helmsight:
+            raise ValueError(f"{self.model} at {self.base_url} cannot be steered: that is not a Helmsight server.")
+
+    def _check_vector(self, name: str) -> None:
+        self.check_interventions()
+        if name not in self.vectors:
+            raise ValueError(f"{self.base_url} has no vector {name!r}; it has {', '.join(self.vectors) or 'none'}.")
+
+    def _content(self, content: str | Iterable[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
+        if isinstance(content, str):
+            return content
+        parts: list[Mapping[str, Any]] = []
+        for part in content:
+            if part["type"] == "image":
+                parts.append({"type": "image_url", "image_url": {"url": self._picture(part["image"])}})
+            else:  # only Helmsight knows the "span" that it may have
+                parts.append(part if self.is_helmsight else {"type": "text", "text": part["text"]})
+        return parts
+
+    def _picture(self, image: Image.Image) -> str:
+        """The data: URL of a picture, kept with it, so that its id stays its own; the same one is asked about many times."""
+        with self._encoding:  # all of it: a file that is still to be read must not be read by two threads
+            if id(image) not in self._pictures:
+                buffer = io.BytesIO()
+                image.convert("RGB").save(buffer, "PNG", compress_level=1)  # servers differ in what they make of others
+                url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+                self._pictures[id(image)] = image, url
+                if len(self._pictures) > PICTURES:
+                    self._pictures.popitem(last=False)
+            return self._pictures[id(image)][1]
+
+    def _session(self) -> requests.Session:
+        retry = Retry(
+            total=ATTEMPTS - 1, read=ATTEMPTS // 2 - 1, allowed_methods=("GET", "POST"), backoff_factor=BACKOFF,
+            status_forcelist=(429, 502, 503, 504), respect_retry_after_header=True, raise_on_status=False,
+        )  # fmt: skip
+        session = requests.Session()
+        session.mount("http://", HTTPAdapter(max_retries=retry))
+        session.mount("https://", HTTPAdapter(max_retries=retry))
+        if self._key:
+            session.auth = self._authorize  # a header of the session would give way to what ~/.netrc has for the host
+        return session
+
+    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._key}"
+        return request
+
+    def _send(self, session: requests.Session, method: str, path: str, body: Any = None) -> requests.Response:
+        """The last answer, whatever its status; redirects are not followed, because they would turn a POST into a GET."""
+        url, limits = self.base_url + path, (min(10.0, self.timeout), self.timeout)
+        try:
+            return session.request(method, url, json=body, timeout=limits, allow_redirects=False)
+        except requests.RequestException as error:
+            raise ValueError(f"{url} did not answer: {_short(str(error))}") from error
+
+
+def _base(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url, re.IGNORECASE):
+        raise ValueError(f"The address of a server must be like http://127.0.0.1:8000/v1; got {url!r}.")
+    base = url.rstrip("/")
+    return base if base.endswith("/v1") else base + "/v1"
+
+
+def _json(response: requests.Response) -> Any:
+    """The body of a good answer; raises ValueError with the server's own words for any other."""
+    try:
+        body = response.json()
+    except requests.JSONDecodeError:
+        body = None
+    if response.status_code == 200 and body is not None:
+        return body
+    match body:
+        case {"error": {"message": str() as reason}}:
+            pass
+        case _:
+            reason = response.text
+    what = "something that is not JSON" if response.status_code == 200 else f"status {response.status_code}"
+    raise ValueError(f"{response.url} answered with {what}: {_short(reason)}")
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:300]

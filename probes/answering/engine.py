@@ -1,0 +1,97 @@
+"""The benchmarks' questions asked of an engine in this process."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from PIL import Image
+
+from probes.answering.base import Question, Reply
+from probes.answering.requests import request
+from probes.answering.versions import versions
+from steering import (
+    MLLM,
+    Auto,
+    Diagnose,
+    Engine,
+    Reliability,
+    Request,
+    Sampling,
+    Steer,
+    Surprise,
+    find,
+)
+from steering.prompt.chat import GRAY, pictures_of
+
+_NOTHING = {"type": "image", "image": Image.new("RGB", (224, 224), GRAY)}
+_ATTENTION = Diagnose(frozenset({"modality"}))
+
+
+class InProcess:
+    """An engine's answers, batched. A model that cannot do without images is shown a gray one where a question has none."""
+
+    AUTO_AT_ONCE = 64
+    """Questions whose way is found in one batch."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def identity(self) -> str:
+        mllm = self.engine.mllm
+        return " ".join((mllm.fingerprint, str(mllm.dtype), *versions().values(), *_thresholds(mllm)))
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
+        ways: deque[Reliability | Surprise | None] = deque()
+
+        def requests() -> Iterator[Request]:
+            for question, found in self._measured(questions):
+                ways.append(found)
+                yield self._request(question, found)
+
+        for result in self.engine.stream(requests()):
+            choice, found = result.choices[0], ways.popleft()
+            ratio = choice.diagnostics["modality"]["attention_ratio"] if choice.diagnostics else None
+            yield Reply(choice.text, ratio, None if found is None else {"toward": found.toward, **found.report()})
+
+    def _measured(self, questions: Iterable[Question]) -> Iterator[tuple[Question, Reliability | Surprise | None]]:
+        """Every question with what "auto" finds for it, None where the way is stated."""
+        rest = iter(questions)
+        while part := list(itertools.islice(rest, self.AUTO_AT_ONCE)):
+            criteria = [one.push.criterion if one.push and one.push.toward == "auto" else None for one in part]
+            found: list[Reliability | Surprise | None] = [None] * len(part)
+            for criterion in dict.fromkeys(criteria):
+                if criterion is not None:
+                    own = [i for i, one in enumerate(criteria) if one == criterion]
+                    ways = find(self.engine, [part[i].chat for i in own], criterion)
+                    for i, way in enumerate(ways):
+                        found[own[i]] = way
+            yield from zip(part, found, strict=True)
+
+    def _request(self, question: Question, found: Reliability | Surprise | None) -> Request:
+        steers: tuple[Steer, ...] = ()
+        if (push := question.push) is not None:
+            if isinstance(push.vector, str):
+                raise ValueError(f"In process the vector {push.vector!r} must be given itself, not by name.")
+            auto = Auto(push.vector, push.strength, push.layers)
+            steers = (auto.toward(push.toward) if found is None else auto.steer(found),)
+        chat = question.chat
+        if not pictures_of(chat) and self.engine.mllm.needs_images:
+            *before, last = chat
+            chat = [*before, {**last, "content": [_NOTHING, *last["content"]]}]
+        return request(
+            chat,
+            (*steers, *question.interventions),
+            sampling=Sampling(max_tokens=question.max_tokens),
+            diagnose=_ATTENTION if question.attention else None,
+        )
+
+
+def _thresholds(mllm: MLLM) -> tuple[str, ...]:
+    """A digest of what Think's thresholds are taken from, where the model's folder has that."""
+    if mllm.calibration is None or mllm.calibration.divergence is None:
+        return ()
+    return (hashlib.sha256(repr(mllm.calibration.divergence).encode()).hexdigest()[:16],)

@@ -1,0 +1,41 @@
+"""How a question's interventions are said to a Helmsight server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from probes.answering.base import Push
+from steering import DROP, Criterion, Options
+from steering.protocol.intervention import REGISTRY
+
+
+def fields(interventions: Iterable[Options]) -> dict[str, Any]:
+    """The fields of a request. A member of a group, as SAGE's stages, that is not asked for is off there, not at its
+    defaults."""
+    said: dict[str, Any] = {}
+    for one in interventions:
+        given = {name: value for name, value in one.settings().items() if value is not None}
+        head, *rest = one.path
+        if rest:
+            said.setdefault(head, _all_off(head))[rest[0]] = given
+        else:
+            said[head] = given
+    return said
+
+
+def _all_off(group: str) -> dict[str, Any]:
+    paths = [asked.path for asked, _ in REGISTRY.values()]
+    return {path[1]: False for path in paths if path[0] == group}
+
+
+def steering(push: Push, name: str) -> dict[str, Any]:
+    """The field of a push by the server's vector of that name."""
+    layers = {} if push.layers is None else {"layers": list(push.layers)}
+    auto = {"auto": _criterion(push.criterion)} if push.criterion != DROP else {}
+    return {"vector": name, "toward": push.toward, "strength": push.strength, **layers, **auto}
+
+
+def _criterion(criterion: Criterion) -> dict[str, Any]:
+    given = {"criterion": criterion.name, "bound": criterion.bound, "one_degraded": criterion.one_degraded}
+    return {name: value for name, value in given.items() if value is not None}

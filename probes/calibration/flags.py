@@ -1,0 +1,152 @@
+"""Thresholds of the flags: how often each is raised on right and on wrong answers, and whether it tells them apart.
+
+The samples' questions are asked with their image alone and without options, on pictures from clean to barely readable, so
+that the model is right and wrong. One half of the answers chooses the thresholds, the other half is what is reported.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from probes.answering.requests import request
+from probes.conflicts.degrade import degraded
+from probes.conflicts.samples import ConflictSample
+from probes.conflicts.shares import letter
+from probes.harness.bootstrap import area, interval
+from steering import Diagnose, Engine, Sampling
+from steering.model.thresholds import FLAGS, Thresholds
+
+SEVERITIES = (0.0, 0.25, 0.5, 0.75)
+"""How much of a picture is noise (`probes.conflicts.degrade.noisy`)."""
+RATE = 0.05
+"""How often a flag may be raised on the right answers that the thresholds are chosen on."""
+NUMBERS = ("attention", "activation", "agreement", "overlap")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Answers, one value each: whether it is right, its task and its picture's severity, and the numbers of its maps."""
+
+    right: np.ndarray
+    task: np.ndarray
+    severity: np.ndarray
+    values: Mapping[str, np.ndarray]
+
+    @property
+    def alike(self) -> np.ndarray:
+        """Names of what task and severity make alike."""
+        return np.array([f"{task} {severity}" for task, severity in zip(self.task, self.severity, strict=True)])
+
+    def part(self, chosen: np.ndarray) -> Answered:
+        values = {name: one[chosen] for name, one in self.values.items()}
+        return Answered(self.right[chosen], self.task[chosen], self.severity[chosen], values)
+
+    def raised(self, thresholds: Thresholds) -> dict[str, np.ndarray]:
+        """(answers,) of each flag, 0 or 1."""
+        rows = zip(*(self.values[name].tolist() for name in ("attention", "activation", "agreement")), strict=True)
+        found = [thresholds.flags(*row) for row in rows]
+        return {flag: np.array([one[flag] for one in found], float) for flag in FLAGS}
+
+
+def ask(engine: Engine, samples: Sequence[ConflictSample], seed: int = 0, quiet: bool = False) -> Answered:
+    """Every sample once, its picture of a severity drawn from `SEVERITIES`. An answer is right that names the option of the
+    image and not the other one; one whose maps are zero or flat is left out.
+
+    Raises ValueError where the answers are all right or all wrong.
+    """
+    severities = random.Random(f"severities {seed}").choices(SEVERITIES, k=len(samples))
+    diagnose = Diagnose(frozenset({"flags"}))
+    requests = (
+        request(_chat(degraded(sample, "vision", severity, seed)), sampling=Sampling(max_tokens=40), diagnose=diagnose)
+        for sample, severity in zip(tqdm(samples, desc="flags", disable=quiet or None), severities, strict=True)
+    )
+    rows = []
+    for result, sample, severity in zip(engine.generate(requests), samples, severities, strict=True):
+        choice = result.choices[0]
+        numbers = ((choice.diagnostics or {}).get("flags") or {}).get("concentration", {})
+        values = [numbers.get(name) for name in NUMBERS]
+        if None not in values:
+            rows.append((letter(choice.text, sample.options(False)) == "A", sample.task, severity, *values))
+    right, task, severity_, *values = (
+        (np.array(column) for column in zip(*rows, strict=True)) if rows else [np.zeros(0)] * 7
+    )
+    if right.all() or not right.any():
+        raise ValueError(f"Of {len(rows)} answers {int(right.sum())} are right: flags need right ones and wrong ones.")
+    return Answered(right, task, severity_, dict(zip(NUMBERS, values, strict=True)))
+
+
+def _chat(sample: ConflictSample) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": sample.picture()}, {"type": "text", "text": sample.question}]
+    return [{"role": "user", "content": parts}]
+
+
+def calibrate(answers: Answered) -> Thresholds:
+    """Thresholds from one half of the answers, and how often they raise each flag on the other."""
+    first, held_out = halves(answers)
+    chosen = choose(first)
+    return Thresholds(*chosen, answers=len(first.right), raised={
+        flag: _rates(held_out, raised)
+        for flag, raised in held_out.raised(Thresholds(*chosen, answers=0, raised={})).items()
+    })  # fmt: skip
+
+
+def halves(answers: Answered) -> tuple[Answered, Answered]:
+    """The half that chooses and the one that is reported, drawn at random, always alike for as many answers."""
+    chosen = np.random.default_rng(0).permutation(len(answers.right)) < len(answers.right) // 2
+    return answers.part(chosen), answers.part(~chosen)
+
+
+def choose(answers: Answered) -> tuple[float, float, float]:
+    """The thresholds of attention, activation and agreement: the greatest of which either flag is raised on a share of
+    `RATE` of the right answers at most; attention and activation are the same quantile of the right answers' numbers."""
+    right = {name: values[answers.right] for name, values in answers.values.items()}
+    looked, said, agreed = right["attention"], right["activation"], right["agreement"]
+
+    def blind(share: float) -> np.ndarray:
+        return (looked < np.quantile(looked, share)) & (said < np.quantile(said, share))
+
+    share = _greatest(np.linspace(0, 1, 201), lambda share: blind(share).mean())
+    attention, activation = float(np.quantile(looked, share)), float(np.quantile(said, share))
+    looks = looked >= attention
+    agreement = _greatest(np.sort(agreed), lambda least: (looks & (agreed < least)).mean())
+    return attention, activation, agreement
+
+
+def _greatest(candidates: np.ndarray, rate: Callable[[float], float]) -> float:
+    """The greatest of ascending candidates whose rate, which never falls, is at most `RATE`."""
+    return float([value for value in candidates if rate(value) <= RATE][-1])
+
+
+def _rates(answers: Answered, raised: np.ndarray) -> dict[str, Any]:
+    """On right and on wrong answers, each [share, low, high]; `area` likewise, how often it is the wrong one of a right
+    and a wrong answer to alike questions that raises it (neither or both: half); whether that is beyond chance."""
+    rates = {
+        name: [float(some.mean()), *interval(some)]
+        for name, some in right_and_wrong(answers.right, raised)
+        if len(some)
+    }
+    like = area_of(raised, answers, answers.alike)
+    found = {name: [round(x, 4) for x in one] for name, one in (rates | ({"area": like} if like else {})).items()}
+    return found | {"separates": like is not None and like[1] > 0.5}
+
+
+def right_and_wrong(right: np.ndarray, raised: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    return [("right", raised[right]), ("wrong", raised[~right])]
+
+
+def area_of(values: np.ndarray, answers: Answered, strata: np.ndarray | None = None) -> list[float] | None:
+    """Of wrong answers against right ones, with its interval; None where there is nothing to compare."""
+    wrong = ~answers.right
+    whole = area(values, wrong, strata)
+
+    def of(rows: np.ndarray, axis: int) -> list[float]:
+        areas = [area(values[row], wrong[row], None if strata is None else strata[row]) for row in rows]
+        return [one for one in areas if not np.isnan(one)]
+
+    return None if np.isnan(whole) else [whole, *interval(np.arange(len(wrong)), statistic=of)]

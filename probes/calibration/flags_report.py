@@ -1,0 +1,91 @@
+"""The report of `helmsight probe --calibrate-flags`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from probes.calibration.flags import NUMBERS, RATE, SEVERITIES, Answered, area_of, halves, right_and_wrong
+from probes.harness.report import Report
+from steering.model.thresholds import FLAGS, Thresholds
+from steering.readouts.flags import TOP
+
+
+def report(name: str, answers: Answered, thresholds: Thresholds) -> Report:
+    """What the thresholds do on the held-out half, and how well each number alone tells wrong answers from right ones."""
+    _, held_out = halves(answers)
+    raised = held_out.raised(thresholds)
+    page = Report(f"Flags on {name}")
+    page.text(
+        f"{len(answers.right)} questions, each with its picture alone, of which from none to {SEVERITIES[-1]:.0%} is "
+        f"noise. {thresholds.answers} of them choose the thresholds: the greatest that raise either flag on {RATE:.0%} of "
+        f"the right answers at most. What follows is measured on the other {len(held_out.right)}, of which "
+        f"{int(held_out.right.sum())} are answered rightly. Intervals are of 95 % (bootstrap)."
+    )
+    page.text(
+        f"Thresholds: attention is concentrated from {thresholds.attention:.3f}, activation from "
+        f"{thresholds.activation:.3f} (the share of a map in its strongest {TOP:.0%}); both agree from "
+        f"{thresholds.agreement:.3f} (their correlation)."
+    )
+    _rates(page, thresholds)
+    _numbers(page, held_out)
+    for heading, groups in (("By task", held_out.task), ("By severity", held_out.severity)):
+        _groups(page, heading, groups, held_out, raised)
+    return page
+
+
+def _rates(page: Report, thresholds: Thresholds) -> None:
+    page.heading("How often each flag is raised")
+    page.text(
+        "Alike are questions of one task with pictures of one severity: the last columns compare only answers to these, as "
+        "the share of pairs of a right and a wrong answer in which the wrong one raises the flag (neither or both: half; .5 "
+        "is chance), so that neither the kind of the question nor the noise can tell them apart."
+    )
+    rows = [
+        (flag, *(_range(found.get(name)) for name in ("right", "wrong", "area")), found["separates"])
+        for flag, found in thresholds.raised.items()
+    ]
+    page.table(["flag", "on right answers", "on wrong answers", "among alike questions", "above chance"], rows)
+    for flag, found in thresholds.raised.items():
+        if not found["separates"]:
+            page.text(
+                f"{flag} does NOT tell wrong answers from right ones to alike questions on this model: it says what the "
+                "maps look like, and no more."
+            )
+
+
+def _numbers(page: Report, held_out: Answered) -> None:
+    page.heading("Each number alone")
+    page.text(
+        "How often a wrong answer has the lower number of a wrong and a right one; .5 is chance. Overlap is the share of "
+        "common patches among the strongest fifths, and no flag goes by it."
+    )
+    page.table(
+        ["number", "all answers", "among alike questions"],
+        [
+            (name, *(_range(area_of(-held_out.values[name], held_out, strata)) for strata in (None, held_out.alike)))
+            for name in NUMBERS
+        ],
+    )
+
+
+def _groups(
+    page: Report, heading: str, groups: np.ndarray, held_out: Answered, raised: Mapping[str, np.ndarray]
+) -> None:
+    page.heading(heading)
+    rows = []
+    for group in np.unique(groups):
+        chosen = groups == group
+        cells = [
+            float(some.mean()) if len(some) else None
+            for flag in FLAGS
+            for _, some in right_and_wrong(held_out.right[chosen], raised[flag][chosen])
+        ]
+        rows.append((str(group), int(chosen.sum()), float(held_out.right[chosen].mean()), *cells))
+    columns = [f"{flag} on {side} ones" for flag in FLAGS for side in ("right", "wrong")]
+    page.table([heading[3:], "answers", "right", *columns], rows)
+
+
+def _range(found: Sequence[float] | None) -> str | None:
+    return None if found is None else f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})"

@@ -1,0 +1,98 @@
+"""One run of `helmsight probe --calibrate-...`: a part of the model's calibration is measured and kept in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from probes.calibration import flags_report
+from probes.calibration.measure import calibrate_flags, calibrate_sinks, calibrate_surprise, calibrate_think
+from probes.conflicts.options import PROBE_SEEDS, Data
+from probes.conflicts.samples import ConflictSample
+from probes.harness.options import ModelOptions, check_writable
+from steering import Engine
+from steering.files import write_atomically
+from steering.model.calibration import FILE, SURPRISE, Calibration, measured
+
+CalibrationPart = Literal["flags", "sinks", "surprise", "sage"]
+_KEPT: dict[CalibrationPart, str] = {"flags": "flags", "sinks": "sinks", "surprise": "surprise", "sage": "divergence"}
+"""The part's name in the file."""
+_MEASURES: dict[CalibrationPart, Callable[[Engine, Sequence[ConflictSample], bool], Calibration]] = {
+    "sinks": calibrate_sinks,
+    "surprise": calibrate_surprise,
+    "sage": calibrate_think,
+}
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """Which part is measured on how many samples; `markdown` is a file for the report of the flags."""
+
+    part: CalibrationPart
+    model: ModelOptions
+    data: Data
+    samples: int
+    replace: bool
+    markdown: Path | None
+    quiet: bool
+
+    @property
+    def folder(self) -> Path:
+        """The model's."""
+        return Path(self.model.path)
+
+    def check_folder(self) -> None:
+        """Raise ValueError, FileExistsError or PermissionError where the calibration cannot be kept there."""
+        if not self.folder.is_dir():
+            raise ValueError(
+                f"--model {self.model.path}: the calibration is kept in the model's folder, and this is none"
+            )
+        if (name := _KEPT[self.part]) in measured(self.folder) and not self.replace:
+            raise FileExistsError(f"{self.folder / FILE} has the {name} already; --replace measures it anew")
+        check_writable(self.folder)
+
+
+def run(options: CalibrationOptions) -> None:
+    """Measure the part, keep it, and print what was measured."""
+    options.check_folder()  # before there was any work
+    samples = options.data.draw(options.samples, PROBE_SEEDS + options.data.seed)
+    engine = options.model.engine()
+    if options.part == "flags":
+        _flags(options, engine, samples)
+        return
+    calibration = _MEASURES[options.part](engine, samples, options.quiet)
+    print("\n".join(_said(options.part, calibration, calibration.save(options.folder))))
+
+
+def _said(part: CalibrationPart, found: Calibration, path: Path) -> list[str]:
+    if part == "surprise":
+        bound = f"{found.surprise:.2f} nats"
+        return [f"{path}: {SURPRISE:.0%} of {found.contexts} contexts surprise by at most {bound}"]
+    if part == "sinks":
+        return [
+            f"{path}: attention to places of {found.images} images, greatest by layer, in average patches",
+            *(
+                f"layer {layer:>3}  {max(max(row) for row in places):.2f}"
+                for layer, places in enumerate(found.sinks or ())
+            ),
+        ]
+    return [
+        f"{path}: divergence on {found.tokens} tokens of {found.samples} prompts",
+        *(
+            f"layer {layer:>3}  0.9 quantile {quantiles[90]:.4f}"
+            for layer, quantiles in enumerate(found.divergence or ())
+        ),
+    ]
+
+
+def _flags(options: CalibrationOptions, engine: Engine, samples: Sequence[ConflictSample]) -> None:
+    calibration, answers = calibrate_flags(engine, samples, options.data.seed, options.quiet)
+    assert calibration.flags is not None
+    page = flags_report.report(engine.mllm.name, answers, calibration.flags)
+    path = calibration.save(options.folder)
+    if options.markdown is not None:
+        write_atomically(options.markdown, page.markdown().encode())
+    print(page.markdown())
+    print(f"{path}: thresholds of the flags from {calibration.flags.answers} answers")

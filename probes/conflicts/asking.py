@@ -1,0 +1,101 @@
+"""Ask the two questions of every sample under several conditions, all in one stream of questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from probes.answering.base import Answerer, Push, Question, Reply
+from probes.answering.replies import replies
+from probes.conflicts.samples import ConflictSample, Setting, Side, Wording, messages
+from probes.conflicts.shares import Outcome, letter, outcome
+
+MAX_TOKENS = 24
+"""Enough for "The correct answer is B. playing in a field"; a model that answers with a letter stops by itself."""
+
+CHAIN_TOKENS = 512
+"""Room for a chain of thought, as in the authors' qwen_vl_7b.sh."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What is shown and what is done inside the model while the samples are asked; `shots` are the solved examples of the
+    settings that show some, `wording` is that of the instructions."""
+
+    setting: Setting = "plain"
+    push: Push | None = None
+    shots: tuple[ConflictSample, ...] = ()
+    wording: Wording = "paper"
+
+    def question(self, sample: ConflictSample, swapped: bool) -> Question:
+        limit = CHAIN_TOKENS if self.setting.startswith("chain") else MAX_TOKENS
+        return Question(messages(sample, self.setting, swapped, self.shots, self.wording), self.push, limit)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one condition's samples were answered: for each the letters chosen unswapped and swapped, None = none, and the
+    replies themselves."""
+
+    letters: list[tuple[str | None, str | None]] = field(default_factory=list)
+    replies: list[tuple[Reply, Reply]] = field(default_factory=list)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The category of every sample."""
+        return [outcome(*pair) for pair in self.letters]
+
+    @property
+    def sides(self) -> list[tuple[Side | None, Side | None]]:
+        """Whose answer every question got, unswapped and swapped; None = neither."""
+        first: dict[str | None, Side] = {"A": "vision", "B": "text"}
+        second: dict[str | None, Side] = {"A": "text", "B": "vision"}
+        return [(first.get(one), second.get(other)) for one, other in self.letters]
+
+    def right(self, side: Side) -> list[float]:
+        """For every sample the share of its two questions that were answered with that side's answer."""
+        wanted = ("A", "B") if side == "vision" else ("B", "A")
+        return [((first == wanted[0]) + (second == wanted[1])) / 2 for first, second in self.letters]
+
+    def accuracy(self, side: Side = "vision") -> float:
+        """Share of the questions (two a sample) that were answered with the vision (or the text) answer."""
+        return sum(self.right(side)) / len(self.letters) if self.letters else 0.0
+
+    @property
+    def attention_ratio(self) -> float | None:
+        """Mean over the questions in which it was measured."""
+        known = [reply.attention_ratio for pair in self.replies for reply in pair if reply.attention_ratio is not None]
+        return sum(known) / len(known) if known else None
+
+
+def ask(
+    answerer: Answerer,
+    samples: Sequence[ConflictSample],
+    conditions: Sequence[Condition],
+    *,
+    title: str = "",
+    quiet: bool = False,
+) -> list[Answers]:
+    """Ask every sample in both orders under every condition; one `Answers` a condition.
+
+    Conditions that differ in steering only run beside each other in one batch.
+    """
+    plan = [(condition, sample, swapped) for sample in samples for condition in conditions for swapped in (False, True)]
+
+    def questions() -> Iterator[Question]:
+        for condition, sample, swapped in plan:
+            yield condition.question(sample, swapped)
+
+    said = replies(answerer, questions(), len(plan), title=title, quiet=quiet)
+    answers = [Answers() for _ in conditions]
+    both = zip(said, said)  # noqa: B905 -- the same iterator twice: the two orders of a sample
+    for sample in samples:
+        for answer in answers:
+            pair = next(both)
+            first, second = (
+                letter(reply.text, sample.options(swapped)) for reply, swapped in zip(pair, (False, True), strict=True)
+            )
+            answer.letters.append((first, second))
+            answer.replies.append(pair)
+    next(said, None)  # so that the stream, and what it keeps open, ends
+    return answers

@@ -1,0 +1,86 @@
+"""MC2's JSON file with its COCO images as samples."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from probes.conflicts.samples import ConflictSample
+
+MAX_MISSING = 0.1
+"""Share of the images that may be missing; with more, what is left is not the benchmark."""
+
+_FIELDS = ("image_id", "task", "question", "answer_vision", "answer_text", "context")
+_log = logging.getLogger(__name__)
+
+
+def load(json_path: str | Path, image_folder: str | Path, max_missing: float = MAX_MISSING) -> list[ConflictSample]:
+    """The samples of MC2's JSON file whose COCO images are in `image_folder`.
+
+    A folder of COCO 2014 (train2014/, val2014/), or one that holds the files directly, under their 2014 or 2017 names.
+    Missing images are named in the log and their samples left out. Raises ValueError that names the row where a row
+    is malformed or stands twice, and where there are no samples or more than `max_missing` of the images are missing.
+    """
+    try:
+        rows = json.loads(Path(json_path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{json_path} is not JSON: {error}") from error
+    if not isinstance(rows, list):
+        raise ValueError(f"{json_path} must be a list of samples, not {type(rows).__name__}")
+    if not rows:
+        raise ValueError(f"{json_path} holds no samples")
+    samples, missing = [], []
+    known: dict[tuple[str, ...], int] = {}
+    for number, row in enumerate(rows):
+        fields = _checked(row, f"{json_path}, row {number}")
+        if (first := known.setdefault(tuple(fields.values()), number)) != number:
+            raise ValueError(f"{json_path}, row {number}: the same sample as row {first} (image {fields['image_id']})")
+        path = _image_path(Path(image_folder), fields["image_id"])
+        if path is None:
+            missing.append(f"{fields['image_id']} (row {number})")
+            continue
+        name = f"{fields.pop('image_id')}-{number}"
+        samples.append(ConflictSample(id=name, image=path, **fields))
+    named = ", ".join(missing[:20]) + (", ..." if len(missing) > 20 else "")
+    if len(missing) > max_missing * len(rows):
+        raise ValueError(
+            f"{len(missing)} of the {len(rows)} images of {json_path} are not in {image_folder}, where COCO 2014 belongs "
+            f"(at most {max_missing:.0%} may be missing): {named}"
+        )
+    if missing:
+        _log.warning(
+            "%d of %d images are not in %s; their samples are skipped: %s", len(missing), len(rows), image_folder, named
+        )
+    return samples
+
+
+def _checked(row: Any, where: str) -> dict[str, str]:
+    """The row's fields as stripped strings; raises ValueError that says what is wrong and where."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: must be an object, not {type(row).__name__}")
+    for name in _FIELDS:
+        value = row.get(name)
+        if isinstance(value, dict) and name == "context":  # the authors' scripts nest it: {"icc": ...}
+            value = value.get("icc")
+        if isinstance(value, int) and name == "image_id" and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"{where}: {name!r} must be a non-empty string, got {value!r}")
+        row = row | {name: value.strip()}
+    if row["answer_vision"].lower() == row["answer_text"].lower():
+        raise ValueError(f"{where}: both answers are {row['answer_text']!r}, so there is no conflict")
+    return {name: row[name] for name in _FIELDS}
+
+
+def _image_path(folder: Path, image_id: str) -> Path | None:
+    """The file of a COCO image id ("000000046962", or a file name), None where there is none."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", image_id) or ".." in image_id:
+        return None
+    number = image_id.zfill(12)
+    names = [image_id, f"{number}.jpg"]
+    for split in ("train2014", "val2014"):
+        names += [f"{split}/COCO_{split}_{number}.jpg", f"COCO_{split}_{number}.jpg"]
+    return next((folder / name for name in names if (folder / name).is_file()), None)

@@ -1,0 +1,80 @@
+"""Which conflicts a command asks about: options, and how samples are drawn by them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from probes.harness.options import Defaults
+
+if TYPE_CHECKING:
+    from probes.conflicts.samples import ConflictSample
+
+PROBE_SEEDS = 1_000_000_000
+"""Added to the seed when a probe draws demo samples, so that an evaluation's small seeds never meet them again."""
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """The samples, and which instructions their prompts hold."""
+    parser.add_argument("--mc2", metavar="JSON", help="MC2's samples (default: conflicts of the demo world)")
+    parser.add_argument("--images", metavar="DIR", help="the COCO images of --mc2")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
+    parser.add_argument(
+        "--wording", choices=("paper", "v2", "v1"), default="paper",
+        help="the authors' instructions, word for word: those they mark as used in the paper, their version 2 or version 1 "
+        "(default %(default)s)",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Data:
+    """MC2's file and the folder of its images, or else what `demo(count, seed)` draws; only samples of the `tasks`, where
+    any are named. `seed` decides the order of a file."""
+
+    mc2: str | None = None
+    images: str | None = None
+    tasks: frozenset[str] = frozenset()
+    seed: int = 0
+    demo: Callable[[int, int], Sequence[ConflictSample]] | None = None
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> Data:
+        """The options that `add_data` added."""
+        tasks = frozenset(arguments.tasks or ())
+        return cls(arguments.mc2, arguments.images, tasks, arguments.seed, defaults.draw.get("conflicts"))
+
+    def draw(self, count: int, seed: int, without: Collection[str] = ()) -> list[ConflictSample]:
+        """`count` samples, fewer where a file has fewer.
+
+        Those of a file whose ids are in `without` have another use; the demo world's draws are told apart by their seeds.
+        Raises ValueError for tasks that there are none of, and where there is nothing to draw from.
+        """
+        found = self._file(frozenset(without)) if self.mc2 else self._demo(count, seed)
+        known = {sample.task for sample in found}
+        if self.tasks - known:
+            unknown, there = ", ".join(sorted(self.tasks - known)), ", ".join(sorted(known))
+            raise ValueError(f"--tasks: unknown {unknown}; there are {there}")
+        chosen = [sample for sample in found if not self.tasks or sample.task in self.tasks][:count]
+        if len(chosen) < count:
+            logging.getLogger(__name__).warning("There are %d samples, %d were asked for.", len(chosen), count)
+        return chosen
+
+    def _file(self, used: frozenset[str]) -> list[ConflictSample]:
+        from probes.conflicts import file
+
+        assert self.mc2 is not None
+        if not self.images:
+            raise ValueError("--mc2 needs --images, the folder of COCO 2014")
+        found = file.load(self.mc2, self.images)
+        random.Random(self.seed).shuffle(found)
+        return [sample for sample in found if sample.id not in used]
+
+    def _demo(self, count: int, seed: int) -> list[ConflictSample]:
+        if self.demo is None:
+            raise ValueError("--mc2 is needed: there is no demo world here to draw conflicts from")
+        # Tasks come in turn, so a draw of several times the count holds enough of any one of them.
+        return list(self.demo(count * 8 if self.tasks else count, seed))

@@ -1,0 +1,135 @@
+"""The MC2 conflict benchmark (modality-preference paper, section 3): samples and prompts.
+
+Every question is asked twice with its options swapped; `shares` says what the answers count for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from PIL import Image
+
+from probes.harness.pictures import Source, picture
+
+Side = Literal["vision", "text"]
+SIDES: tuple[Side, Side] = ("vision", "text")
+
+Setting = Literal[
+    "plain", "text", "vision", "chain_text", "chain_vision", "shots_text", "shots_vision", "context_only", "image_only"
+]  # fmt: skip
+"""What is shown: both modalities without or with an instruction toward one of them, with a chain of thought or solved
+examples that follow one of them, or one modality alone."""
+
+Wording = Literal["paper", "v2", "v1"]
+"""Which of the authors' three pairs of instructions: the one that their file marks as used in the paper, version 2, version
+1."""
+
+_TOWARD_VISION = (
+    "In case there is an inconsistency between the text context and the image content, you should follow the image content "
+    "rather than the text context. "
+)
+WORDINGS: dict[Wording, dict[Side, str]] = {
+    "paper": {
+        "text": "In case there is an inconsistency between the Text Context and the input image content, you must rely on "
+        "the text context rather than the input image content. ",
+        "vision": _TOWARD_VISION,
+    },
+    "v2": {
+        "text": "In case there is an inconsistency between the text context and the image content, you should follow the "
+        "text context rather than the image content. ",
+        "vision": _TOWARD_VISION,
+    },
+    "v1": {
+        "text": "In case there is an inconsistency between the text context and the input image content, prioritize the "
+        "information from the text context. ",
+        "vision": _TOWARD_VISION,
+    },
+}
+"""The instructions word for word as in the authors' prompt.py (github.com/EchoDreamer/Modality-Preference), each with the
+space that it ends in there; the one toward vision is the same in all three."""
+
+REQUEST = "Answer the question by selecting the correct answer A or B."
+CHAIN_REQUEST = (
+    "Carefully distinguish between image and text content and output the thinking process in <think> </think> and final "
+    "answer option in <answer> </answer> tags."
+)
+LETTERS = ("A", "B")
+
+
+@dataclass(frozen=True)
+class ConflictSample:
+    """One conflict: the image supports `answer_vision`, the text context supports `answer_text`.
+
+    `image` may be a path, or a function that makes the picture: what is opened or made when a prompt is built, so that
+    thousands of samples need no memory.
+    """
+
+    id: str
+    task: str
+    image: Source
+    question: str
+    answer_vision: str
+    answer_text: str
+    context: str
+
+    def picture(self) -> Image.Image:
+        """The decoded RGB image; raises ValueError that names the sample where its file does not decode."""
+        return picture(self.image, f"sample {self.id}")
+
+    def options(self, swapped: bool) -> tuple[str, str]:
+        """The texts of options A and B; unswapped, A is the vision answer."""
+        pair = (self.answer_vision, self.answer_text)
+        return (pair[1], pair[0]) if swapped else pair
+
+
+def prompt(sample: ConflictSample, setting: Setting, swapped: bool, wording: Wording = "paper") -> str:
+    """The user's text, word for word as the authors' steer_qwen_search_scale.py puts it together; an empty context, which
+    their data do not have, leaves its line out.
+
+    Of a chain of thought that script holds the template, "{Question} Carefully ...", but as released it neither fills it in
+    nor reads its tags. Here it is filled with the prompt up to its options, in place of the request for a letter.
+    """
+    first, second = sample.options(swapped)
+    lines = [
+        f"Text context: {sample.context}" if sample.context and setting != "image_only" else None,
+        _instruction(setting, wording),
+        sample.question,
+        f"A. {first}",
+        f"B. {second} {CHAIN_REQUEST}" if setting.startswith("chain_") else f"B. {second}\n{REQUEST}",
+    ]
+    return "\n".join(line for line in lines if line is not None)
+
+
+def _instruction(setting: Setting, wording: Wording) -> str | None:
+    match setting.removeprefix("chain_"):
+        case "vision" | "text" as side:
+            return WORDINGS[wording][side]
+    return None
+
+
+def messages(
+    sample: ConflictSample,
+    setting: Setting,
+    swapped: bool,
+    shots: Sequence[ConflictSample] = (),
+    wording: Wording = "paper",
+) -> list[dict[str, Any]]:
+    """The chat with that prompt, the image first; `shots` are solved before it where the setting wants them.
+
+    Every other shot has its options swapped, so that both letters are right equally often.
+    """
+    chat = []
+    if setting in ("shots_text", "shots_vision"):
+        for number, shot in enumerate(shots):
+            turned = number % 2 == 1
+            letter_of_vision = LETTERS[turned]
+            said = letter_of_vision if setting == "shots_vision" else LETTERS[not turned]
+            chat += [_asked(shot, "plain", turned, wording), {"role": "assistant", "content": said}]
+    return [*chat, _asked(sample, setting, swapped, wording)]
+
+
+def _asked(sample: ConflictSample, setting: Setting, swapped: bool, wording: Wording) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [] if setting == "context_only" else [{"type": "image", "image": sample.picture()}]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": prompt(sample, setting, swapped, wording)}]}

@@ -1,0 +1,1 @@
+"""What every benchmark shares: the ledger of answers, intervals, comparisons, tables, plots and the report."""

@@ -1,0 +1,143 @@
+"""Answers that are kept in a file, so that a run that was killed goes on where it stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any
+
+from PIL import Image
+
+from probes.answering.base import Answerer, Push, Question, Reply
+from steering import SteeringVector
+
+_log = logging.getLogger(__name__)
+
+
+class Remembering:
+    """Passes on only the questions whose answers are not in the file, and appends every new answer to it.
+
+    An answer is found by a hash of all that it depends on (see `key`), so that a run with other options, another model or
+    another vector never takes an answer that is not its own. One process at a time may write a file.
+    """
+
+    def __init__(self, answerer: Answerer, path: str | Path) -> None:
+        self._answerer = answerer
+        self.path = Path(path)
+        self._known = _read(self.path)
+
+    @property
+    def identity(self) -> str:
+        return self._answerer.identity
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
+        """The replies in order, known ones from the file."""
+        waiting: deque[tuple[str, Reply | None]] = deque()
+
+        def unknown() -> Iterator[Question]:
+            for question in questions:
+                name = key(self.identity, question)
+                waiting.append((name, self._known.get(name)))
+                if waiting[-1][1] is None:
+                    yield question
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            _lock(file, self.path)
+            for reply in self._answerer.answers(unknown()):
+                while (known := waiting[0][1]) is not None:
+                    waiting.popleft()
+                    yield known
+                name, _ = waiting.popleft()
+                file.write(json.dumps({"key": name, **asdict(reply)}) + "\n")
+                file.flush()
+                self._known[name] = reply
+                yield reply
+        for _, known in waiting:
+            assert known is not None
+            yield known
+
+
+def key(identity: str, question: Question) -> str:
+    """A hash of the model, the chat with its pictures, what is done inside the model, the length of the answer, and whether
+    attention is measured."""
+    hasher = hashlib.sha256(identity.encode())
+    content: dict[str, Any] = {
+        "chat": [_message(message["role"], message["content"], hasher) for message in question.chat],
+        "push": None if question.push is None else _push(question.push),
+        "max_tokens": question.max_tokens,
+    }
+    if question.interventions:
+        content["interventions"] = [[one.name(), one.model_dump()] for one in question.interventions]
+    if not question.attention:  # a reply without the ratio must not be taken for one with it
+        content["attention"] = False
+    hasher.update(json.dumps(content, sort_keys=True).encode())
+    return hasher.hexdigest()
+
+
+def _message(role: str, content: Any, hasher: hashlib._Hash) -> list[Any]:
+    if isinstance(content, str):
+        return [role, content]
+    parts = []
+    for part in content:
+        if isinstance(picture := part.get("image"), Image.Image):
+            hasher.update(picture.tobytes() + bytes(picture.getpalette() or ()))
+            parts.append({"image": [picture.mode, *picture.size]})
+        else:
+            parts.append(dict(part))
+    return [role, parts]
+
+
+def _push(push: Push) -> list[Any]:
+    vector = push.vector if isinstance(push.vector, str) else _digest(push.vector)
+    return [
+        vector,
+        push.toward,
+        push.strength,
+        push.layers,
+        *([asdict(push.criterion)] if push.toward == "auto" else []),
+    ]
+
+
+@lru_cache(maxsize=256)
+def _digest(vector: SteeringVector) -> str:
+    """Of what is added at strength 1, at every layer, and of the layers that are steered by default."""
+    added = vector.delta(1.0, range(len(vector.direction)))
+    return hashlib.sha256(added.numpy().tobytes() + json.dumps(vector.layers).encode()).hexdigest()
+
+
+def _lock(file: IO, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(f"{path} is being written by another process") from error
+
+
+def _read(path: Path) -> dict[str, Reply]:
+    """The replies by key; a line that a kill cut off is left out, and removed so that the next one begins a line."""
+    known: dict[str, Reply] = {}
+    if not path.exists():
+        return known
+    whole = 0
+    with path.open("r+b") as file:
+        _lock(file, path)  # a line that another process has half written is not a damaged one
+        for number, line in enumerate(file):
+            try:
+                if not line.endswith(b"\n"):
+                    raise ValueError("cut off")
+                row = json.loads(line)
+                name = row.pop("key")
+                known[name] = Reply(**row)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                _log.warning("%s: line %d and what follows is damaged and asked again: %s", path, number + 1, error)
+                break
+            whole += len(line)
+        file.truncate(whole)
+    return known

@@ -1,0 +1,136 @@
+"""A report of headings, text, tables and plots, written once as Markdown; its HTML page is derived from that."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
+from matplotlib.figure import Figure
+
+from probes.harness import tables
+from probes.harness.tables import line
+from steering.files import write_atomically
+
+
+class Report:
+    """Collects a report in reading order. Nothing is written before `write`."""
+
+    def __init__(self, title: str) -> None:
+        self.title = line(title)
+        self._blocks = [f"# {self.title}"]
+        self._plots: dict[str, bytes] = {}
+
+    def heading(self, text: str, level: int = 2) -> None:
+        """Start a section; `level` 1 to 6, the title is a 1. Raises ValueError for another level."""
+        if level not in range(1, 7):
+            raise ValueError(f"level must be 1 to 6, not {level}.")
+        self._blocks.append(f"{'#' * level} {line(text)}")
+
+    def text(self, markdown: str) -> None:
+        """Add a paragraph, a list or several of them; HTML in it is shown, not obeyed."""
+        self._blocks.append(markdown.strip())
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Add a table (see `tables.markdown`)."""
+        self._blocks.append(tables.markdown(columns, rows))
+
+    def plot(self, name: str, figure: Figure, caption: str) -> None:
+        """Add a figure as it is now; its layout is fixed by that. `caption` is plain text.
+
+        Raises ValueError for a name that is not of a-z, 0-9 and "-", or is taken.
+        """
+        if not re.fullmatch("[a-z0-9-]+", name):
+            raise ValueError(f"A plot's name is made of a-z, 0-9 and -, which {name!r} is not.")
+        file = f"{name}.svg"
+        if file in self._plots:
+            raise ValueError(f"There is a plot {name!r} already.")
+        self._plots[file] = _svg(figure)
+        escaped = re.sub(r"([\\`*_~\[\]<&])", r"\\\1", line(caption))
+        self._blocks.append(f"![{escaped}]({file})")
+
+    def markdown(self) -> str:
+        """The whole report; its plots are named by their files."""
+        return "\n\n".join(self._blocks) + "\n"
+
+    def write(self, folder: str | Path, data: Mapping[str, Any] | None = None) -> None:
+        """Write report.md, report.html, an SVG file a plot and, of `data`, report.json into `folder`.
+
+        The page stands alone: it holds its plots and refers to nothing, so a link in a text stays text. Each file is
+        whole or not there. Raises ValueError for NaN or infinity in `data`, before anything is written.
+        """
+        files = {**self._plots, "report.md": self.markdown().encode(), "report.html": self._page().encode()}
+        if data is not None:
+            files["report.json"] = (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        for name, content in files.items():
+            write_atomically(Path(folder) / name, content)
+
+    def _page(self) -> str:
+        def image(
+            renderer: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType
+        ) -> str:
+            caption = html.escape(renderer.renderInlineAsText(tokens[index].children, options, env))
+            svg = self._plots.get(str(tokens[index].attrs["src"]))
+            if svg is None:  # somebody else's picture would be fetched from outside
+                return caption
+            source = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+            plot = f'<span class="wide"><img src="{source}" alt="{caption}"></span>'
+            return f'{plot}<span class="caption" aria-hidden="true">{caption}</span>'
+
+        parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["link", "autolink", "reference"])
+        parser.add_render_rule("image", image)
+        parser.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
+        parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
+        return _PAGE.format(title=html.escape(self.title), style=_STYLE, body=parser.render(self.markdown()))
+
+
+def _svg(figure: Figure) -> bytes:
+    """The same bytes for the same figure on every run.
+
+    Text stays text: half the size of outlines, and to be searched. It is laid out for DejaVu Sans, which is wider than what
+    a viewer without it falls back to, so that nothing is cut.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # which moves things a little at every drawing
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "helmsight"}):
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return file.getvalue()
+
+
+_STYLE = """
+:root { color-scheme: light dark; font: 1rem/1.5 system-ui, sans-serif }
+body { max-width: 52rem; margin: 0 auto; padding: 1rem }
+h1, h2, h3, p, li { overflow-wrap: anywhere }
+.wide { display: block; overflow-x: auto; margin: 1rem 0 .25rem }
+pre { overflow-x: auto }
+table { border-collapse: collapse }
+th, td { padding: .25rem .75rem; border-bottom: 1px solid #8888; text-align: left }
+td { font-variant-numeric: tabular-nums }
+img { display: block; width: 100%; min-width: 30rem; max-width: 42rem; background: white }
+.caption { font-size: .9rem; opacity: .8 }
+"""
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{body}</body>
+</html>
+"""

@@ -1,0 +1,74 @@
+"""One run of a benchmark: where its questions are answered, and where the answers and the report are kept."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probes.harness.options import Defaults, ModelOptions
+
+if TYPE_CHECKING:
+    from probes.answering.base import Answerer
+    from probes.answering.endpoint import Endpoint
+    from steering import Engine
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is stated of every run. `limit`: how many samples. `out`: the folder of the report and of the answers that a run
+    that was stopped goes on from. `json`, `markdown`: files that the scores and the report are written into besides."""
+
+    model: ModelOptions
+    limit: int
+    seed: int
+    quiet: bool
+    out: Path
+    base_url: str | None = None
+    json: Path | None = None
+    markdown: Path | None = None
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> Setup:
+        """The options that every benchmark has."""
+        json, markdown = (None if name is None else Path(name) for name in (arguments.json, arguments.markdown))
+        return cls(
+            ModelOptions.of(arguments, defaults), arguments.limit, arguments.seed, arguments.quiet, Path(arguments.out),
+            arguments.base_url, json, markdown,
+        )  # fmt: skip
+
+
+class Session:
+    """What answers: the server of --base-url, or the model in this process, which is loaded when it is first needed. Raises
+    ValueError where there is no such server."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.endpoint: Endpoint | None = None
+        if setup.base_url is not None:
+            from probes.answering.endpoint import Endpoint
+
+            named = None if setup.model.default else setup.model.path
+            self.endpoint = Endpoint(setup.base_url, model=named)
+
+    @cached_property
+    def engine(self) -> Engine | None:
+        """The engine in this process; None with a server."""
+        return None if self.endpoint is not None else self.setup.model.engine()
+
+    @cached_property
+    def answerer(self) -> Answerer:
+        """What answers, and keeps every answer in the folder: what is kept is not asked again."""
+        from probes.answering.engine import InProcess
+        from probes.harness.ledger import Remembering
+
+        asked = InProcess(self.engine) if self.engine is not None else self.endpoint
+        assert asked is not None
+        return Remembering(asked, self.setup.out / "answers.jsonl")
+
+    @property
+    def model(self) -> str:
+        """What a report calls what answered: the model's name, or the server's address."""
+        return str(self.setup.base_url) if self.engine is None else self.engine.mllm.name

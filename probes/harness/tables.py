@@ -1,0 +1,83 @@
+"""Tables of results: one way to write a cell, as Markdown in a report and aligned in a terminal."""
+
+from __future__ import annotations
+
+import numbers
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table: a float has 3 decimals, None is "-", a bool yes or no; columns of numbers are aligned right.
+
+    Raises ValueError for a row that has not one cell a column.
+    """
+    rows = _checked(columns, rows)
+    rules = ["---:" if numeric else "---" for numeric in _numeric(columns, rows)]
+    lines = [list(map(_escaped, columns)), rules, *(list(map(_escaped, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A table for the terminal, its sections parted by a line; cells are as in `markdown`."""
+
+    title: str
+    columns: Sequence[str]
+    sections: Sequence[Sequence[Sequence[object]]]
+
+    def show(self) -> None:
+        """Print it, wide enough to be read also where the output is no terminal."""
+        rows = _checked(self.columns, [row for section in self.sections for row in section])
+        table = Table(title=Text(self.title), title_justify="left")
+        for name, numeric in zip(self.columns, _numeric(self.columns, rows), strict=True):
+            table.add_column(Text(name), justify="right" if numeric else "left", no_wrap=True)
+        for section in self.sections:
+            table.add_section()
+            for row in section:
+                table.add_row(*(Text(_cell(value)) for value in row))
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def line(text: str) -> str:
+    """Text on one line."""
+    return " ".join(text.splitlines()).strip()
+
+
+def _checked(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[list[object]]:
+    checked = [list(row) for row in rows]
+    for row in checked:
+        if len(row) != len(columns):
+            raise ValueError(f"A row has {len(row)} cells, the table {len(columns)} columns: {row!r}.")
+    return checked
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return f"{float(value):z.3f}"
+    return line(str(value))
+
+
+def _escaped(value: object) -> str:
+    # A backslash before a pipe would take the escape for itself.
+    return re.sub(r"(\\*)\|", r"\1\1\\|", _cell(value))
+
+
+def _numeric(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
+    """Which columns hold numbers, and nothing else where they hold anything."""
+    found = []
+    for index in range(len(columns)):
+        given = [row[index] for row in rows if row[index] is not None]
+        found.append(bool(given) and all(isinstance(o, numbers.Real) and not isinstance(o, bool) for o in given))
+    return found

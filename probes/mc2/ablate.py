@@ -1,0 +1,209 @@
+"""The ablations of the modality-preference paper's appendix E: probe size, one task only, strength, and latency."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from probes.answering.base import Answerer
+from probes.answering.requests import request
+from probes.conflicts.asking import Condition, ask
+from probes.conflicts.samples import SIDES, ConflictSample, Side, messages
+from probes.conflicts.shares import Shares
+from probes.harness.bootstrap import RESAMPLES, interval
+from probes.mc2.evaluate import Candidate
+from probes.vector.build import Recipe, build, grow
+from steering import Engine, Sampling, Steer, SteeringVector
+
+SIZES = (25, 50, 75, 100, 125, 150, 175, 200, 225, 250)
+STRENGTHS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0)
+"""Those of the paper's Table 10 behind none, in published units."""
+
+CLOSE = 0.05
+"""Shares that differ by less are as good as equal."""
+
+
+@dataclass(frozen=True)
+class Steered:
+    """One setting, steered toward either side."""
+
+    shares: Mapping[Side, Shares]
+
+    @property
+    def effect(self) -> float:
+        """How far apart the two ways are: the mean over the sides of the share that follows it, 0 to 1."""
+        return sum(self.shares[side].toward(side) for side in SIDES) / 2
+
+    def to_json(self) -> dict[str, Any]:
+        return {side: shares.to_json() for side, shares in self.shares.items()}
+
+
+def by_samples(
+    engine: Engine,
+    answerer: Answerer,
+    probe: Sequence[ConflictSample],
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
+    sizes: Sequence[int] = SIZES,
+    *,
+    seed: int = 0,
+    quiet: bool = False,
+) -> dict[int, Steered]:
+    """Table 8: vectors from so many probe samples, at the layers and the dose of the vector that is evaluated."""
+    recipe = Recipe.of(steering.vector)
+    vectors = grow(engine, probe, [size for size in sizes if size <= len(probe)], recipe=recipe, seed=seed, quiet=quiet)
+    return dict(
+        zip(
+            sizes,
+            _rows(answerer, samples, [_as(steering, one) for one in vectors], "Probe sizes", seed, quiet),
+            strict=False,
+        )
+    )
+
+
+def by_tasks(
+    engine: Engine,
+    answerer: Answerer,
+    probe: Sequence[ConflictSample],
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
+    *,
+    seed: int = 0,
+    quiet: bool = False,
+) -> dict[str, Steered]:
+    """Table 9: vectors from the probe samples of one task each, used on all tasks; the last row is from all of them."""
+    tasks = sorted({sample.task for sample in probe})
+    parts = {task: [sample for sample in probe if sample.task == task] for task in tasks}
+    recipe = Recipe.of(steering.vector)
+    vectors = [build(engine, part, recipe=recipe, seed=seed, quiet=quiet) for part in (*parts.values(), probe)]
+    return dict(
+        zip(
+            [*tasks, "all tasks"],
+            _rows(answerer, samples, [_as(steering, one) for one in vectors], "Tasks", seed, quiet),
+            strict=True,
+        )
+    )
+
+
+def by_strength(
+    answerer: Answerer,
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
+    strengths: Sequence[float] = STRENGTHS,
+    *,
+    seed: int = 0,
+    quiet: bool = False,
+) -> dict[float, Steered]:
+    """Table 10, by strength in published units, whatever strength is evaluated; of a vector whose published weight is not
+    known, in its own."""
+    tried = [replace(steering, strength=strength / (steering.vector.published or 1.0)) for strength in strengths]
+    return dict(zip(strengths, _rows(answerer, samples, tried, "Strengths", seed, quiet), strict=True))
+
+
+def _as(steering: Candidate, vector: SteeringVector) -> Candidate:
+    """The same steering with another vector, whose published weights get the same factor."""
+    factor = steering.vector.published or 1.0
+    layers = steering.layers or steering.vector.layers
+    return replace(steering, vector=vector * factor, layers=layers)
+
+
+def _rows(
+    answerer: Answerer,
+    samples: Sequence[ConflictSample],
+    tried: Sequence[Candidate],
+    title: str,
+    seed: int,
+    quiet: bool,
+) -> list[Steered]:
+    conditions = [Condition("plain", one.toward(side)) for one in tried for side in SIDES]
+    shares = [
+        Shares.of(answer.outcomes, RESAMPLES, seed)
+        for answer in ask(answerer, samples, conditions, title=title, quiet=quiet)
+    ]
+    pairs = zip(shares[::2], shares[1::2], strict=True)
+    return [Steered(dict(zip(SIDES, pair, strict=True))) for pair in pairs]
+
+
+@dataclass(frozen=True)
+class Knee:
+    """Where a strength curve bends: the least strength whose effect is within CLOSE of the greatest; how much effect a unit
+    of strength adds before it, and after it up to the greatest strength (None at that one); and the first strength beyond
+    it, if any, whose effect has fallen by CLOSE again."""
+
+    strength: float
+    slope_before: float
+    slope_after: float | None
+    breaks_at: float | None
+
+    @property
+    def visible(self) -> bool:
+        """Whether the curve rises to it, and at least five times as fast as it goes on, or breaks later."""
+        if self.slope_after is None:  # it may go on rising
+            return False
+        return self.slope_before > 0 and (self.slope_before > 5 * abs(self.slope_after) or self.breaks_at is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "strength": self.strength, "slope_before": self.slope_before, "slope_after": self.slope_after,
+            "breaks_at": self.breaks_at, "visible": self.visible,
+        }  # fmt: skip
+
+
+def knee(rows: Mapping[float, Steered]) -> Knee:
+    """The knee of the curve of effects over strengths, which should begin at 0."""
+    strengths = sorted(rows)
+    effects = [rows[strength].effect for strength in strengths]
+    at = next(i for i, effect in enumerate(effects) if effect >= max(effects) - CLOSE)
+    before = (effects[at] - effects[0]) / (strengths[at] - strengths[0]) if at else 0.0
+    after = (effects[-1] - effects[at]) / (strengths[-1] - strengths[at]) if at + 1 < len(effects) else None
+    peak = effects.index(max(effects))
+    breaks = next((s for s, e in zip(strengths[peak:], effects[peak:], strict=True) if e < max(effects) - CLOSE), None)
+    return Knee(strengths[at], before, after, breaks)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds that one answer takes alone (median over samples) and its ratio to the plain one (median of the ratios of the
+    same sample, with the 95 % bootstrap interval)."""
+
+    seconds: float
+    ratio: float
+    interval: tuple[float, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "ratio": self.ratio, "ratio_95": list(self.interval)}
+
+
+def latency(
+    engine: Engine, samples: Sequence[ConflictSample], steering: Candidate, *, quiet: bool = False
+) -> dict[str, Latency]:
+    """Table 11: one request at a time, plain, reading the states (as a probe does) and steered, taking turns; an answer has
+    the same 8 tokens' length in all three. Images are encoded before, so that no way finds them cached by another."""
+    steers = (Steer.to(steering.vector, "text", steering.strength, layers=steering.layers),)
+    sampling = Sampling(max_tokens=8, ignore_eos=True)
+    seconds: dict[str, list[float]] = {"plain": [], "probing": [], "steering": []}
+    for number, sample in enumerate(tqdm(samples, desc="Latency", unit=" samples", disable=quiet or None)):
+        chat = messages(sample, "plain", swapped=False)
+        requests = {
+            "plain": request(chat, sampling=sampling),
+            "probing": request(chat, sampling=sampling, states=True),
+            "steering": request(chat, steers, sampling=sampling),
+        }
+        engine.generate([requests["plain"]])
+        names = list(requests)
+        for name in names[number % 3 :] + names[: number % 3]:
+            begin = time.perf_counter()
+            engine.generate([requests[name]])
+            seconds[name].append(time.perf_counter() - begin)
+    taken = {name: np.array(values) for name, values in seconds.items()}
+    return {name: _latency(values, taken["plain"]) for name, values in taken.items()}
+
+
+def _latency(values: np.ndarray, plain: np.ndarray) -> Latency:
+    ratios = values / plain
+    return Latency(float(np.median(values)), float(np.median(ratios)), interval(ratios, statistic=np.median))

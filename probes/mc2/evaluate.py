@@ -1,0 +1,251 @@
+"""Modality preference on fresh conflicts: the three shares by condition and task, the checks with one modality alone, and
+controls (modality-preference paper, sections 4 and 5.3).
+
+Random directions have the vector's norm at each of its layers, so that they are the same dose; without them any large push
+that moves the shares would look like steering.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from probes.answering.base import Answerer, Push
+from probes.conflicts.asking import Answers, Condition, ask
+from probes.conflicts.samples import SIDES, ConflictSample, Setting, Side, Wording
+from probes.conflicts.shares import Shares
+from probes.harness.bootstrap import RESAMPLES, interval
+from steering import SteeringVector
+
+KINDS = ("plain", "instruct", "chain", "shots", "steer")
+"""What may be compared: nothing, the paper's instruction, that with a chain of thought, solved examples, steering."""
+
+_SETTINGS: dict[str, dict[Side, Setting]] = {
+    "instruct": {"vision": "vision", "text": "text"},
+    "chain": {"vision": "chain_vision", "text": "chain_text"},
+    "shots": {"vision": "shots_vision", "text": "shots_text"},
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The vector that is evaluated, and how it is used; a strength of 1.0 is the vector's own, the calibrated dose."""
+
+    vector: SteeringVector
+    strength: float = 1.0
+    layers: tuple[int, ...] | None = None
+
+    def toward(self, side: Side) -> Push:
+        return Push(side, self.vector, self.strength, self.layers)
+
+
+@dataclass(frozen=True)
+class Preference:
+    """One condition. `kind` and `side` say which; `toward` holds for every sample 1 where it follows the side, else 0.
+
+    `attention_ratio` is the mean over the answers; `unanswered` the share of answers that choose no option;
+    `image_only`, `context_only`: the share of right answers with one modality alone, where that was asked.
+    """
+
+    kind: str
+    side: Side | None
+    shares: Shares
+    by_task: Mapping[str, Shares]
+    followed: Mapping[Side, np.ndarray]
+    attention_ratio: float | None
+    unanswered: float
+    image_only: float | None = None
+    context_only: float | None = None
+
+    @classmethod
+    def of(
+        cls, kind: str, side: Side | None, samples: Sequence[ConflictSample], answers: Answers, seed: int
+    ) -> Preference:
+        outcomes = answers.outcomes
+        tasks = sorted({sample.task for sample in samples})
+        by_task = {
+            task: Shares.of([o for o, s in zip(outcomes, samples, strict=True) if s.task == task], RESAMPLES, seed)
+            for task in tasks
+        }
+        return cls(
+            kind=kind,
+            side=side,
+            shares=Shares.of(outcomes, RESAMPLES, seed),
+            by_task=by_task,
+            followed={one: np.array([outcome == one for outcome in outcomes], float) for one in SIDES},
+            attention_ratio=answers.attention_ratio,
+            unanswered=sum(letter is None for pair in answers.letters for letter in pair) / (2 * len(samples)),
+        )
+
+    @property
+    def name(self) -> str:
+        """The key in a report: plain, vision and text (steered), instruct_vision, ..."""
+        if self.side is None:
+            return self.kind
+        return self.side if self.kind == "steer" else f"{self.kind}_{self.side}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The shares of all samples and by task; consistent = the same option in both orders."""
+        more = {
+            "consistent": self.shares.s_vision + self.shares.s_text,
+            "unanswered": self.unanswered,
+            "attention_ratio": self.attention_ratio,
+            "no_conflict_accuracy": self.image_only,
+            "context_only_accuracy": self.context_only,
+            "by_task": {task: shares.to_json() for task, shares in self.by_task.items()},
+        }
+        return self.shares.to_json() | {name: value for name, value in more.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """Steering's share toward a side less that of the best other condition, with its 95 % interval (the same samples)."""
+
+    side: Side
+    other: str
+    difference: float
+    interval: tuple[float, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"other": self.other, "difference": self.difference, "difference_95": list(self.interval)}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`conditions` by name; `random`: the shares under each random direction."""
+
+    conditions: dict[str, Preference]
+    random: tuple[Shares, ...] = ()
+
+    def advantages(self) -> list[Advantage]:
+        """Steering against the best of the other conditions, toward each side; empty where one of both is missing."""
+        found = []
+        for side in SIDES:
+            steered = self.conditions.get(side)
+            others = [one for one in self.conditions.values() if one.side == side and one.kind != "steer"]
+            if steered is None or not others:
+                continue
+            best = max(others, key=lambda one: one.shares.toward(side))
+            difference = steered.followed[side] - best.followed[side]
+            found.append(Advantage(side, best.name, float(difference.mean()), interval(difference)))
+        return found
+
+    def random_spread(self) -> dict[str, dict[str, float | None]]:
+        """Least, mean and greatest of each share under the random directions."""
+        names = ("s_vision", "s_text", "s_others", "vision_ratio")
+        return {name: spread([getattr(shares, name) for shares in self.random]) for name in names}
+
+    def to_json(self) -> dict[str, Any]:
+        """One object a condition; `random` and `advantages` only where they were measured."""
+        report: dict[str, Any] = {name: measured.to_json() for name, measured in self.conditions.items()}
+        if self.random:
+            spreads = self.random_spread()
+            report["random"] = {
+                "directions": len(self.random),
+                "vision_ratio": spreads["vision_ratio"],
+                "s_others": spreads["s_others"],
+                "each": [shares.to_json() for shares in self.random],
+            }
+        if advantages := self.advantages():
+            report["advantages"] = {advantage.side: advantage.to_json() for advantage in advantages}
+        return report
+
+
+def evaluate(
+    answerer: Answerer,
+    samples: Sequence[ConflictSample],
+    *,
+    steering: Candidate | None = None,
+    kinds: Iterable[str] = KINDS,
+    shots: Sequence[ConflictSample] = (),
+    wording: Wording = "paper",
+    random_directions: int = 0,
+    seed: int = 0,
+    quiet: bool = False,
+) -> Evaluation:
+    """Ask the samples under the kinds of condition, toward both sides; `shots` are the solved examples, `wording` is that of
+    the instructions.
+
+    Raises ValueError for a kind that is unknown, or lacks its examples or its vector.
+    """
+    wanted = _conditions(tuple(kinds), steering, tuple(shots), wording)
+    alone: dict[tuple[str, Side | None], Condition] = {
+        key: condition for key, condition in wanted.items() if condition.setting == "plain"
+    }
+    checks = [replace(one, setting=setting) for one in alone.values() for setting in ("image_only", "context_only")]
+    answers = ask(answerer, samples, [*wanted.values(), *checks], title="Conditions", quiet=quiet)
+    image, context = answers[len(wanted) :: 2], answers[len(wanted) + 1 :: 2]
+    accuracies = {
+        key: (one.accuracy("vision"), two.accuracy("text")) for key, one, two in zip(alone, image, context, strict=True)
+    }
+    conditions = {}
+    for key, answer in zip(wanted, answers, strict=False):
+        image_only, context_only = accuracies.get(key, (None, None))
+        measured = Preference.of(*key, samples, answer, seed)
+        conditions[measured.name] = replace(measured, image_only=image_only, context_only=context_only)
+    return Evaluation(conditions, _random(answerer, samples, steering, random_directions, seed, quiet))
+
+
+def _conditions(
+    kinds: Sequence[str], steering: Candidate | None, shots: tuple[ConflictSample, ...], wording: Wording
+) -> dict[tuple[str, Side | None], Condition]:
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ValueError(f"Unknown conditions: {', '.join(unknown)}; there are {', '.join(KINDS)}.")
+    if "shots" in kinds and not shots:
+        raise ValueError("The condition 'shots' needs solved examples, and there are no samples left for them.")
+    wanted: dict[tuple[str, Side | None], Condition] = {}
+    for kind in dict.fromkeys(kinds):
+        if kind == "plain":
+            wanted[kind, None] = Condition()
+        for side in SIDES if kind != "plain" else ():
+            if kind == "steer":
+                if steering is None:
+                    raise ValueError("The condition 'steer' needs a vector.")
+                wanted[kind, side] = Condition("plain", steering.toward(side))
+            else:
+                wanted[kind, side] = Condition(
+                    _SETTINGS[kind][side], shots=shots if kind == "shots" else (), wording=wording
+                )
+    return wanted
+
+
+def _random(
+    answerer: Answerer,
+    samples: Sequence[ConflictSample],
+    steering: Candidate | None,
+    count: int,
+    seed: int,
+    quiet: bool,
+) -> tuple[Shares, ...]:
+    if not count:
+        return ()
+    if steering is None:
+        raise ValueError("Random directions need the vector whose size they have.")
+    controls = [
+        Condition("plain", replace(steering, vector=random_like(steering.vector, seed + i)).toward("text"))
+        for i in range(count)
+    ]
+    pushed = ask(answerer, samples, controls, title="Random directions", quiet=quiet)
+    return tuple(Shares.of(answer.outcomes) for answer in pushed)
+
+
+def random_like(vector: SteeringVector, seed: int) -> SteeringVector:
+    """A vector of random directions with the norms of w_l * v_l, layer by layer."""
+    generator = torch.Generator().manual_seed(seed)
+    push = vector.weight[:, None] * vector.direction
+    noise = torch.randn(push.shape, generator=generator)
+    noise *= push.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
+    return replace(vector, name=f"random-{seed}", direction=noise, weight=torch.ones_like(vector.weight), info={})
+
+
+def spread(values: Sequence[float | None]) -> dict[str, float | None]:
+    """Least, mean and greatest of the values that exist."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return {"min": None, "mean": None, "max": None}
+    return {"min": min(known), "mean": statistics.fmean(known), "max": max(known)}

@@ -1,0 +1,231 @@
+"""One run of the benchmark: what is asked for is checked, drawn, evaluated and reported."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from probes.conflicts.options import PROBE_SEEDS, Data
+from probes.conflicts.samples import ConflictSample, Wording
+from probes.harness.benchmark import Findings
+from probes.harness.options import Defaults
+from probes.harness.report import Report
+from probes.harness.session import Session
+from probes.harness.tables import Summary
+from probes.mc2 import ablate
+from probes.mc2 import report as tables
+from probes.mc2.automatic import CRITERIA, automatic
+from probes.mc2.evaluate import Candidate, Evaluation, evaluate
+from probes.vector.named import named
+from steering import Criterion, Engine, SteeringVector
+from steering.auto.surprise import bound_of
+
+SHOTS = 4
+PROBED, LEAST_PROBED = 250, 25
+"""Samples of the ablations that build vectors, at most and at least."""
+
+
+@dataclass(frozen=True)
+class MC2Options:
+    """What the benchmark is asked for besides what every one is; vectors are looked for in `folders()`, `auto` are the names
+    of criteria, empty for all and None for none. Raises ValueError for what does not go together."""
+
+    data: Data
+    conditions: tuple[str, ...]
+    wording: Wording
+    vector: str
+    folders: Callable[[], Sequence[Path]]
+    strength: float
+    random_directions: int
+    ablate: tuple[str, ...]
+    auto: tuple[str, ...] | None
+    severities: tuple[float, ...]
+    inside: bool
+    """Whether the model is in this process."""
+
+    def __post_init__(self) -> None:
+        wants_vector = self.ablate or self.auto is not None or self.random_directions
+        if wants_vector and "steer" not in self.conditions:
+            raise ValueError("--ablate, --auto and --random-directions go with the condition 'steer'")
+        if not self.inside and (needing := {"samples", "tasks", "latency"} & set(self.ablate)):
+            raise ValueError(f"--ablate {' '.join(sorted(needing))} needs the model in this process, not --base-url")
+        for severity in self.severities:
+            if not 0 <= severity <= 1:
+                raise ValueError(f"--severity must be from 0 to 1, not {severity:g}")
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> MC2Options:
+        """Those of the command line."""
+        return cls(
+            data=Data.of(arguments, defaults),
+            conditions=tuple(arguments.conditions),
+            wording=arguments.wording,
+            vector=arguments.vector,
+            folders=defaults.vectors,
+            strength=arguments.strength,
+            random_directions=arguments.random_directions,
+            ablate=tuple(arguments.ablate),
+            auto=None if arguments.auto is None else tuple(arguments.auto),
+            severities=tuple(arguments.severity),
+            inside=arguments.base_url is None,
+        )
+
+
+def run(options: MC2Options, session: Session) -> Findings:
+    """Evaluate the conditions, and the ablations that were asked for."""
+    setup = session.setup
+    vector = _vector(options, session)
+    samples, shots, probe = _samples(options, session, () if vector is None else vector.info.get("made_from", ()))
+    criteria = _criteria(options, session.engine)
+    steering = None if vector is None else Candidate(vector, options.strength)
+    evaluation = evaluate(
+        session.answerer, samples, steering=steering, kinds=options.conditions, shots=shots, wording=options.wording,
+        random_directions=options.random_directions, seed=setup.seed, quiet=setup.quiet,
+    )  # fmt: skip
+    about = _about(options, session, samples, vector)
+    page = Report(f"Modality preference of {session.model}")
+    page.text(", ".join(f"{name} {value}" for name, value in about.items()))
+    tables.conditions(page, evaluation)
+    more: dict[str, Any] = {}
+    if steering is not None:
+        more = _ablations(options, session, probe, samples, steering, page)
+        if criteria:
+            more["auto"] = _automatic(options, session, samples, steering, criteria, page)
+    title = f"{session.model}: {len(samples)} samples, seed {setup.seed}"
+    return Findings(page, about, evaluation.to_json(), more, summary(evaluation, title))
+
+
+def _vector(options: MC2Options, session: Session) -> SteeringVector | None:
+    """The vector to steer with, where anything is to be steered."""
+    if "steer" not in options.conditions:
+        return None
+    if session.endpoint is not None:
+        return session.endpoint.vector(options.vector)
+
+    def fingerprint() -> str:
+        assert session.engine is not None
+        return session.engine.mllm.fingerprint
+
+    return named(options.vector, session.setup.model.path, options.folders(), fingerprint)
+
+
+def _samples(
+    options: MC2Options, session: Session, made_from: Sequence[str]
+) -> tuple[list[ConflictSample], list[ConflictSample], list[ConflictSample]]:
+    """The samples that are asked, the solved examples, and what the ablations build vectors from: none is in two of these,
+    nor was the vector made from one."""
+    setup = session.setup
+    examples = SHOTS if "shots" in options.conditions else 0
+    drawn = options.data.draw(setup.limit + examples, setup.seed, without=made_from)
+    count = max(0, len(drawn) - examples)
+    if not count:
+        raise ValueError(f"{len(drawn)} samples are too few.")
+    probe: list[ConflictSample] = []
+    if {"samples", "tasks"} & set(options.ablate):
+        probe = options.data.draw(PROBED, PROBE_SEEDS + setup.seed, without=[sample.id for sample in drawn])
+        if len(probe) < LEAST_PROBED:
+            raise ValueError(
+                f"--ablate samples and tasks build vectors from at least {LEAST_PROBED} samples besides those that are "
+                f"asked; there are {len(probe)}."
+            )
+    return drawn[:count], drawn[count:], probe
+
+
+def _about(
+    options: MC2Options, session: Session, samples: Sequence[ConflictSample], vector: SteeringVector | None
+) -> dict[str, Any]:
+    about = {
+        "model": session.model, "samples": len(samples), "seed": session.setup.seed, "mc2": bool(options.data.mc2),
+        "wording": options.wording,
+    }  # fmt: skip
+    if vector is not None:
+        published = None if vector.published is None else round(options.strength * vector.published, 6)
+        about |= {"vector": vector.name, "strength": options.strength, "published strength": published}
+    return about
+
+
+def _ablations(
+    options: MC2Options,
+    session: Session,
+    probe: Sequence[ConflictSample],
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
+    page: Report,
+) -> dict[str, Any]:
+    """The ablations that were asked for, each added to the report."""
+    engine, answerer = session.engine, session.answerer
+    found: dict[str, Any] = {}
+    stated: dict[str, Any] = {"seed": session.setup.seed, "quiet": session.setup.quiet}
+    if engine is not None and "samples" in options.ablate:
+        sizes = ablate.by_samples(engine, answerer, probe, samples, steering, **stated)
+        tables.samples(page, sizes)
+        found["samples"] = {str(size): row.to_json() for size, row in sizes.items()}
+    if engine is not None and "tasks" in options.ablate:
+        tasks = ablate.by_tasks(engine, answerer, probe, samples, steering, **stated)
+        tables.tasks(page, tasks)
+        found["tasks"] = {task: row.to_json() for task, row in tasks.items()}
+    if "strength" in options.ablate:
+        strengths = ablate.by_strength(answerer, samples, steering, **stated)
+        bend = ablate.knee(strengths)
+        published = steering.vector.published
+        tables.strength(page, strengths, bend, published)
+        found["strength"] = {
+            "unit": "own" if published is None else "published", "published": published, "knee": bend.to_json(),
+            "rows": {f"{s:g}": row.to_json() for s, row in strengths.items()},
+        }  # fmt: skip
+    if engine is not None and "latency" in options.ablate:
+        seconds = ablate.latency(engine, samples[:100], steering, quiet=session.setup.quiet)
+        tables.latency(page, seconds)
+        found["latency"] = {name: one.to_json() for name, one in seconds.items()}
+    return found
+
+
+def _criteria(options: MC2Options, engine: Engine | None) -> dict[str, Criterion]:
+    """The criteria of --auto by their names in the report. The bound of the model in this process is stated, so that answers
+    that were kept are not taken for those of another bound; that of a server is its own."""
+    if options.auto is None:
+        return {}
+    chosen = {name: one for name, one in CRITERIA.items() if not options.auto or one.name in options.auto}
+    if engine is None:
+        return chosen
+    return {
+        name: replace(one, bound=bound_of(engine.mllm, None)) if one.name == "surprise" else one
+        for name, one in chosen.items()
+    }
+
+
+def _automatic(
+    options: MC2Options,
+    session: Session,
+    samples: Sequence[ConflictSample],
+    steering: Candidate,
+    criteria: dict[str, Criterion],
+    page: Report,
+) -> dict[str, Any]:
+    """Steering whose way is found, added to the report."""
+    found = automatic(
+        session.answerer, samples, steering, criteria=criteria, severities=options.severities,
+        seed=session.setup.seed, quiet=session.setup.quiet,
+    )  # fmt: skip
+    tables.automatic(page, found)
+    return found.to_json() | {"bounds": {name: one.bound for name, one in criteria.items()}}
+
+
+def summary(evaluation: Evaluation, title: str) -> Summary:
+    """The conditions as a table for the terminal."""
+    columns = ("condition", "S_v", "S_t", "S_o", "Vision Ratio", "image only", "context only", "attention")
+    rows = []
+    for name, one in evaluation.conditions.items():
+        shares = one.shares
+        measured = (shares.s_vision, shares.s_text, shares.s_others, shares.vision_ratio)
+        rows.append((tables.TITLES[name], *measured, one.image_only, one.context_only, one.attention_ratio))
+    spreads = evaluation.random_spread().values() if evaluation.random else ()
+    controls = [
+        (f"{len(evaluation.random)} random, {row}", *(one[row] for one in spreads), None, None, None)
+        for row in ("min", "mean", "max")
+        if spreads
+    ]
+    return Summary(title, columns, (rows, controls))

@@ -1,0 +1,56 @@
+"""The report of `helmsight eval sage`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probes.harness.comparison import BASELINE
+from probes.harness.comparison_tables import READING, power, table
+from probes.harness.report import Report
+from probes.sage.differences import TYPES
+from probes.sage.samples import QUESTIONS
+
+_DIFFERENCES: Mapping[str, Sequence[str]] = {
+    "How many differences": ("dqr_exact", "ds_tolerance", "dqr_ratio", "ds_detect", "false_alarms"),
+    "Which differences": ("tf1", "cf1", "cf1_released"),
+    "Consistency": ("cr", "cr_pairs", "yes_no_consistency", "contradictions", "yes_same"),
+}
+_BY_SETTING = ("dqr_exact", "tf1", "cf1", "cr", "contradictions")
+
+
+def report(title: str, found: Mapping[str, Any]) -> Report:
+    """`found` is what `evaluate` returns."""
+    page = Report(title)
+    page.text(READING)
+    if "existence" in found[BASELINE]:
+        _existence(page, found)
+    if "differences" in found[BASELINE]:
+        _differences(page, found)
+    return page
+
+
+def _existence(page: Report, found: Mapping[str, Any]) -> None:
+    page.heading("Existence (POPE)")
+    power(page, found, "existence", "accuracy", "questions")
+    metrics = ("accuracy", "precision", "recall", "f1", "yes")
+    table(page, found, "existence", metrics, list(found[BASELINE]["existence"]))
+
+
+def _differences(page: Report, found: Mapping[str, Any]) -> None:
+    page.heading("Spot the difference (SPD-Faith)")
+    page.text(
+        "The definitions stand in probes/sage/differences.py. Claims are read off the answers by rules; cr is of the "
+        f'answers to "{QUESTIONS[3]}" and "{QUESTIONS[4]}".'
+    )
+    power(page, found, "differences", "dqr_exact", "pairs of pictures")
+    for heading, metrics in _DIFFERENCES.items():
+        page.heading(heading, 3)
+        table(page, found, "differences", metrics)
+    page.heading("By type, and of categories", 3)
+    names = [f"{kind}_{part}" for kind in (*TYPES, "category") for part in ("precision", "recall")]
+    table(page, found, "differences", names, differences=False)
+    settings = [name for name in found[BASELINE]["differences"] if name != "all"]
+    if len(settings) > 1:
+        page.heading("By number of differences", 3)
+        table(page, found, "differences", _BY_SETTING, settings)

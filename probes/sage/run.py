@@ -1,0 +1,90 @@
+"""One run of the benchmark: what is asked for is checked, drawn, evaluated and reported."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from probes.harness.benchmark import Findings
+from probes.harness.comparison import BASELINE
+from probes.harness.options import Defaults
+from probes.harness.session import Session, Setup
+from probes.sage import pope
+from probes.sage.evaluate import evaluate
+from probes.sage.report import report
+from probes.sage.samples import Difference, Existence
+from probes.sage.stages import Stages, stages
+
+Drawn = tuple[Sequence[Existence], Sequence[Difference], Sequence[str]]
+"""Questions, pairs, and the names of what a claim may be about."""
+
+
+@dataclass(frozen=True)
+class SageOptions:
+    """What the benchmark is asked for besides what every one is: `conditions` by name, the number of `pairs` (None: as many
+    as questions), POPE's files and the folder of their images, or what `demo(questions, pairs, seed, noise)` draws."""
+
+    conditions: Stages
+    pairs: int | None
+    noise: float
+    pope: tuple[str, ...]
+    images: str | None
+    demo: Callable[[int, int, int, float], Drawn] | None
+
+    def __post_init__(self) -> None:
+        if self.pope and not self.images:
+            raise ValueError("--pope needs --images, the folder of COCO val2014")
+        if not self.pope and self.demo is None:
+            raise ValueError("--pope is needed: there is no demo world here to draw questions from")
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> SageOptions:
+        """Those of the command line."""
+        conditions = _chosen(stages(arguments.sweep), arguments.conditions or ["*"])
+        return cls(
+            conditions, arguments.pairs, arguments.noise, tuple(arguments.pope or ()), arguments.images,
+            defaults.draw.get("sage"),
+        )  # fmt: skip
+
+    def draw(self, setup: Setup) -> Drawn:
+        """POPE's questions where files are given, else the demo world's, with its pairs and the names of its objects."""
+        if not self.pope:
+            assert self.demo is not None
+            return self.demo(setup.limit, self.pairs or setup.limit, setup.seed, self.noise)
+        assert self.images is not None
+        found = pope.load(self.pope, self.images)
+        random.Random(setup.seed).shuffle(found)
+        return found[: setup.limit], [], ()
+
+
+def _chosen(conditions: Stages, patterns: Sequence[str]) -> Stages:
+    """The baseline and the conditions that any pattern names; raises ValueError for one that names none."""
+    wanted = {BASELINE}
+    for pattern in patterns:
+        if not (found := fnmatch.filter(conditions, pattern)):
+            raise ValueError(f"--conditions: unknown {pattern}; there are {', '.join(conditions)}")
+        wanted.update(found)
+    return {name: one for name, one in conditions.items() if name in wanted}
+
+
+def run(options: SageOptions, session: Session) -> Findings:
+    """Ask every question under every condition."""
+    setup = session.setup
+    if session.endpoint is not None and any(options.conditions.values()):
+        session.endpoint.check_interventions()
+    existence, differences, categories = options.draw(setup)
+    scores = evaluate(session.answerer, options.conditions, existence, differences, categories, setup.quiet)
+    about: dict[str, Any] = {
+        "model": session.model, "questions": len(existence), "pairs": len(differences), "noise": options.noise,
+        "seed": setup.seed, "pope": bool(options.pope),
+    }  # fmt: skip
+    title = (
+        f"SAGE on {session.model}: {len(existence)} existence questions, {len(differences)} pairs of pictures"
+        + (f" with noise {options.noise:g}" if options.noise else "")
+        + f", seed {setup.seed}"
+    )
+    return Findings(report(title, scores), about, scores)

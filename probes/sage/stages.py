@@ -1,0 +1,41 @@
+"""The conditions that SAGE's benchmark compares."""
+
+from __future__ import annotations
+
+from probes.harness.comparison import BASELINE
+from steering import Generate, Icd, Options, Pai, See, Think, Vcd
+from steering.interventions.see import READINGS, Reading
+
+Stages = dict[str, tuple[Options, ...]]
+"""Interventions by the name of the condition."""
+
+
+def stages(sweep: bool = False) -> Stages:
+    """The paper's ablation (its Table 14), stage by stage; SAGE with a mask that is rebuilt, and See in the reading that is
+    not the default, both of which the paper leaves open; the methods that it compares with. With `sweep` its Tables 11 to
+    13, one stage at a time."""
+    (other,) = set(READINGS) - {See().reading}
+    found: Stages = {
+        BASELINE: (),
+        "+ See": (See(),),
+        "+ Think": (See(), Think()),
+        "+ Generate": (See(), Think(), Generate()),
+        "SAGE, refresh 1": (See(), Think(), Generate(refresh=1)),
+        "SAGE, refresh 4": (See(), Think(), Generate(refresh=4)),
+        f"See as {other}": (See(reading=other),),
+        f"SAGE, See as {other}": (See(reading=other), Think(), Generate()),
+    }
+    if sweep:
+        found |= _sweep(other)
+    return found | {"VCD": (Vcd(),), "ICD": (Icd(),), "PAI": (Pai(),)}
+
+
+def _sweep(other: Reading) -> Stages:
+    """Each stage alone with several settings, See in both of its readings."""
+    found: Stages = {
+        f"See as {reading}, alpha {alpha:g}": (See(alpha=alpha, reading=reading),)
+        for reading in (See().reading, other)
+        for alpha in (0.05, 0.1, 0.15, 0.2)
+    }
+    found |= {f"Think, gamma {gamma:g}": (Think(gamma=gamma),) for gamma in (0.6, 0.7, 0.8, 0.9)}
+    return found | {f"Generate, lambda {weight:g}": (Generate(weight=weight),) for weight in (0.25, 0.5, 0.75, 1.0)}

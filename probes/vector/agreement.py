@@ -1,0 +1,74 @@
+"""How much a direction depends on the wording of the instructions and on the token whose state is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from tqdm import tqdm
+
+from probes.conflicts.samples import SIDES, ConflictSample, Setting, Wording, messages, prompt
+from probes.vector.build import Recipe, drawn, reading, state_of
+from steering import Engine, Request
+
+POSITIONS = (-1, -2)
+"""The prompt's last token (the paper) and the one before (the authors' plots)."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """`cosines`: by (wording, position) the cosines (layers,) of the mean difference with that of the probe's `own`, all
+    from the same `n` samples; 0 where one of the two is none."""
+
+    own: tuple[Wording, int]
+    cosines: dict[tuple[Wording, int], list[float]]
+    n: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Rows by name, as "v2, -1"; the probe's own is left out."""
+        rows = {name_of(key): [round(one, 4) for one in row] for key, row in self.cosines.items() if key != self.own}
+        return {"own": name_of(self.own), "n": self.n, "cosines": rows}
+
+
+def name_of(key: tuple[Wording, int]) -> str:
+    """How a report names a wording and a position."""
+    return f"{key[0]}, {key[1]}"
+
+
+def agreement(
+    engine: Engine, samples: Sequence[ConflictSample], recipe: Recipe, *, seed: int = 0, quiet: bool = False
+) -> Agreement:
+    """Read every sample under all wordings at all positions; options are swapped as in a probe with that seed."""
+    own = recipe.wording, recipe.position
+    keys = [(word, place) for place in dict.fromkeys((*POSITIONS, recipe.position)) for word in get_args(Wording)]
+    queries = drawn(samples, seed)
+
+    def prompts(sample: ConflictSample, swapped: bool) -> dict[tuple[str, int], tuple[Setting, Wording]]:
+        """What is read of a sample: an instruction that wordings share is read once."""
+        return {
+            (prompt(sample, setting, swapped, wording), position): (setting, wording)
+            for wording, position in keys
+            for setting in SIDES
+        }
+
+    def requests() -> Iterator[Request]:
+        for sample, swapped in queries:
+            for (_, position), (setting, wording) in prompts(sample, swapped).items():
+                yield reading(messages(sample, setting, swapped, wording=wording), position)
+
+    bar = tqdm(
+        engine.stream(requests()), total=sum(len(prompts(*query)) for query in queries), desc="Wordings",
+        unit=" prompts", disable=quiet or None, dynamic_ncols=True,
+    )  # fmt: skip
+    results = iter(bar)
+    sums: dict[tuple[Wording, int], torch.Tensor] = {}
+    for sample, swapped in queries:
+        read = {asked: state_of(next(results)).double() for asked in prompts(sample, swapped)}
+        for wording, position in keys:
+            vision, text = (read[prompt(sample, side, swapped, wording), position] for side in SIDES)
+            sums[wording, position] = sums.get((wording, position), torch.zeros(())) + text - vision
+    next(results, None)  # so that the stream, and what it keeps open, ends
+    cosines = {key: torch.cosine_similarity(one, sums[own], dim=-1).tolist() for key, one in sums.items()}
+    return Agreement(own, cosines, len(samples))

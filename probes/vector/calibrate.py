@@ -1,0 +1,307 @@
+"""Find the layer and the dose at which a vector steers both ways and damages little (modality-preference paper, 5.2).
+
+The published weight gives the vector the mean magnitude of the states, which is too much for some models. Here layers and
+doses (shares of that weight, so strengths in published units) are tried on samples that the vector was not built from, in
+two passes: what steers, then what that costs where nothing conflicts. The chosen dose is folded into the weight, so that
+strength 1.0 is a good default; `SteeringVector.published` keeps what that is in published units.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from probes.answering.base import Answerer, Chat, Push
+from probes.answering.engine import InProcess
+from probes.conflicts.asking import Answers, Condition, ask
+from probes.conflicts.samples import SIDES, ConflictSample
+from probes.conflicts.shares import Shares
+from probes.vector import neutral
+from steering import Engine, Steer, SteeringVector
+
+DOSES = (0.15, 0.25, 0.3, 0.4, 0.5, 0.6, 1.0)
+"""Shares of the published weight that are tried."""
+
+TARGET = 0.95
+"""Vision Ratio to reach toward vision, and 1 - it toward text; above what is asked of a vector, for the split's noise."""
+
+NEUTRAL_SAMPLES = 32
+"""Images on which the neutral prompts are asked, at most."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much damage a setting may do: rise of the others' share, fall of accuracy without a conflict, KL (nats) from the
+    unsteered next-token distribution on neutral prompts, rise of the repetition there."""
+
+    others: float = 0.03
+    accuracy: float = 0.03
+    kl: float = 0.25
+    repetition: float = 0.05
+
+
+@dataclass(frozen=True)
+class Point:
+    """One layer and dose, measured both ways.
+
+    `image_accuracy` is that of the image alone, steered toward either side, the lower of the two; `context_accuracy` that
+    of the context alone, steered toward text. `cross_fall` is how much the context alone loses toward vision, where the
+    modality that is asked for is missing. `kl` and `repetition` are those of neutral prompts, the greater of both ways. All
+    None until measured.
+    """
+
+    layer: int
+    dose: float
+    vision: Shares
+    text: Shares
+    image_accuracy: float | None = None
+    context_accuracy: float | None = None
+    cross_fall: float | None = None
+    kl: float | None = None
+    repetition: float | None = None
+
+    @property
+    def effect(self) -> float:
+        """The share that follows the side less the share that follows the other one, the worse of both ways; at most 1."""
+        return min(1.0, self.vision.s_vision - self.vision.s_text, self.text.s_text - self.text.s_vision)
+
+    @property
+    def reaches(self) -> bool:
+        """Whether both directions reach their target."""
+        up, down = self.vision.vision_ratio, self.text.vision_ratio
+        return up is not None and down is not None and up >= TARGET and down <= 1 - TARGET
+
+    def others_rise(self, plain: Shares) -> float:
+        return max(self.vision.s_others, self.text.s_others) - plain.s_others
+
+    def to_json(self) -> dict[str, Any]:
+        """The point as written into the artifact."""
+        fields = asdict(self) | {"vision": self.vision.to_json(), "text": self.text.to_json()}
+        return {key: round(value, 4) if isinstance(value, float) else value for key, value in fields.items()}
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The unsteered model: shares on conflicts, accuracies with one modality alone, repetition on neutral prompts; and the
+    budget."""
+
+    plain: Shares
+    image_accuracy: float
+    context_accuracy: float
+    repetition: float = 0.0
+    budget: Budget = field(default_factory=Budget)
+
+    def damage(self, point: Point) -> Budget:
+        """What a measured point spends of each part of the budget; below 0 where it does better than unsteered."""
+        assert point.image_accuracy is not None
+        assert point.context_accuracy is not None
+        assert point.kl is not None
+        assert point.repetition is not None
+        fall = max(self.image_accuracy - point.image_accuracy, self.context_accuracy - point.context_accuracy)
+        return Budget(point.others_rise(self.plain), fall, point.kl, point.repetition - self.repetition)
+
+    def exceeded(self, point: Point) -> list[str]:
+        """The parts of the budget that a measured point exceeds."""
+        spent, allowed = asdict(self.damage(point)), asdict(self.budget)
+        return [name for name, value in spent.items() if value > allowed[name] + 1e-9]
+
+    def affords(self, point: Point) -> bool:
+        """Whether a measured point stays within the damage budget."""
+        return not self.exceeded(point)
+
+    def cost(self, point: Point) -> float:
+        """One number for the damage of a measured point: how many budgets it spends, `cross_fall` in those of accuracy."""
+        spent, allowed = asdict(self.damage(point)), asdict(self.budget)
+        shares = [max(0.0, value) / allowed[name] for name, value in spent.items() if allowed[name] > 0]
+        cross = max(0.0, point.cross_fall or 0.0) / self.budget.accuracy if self.budget.accuracy > 0 else 0.0
+        return sum(shares) + cross
+
+
+def calibrate(
+    engine: Engine,
+    vector: SteeringVector,
+    samples: Sequence[ConflictSample],
+    *,
+    layers: Sequence[int] | None = None,
+    doses: Sequence[float] = DOSES,
+    budget: Budget | None = None,
+    finalists: int = 5,
+    answerer: Answerer | None = None,
+    quiet: bool = False,
+) -> SteeringVector:
+    """The vector with its layer and weight chosen by measurement, and `info["calibration"]` telling the measurement.
+
+    `layers` are those to try (default: the first three of the vector's ranking); `samples` must not be those it was
+    built from; `answerer` is where the engine's answers are taken from (one that remembers, say). Doses are shares of the
+    weight that the vector has, which as built is the published one. What falls short of the targets or the budget is
+    logged, and marked in the calibration.
+    """
+    if not samples:
+        raise ValueError("A calibration needs at least one sample.")
+    if not doses or any(not 0 < dose < math.inf for dose in doses):
+        raise ValueError(f"Doses must be positive and finite, at least one; got {list(doses)}.")
+    sweep = _Sweep(engine, vector, samples, answerer or InProcess(engine), quiet)
+    tried = list(layers or vector.info.get("ranking", vector.layers)[:3])
+    baseline = sweep.baseline(budget or Budget())
+    points = sweep.effects([(layer, dose) for layer in tried for dose in sorted(set(doses))])
+    best = sorted(points, key=lambda point: _preference(point, baseline, tried))[:finalists]
+    measured = sweep.damage(best, baseline)
+    layer = choose(measured, baseline, tried).layer
+    # The whole curve of that layer, which the range and the reader need.
+    known = {(point.layer, point.dose) for point in measured}
+    rest = [point for point in points if point.layer == layer and (layer, point.dose) not in known]
+    curve = sorted(
+        (point for point in [*measured, *sweep.damage(rest, baseline)] if point.layer == layer),
+        key=lambda point: point.dose,
+    )
+    chosen = choose(curve, baseline, tried)
+    reached, exceeded = chosen.reaches, baseline.exceeded(chosen)
+    if not reached:
+        _log.warning(
+            "Steering does not reach its targets: Vision Ratio %s toward vision (>= %.2f), %s toward text (<= %.2f).",
+            chosen.vision.vision_ratio, TARGET, chosen.text.vision_ratio, 1 - TARGET,
+        )  # fmt: skip
+    if exceeded:
+        spent, allowed = asdict(baseline.damage(chosen)), asdict(baseline.budget)
+        _log.warning(
+            "Steering costs more than its budget: %s.",
+            ", ".join(f"{name} {spent[name]:.3f} (at most {allowed[name]:g})" for name in exceeded),
+        )
+    unit = vector.published
+    calibration = {
+        "layer": layer,
+        "published_weight": float(vector.weight[layer]) / (unit or 1.0),
+        "factor": chosen.dose * (unit or 1.0),
+        "default_strength": 1.0,
+        "range": _range(chosen, curve, baseline),
+        "samples": len(samples),
+        "targets_reached": reached,
+        "within_budget": not exceeded,
+        "budget": asdict(baseline.budget),
+        "baseline": {
+            "plain": baseline.plain.to_json(),
+            "image_accuracy": baseline.image_accuracy,
+            "context_accuracy": baseline.context_accuracy,
+            "repetition": baseline.repetition,
+        },
+        "chosen": chosen.to_json(),
+        "curve": [point.to_json() | {"strength": round(point.dose / chosen.dose, 3)} for point in curve],
+        "others_tried": [point.to_json() for point in points if point.layer != layer],
+    }
+    return replace(
+        vector,
+        weight=vector.weight * chosen.dose,
+        layers=(layer,),
+        info=vector.info | {"calibration": calibration} | ({} if unit is None else {"published": chosen.dose * unit}),
+    )
+
+
+def choose(measured: Sequence[Point], baseline: Baseline, ranking: Sequence[int]) -> Point:
+    """The strongest of the measured points within the budget; among those that this many samples do not tell apart the least
+    damaging.
+
+    Where none is within the budget, one that reaches the targets, with the least damage; where none does, the strongest.
+    """
+    afforded = [point for point in measured if baseline.affords(point)]
+    candidates = afforded or [point for point in measured if point.reaches] or list(measured)
+    if afforded or not candidates[0].reaches:
+        strongest = max(point.effect for point in candidates)
+        candidates = [point for point in candidates if point.effect >= strongest - _noise(baseline.plain.n)]
+    return min(candidates, key=lambda point: (round(baseline.cost(point)), ranking.index(point.layer), point.dose))
+
+
+def _noise(samples: int) -> float:
+    """Two standard errors of a share of TARGET."""
+    return 2 * math.sqrt(TARGET * (1 - TARGET) / samples)
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """The measurements, each a pass over the samples with all its settings in one batch."""
+
+    engine: Engine
+    vector: SteeringVector
+    samples: Sequence[ConflictSample]
+    answerer: Answerer
+    quiet: bool
+
+    def baseline(self, budget: Budget) -> Baseline:
+        conditions = [Condition(), Condition("image_only"), Condition("context_only")]
+        plain, image, context = self._ask(conditions, "Baseline")
+        (repetition,) = neutral.repetitions(self.answerer, self._neutral, [None], title="Neutral", quiet=self.quiet)
+        return Baseline(
+            Shares.of(plain.outcomes), image.accuracy("vision"), context.accuracy("text"), repetition, budget
+        )
+
+    def effects(self, grid: Sequence[tuple[int, float]]) -> list[Point]:
+        """First pass: the shares on conflicts at every point of the grid."""
+        conditions = [Condition("plain", push) for layer, dose in grid for push in self._pushes(layer, dose)]
+        shares = [Shares.of(answer.outcomes) for answer in self._ask(conditions, "Calibrating")]
+        pairs = zip(shares[::2], shares[1::2], strict=True)
+        return [Point(layer, dose, *pair) for (layer, dose), pair in zip(grid, pairs, strict=True)]
+
+    def damage(self, points: Sequence[Point], baseline: Baseline) -> list[Point]:
+        """Second pass: accuracies with one modality alone, and what becomes of neutral prompts."""
+        if not points:
+            return []
+        conditions, pushes = [], []
+        for point in points:
+            vision, text = self._pushes(point.layer, point.dose)
+            pushes += [vision, text]
+            conditions += [Condition("image_only", vision), Condition("context_only", text)]
+            conditions += [Condition("image_only", text), Condition("context_only", vision)]
+        answers = self._ask(conditions, "Measuring damage")
+        steers = [Steer.to(self.vector, push.toward, push.strength, layers=push.layers) for push in pushes]
+        moved = neutral.shift(self.engine, self._neutral, steers, title="Neutral, next token", quiet=self.quiet)
+        repeated = neutral.repetitions(self.answerer, self._neutral, pushes, title="Neutral, answers", quiet=self.quiet)
+        return [
+            replace(
+                self._accuracies(point, baseline, answers[4 * i : 4 * i + 4]),
+                kl=max(moved[2 * i : 2 * i + 2]),
+                repetition=max(repeated[2 * i : 2 * i + 2]),
+            )
+            for i, point in enumerate(points)
+        ]
+
+    def _accuracies(self, point: Point, baseline: Baseline, answers: Sequence[Answers]) -> Point:
+        image, context, image_cross, context_cross = answers
+        return replace(
+            point,
+            image_accuracy=min(image.accuracy("vision"), image_cross.accuracy("vision")),
+            context_accuracy=context.accuracy("text"),
+            cross_fall=baseline.context_accuracy - context_cross.accuracy("text"),
+        )
+
+    @property
+    def _neutral(self) -> list[Chat]:
+        return neutral.chats(self.samples[:NEUTRAL_SAMPLES])
+
+    def _pushes(self, layer: int, dose: float) -> list[Push]:
+        return [Push(side, self.vector, dose, (layer,)) for side in SIDES]
+
+    def _ask(self, conditions: Sequence[Condition], title: str) -> list[Answers]:
+        return ask(self.answerer, self.samples, conditions, title=title, quiet=self.quiet)
+
+
+def _preference(point: Point, baseline: Baseline, ranking: Sequence[int]) -> tuple[bool, bool, float, int, float]:
+    """Sort key of the first pass: points that steer without confusing, the small doses of well ranked layers first."""
+    usable = point.others_rise(baseline.plain) <= baseline.budget.others + 1e-9
+    if point.reaches and usable:
+        return False, False, point.dose, ranking.index(point.layer), 0.0
+    return True, not usable, -point.effect, ranking.index(point.layer), point.dose
+
+
+def _range(chosen: Point, curve: Sequence[Point], baseline: Baseline) -> list[float]:
+    """The strengths around 1.0 (multiples of the chosen dose) up to which every measured dose is within the budget."""
+    within = {chosen.dose}
+    for side in ([p for p in curve if p.dose > chosen.dose], [p for p in reversed(curve) if p.dose < chosen.dose]):
+        for point in side:
+            if not baseline.affords(point):
+                break
+            within.add(point.dose)
+    return [round(min(within) / chosen.dose, 3), round(max(within) / chosen.dose, 3)]

@@ -1,0 +1,178 @@
+"""What a probe measures in one pass over the states of queries, and how it goes on after an interruption."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from steering.files import write_atomically
+
+RELIABLE = 0.5
+"""Least agreement |mean v| / mean |v| of a direction that is called reliable: 1 where all queries agree, about
+1 / sqrt(queries) where they have nothing in common."""
+
+DUST = 1e-5
+"""Differences below this share of mean |h| are rounding: there is no direction (a window that ends before the
+instruction, say), and a weight would blow the rounding up."""
+
+Size = Literal["queries", "mean"]
+States = Literal["plain", "instructed"]
+_log = logging.getLogger(__name__)
+
+
+class Moments:
+    """Running mean and standard deviation of tensors of one shape (Welford); memory does not grow with their number."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._mean: torch.Tensor | None = None
+        self._squares: torch.Tensor | None = None
+
+    def add(self, value: torch.Tensor) -> None:
+        """Take one more value into account, in float64."""
+        value = value.double()
+        if self._mean is None or self._squares is None:
+            self._mean, self._squares = torch.zeros_like(value), torch.zeros_like(value)
+        self.count += 1
+        step = value - self._mean
+        self._mean = self._mean + step / self.count
+        self._squares = self._squares + step * (value - self._mean)
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What, with the count, it can be restored from."""
+        if self._squares is None:
+            raise ValueError("No value was added.")
+        return self.mean, self._squares
+
+    @classmethod
+    def restored(cls, count: int, mean: torch.Tensor, squares: torch.Tensor) -> Moments:
+        """What `tensors` gave, taken up again."""
+        moments = cls()
+        moments.count, moments._mean, moments._squares = count, mean, squares
+        return moments
+
+    @property
+    def mean(self) -> torch.Tensor:
+        if self._mean is None:
+            raise ValueError("No value was added.")
+        return self._mean
+
+    @property
+    def std(self) -> torch.Tensor:
+        """The population standard deviation (divided by the number of values)."""
+        if self._squares is None:
+            raise ValueError("No value was added.")
+        return (self._squares / self.count).sqrt()
+
+
+@dataclass(frozen=True)
+class Direction:
+    """What a probe measures, per layer.
+
+    v: (layers, d) the mean difference. mean_abs, std: (layers,) mean and standard deviation over queries of the
+    per-query mean |v|. plain, instructed: (layers,) mean |h| over the plain prompts, and over both instructed ones, of all
+    queries. agreement: (layers,) norm of the mean difference over the mean norm of the differences. queries: how many.
+    """
+
+    v: torch.Tensor
+    mean_abs: torch.Tensor
+    std: torch.Tensor
+    plain: torch.Tensor
+    instructed: torch.Tensor
+    agreement: torch.Tensor
+    queries: int
+
+    def weight(self, size: Size = "queries", states: States = "plain") -> torch.Tensor:
+        """w_l = mean|h_l| / mean|v_l| (layers,) in one of its readings (see `Recipe`); 0 where v is none."""
+        state = self.plain if states == "plain" else self.instructed
+        of = self.mean_abs if size == "queries" else self.v.abs().mean(-1)
+        return torch.where(of > DUST * self.instructed, state / of.clamp_min(1e-30), 0.0)
+
+    @property
+    def score(self) -> torch.Tensor:
+        """mean / std of |v| (layers,): large and stable is good; 0 where v is none."""
+        return torch.where(self.present, self.mean_abs / self.std.clamp_min(1e-12), 0.0)
+
+    @property
+    def present(self) -> torch.Tensor:
+        """Whether there is any direction at a layer (layers,)."""
+        return self.mean_abs > DUST * self.instructed
+
+    def ranking(self, layers: Sequence[int] | None = None) -> list[int]:
+        """Layers, best score first; those whose queries disagree come after all others."""
+        score, agreement = self.score.tolist(), self.agreement.tolist()
+        candidates = range(len(score)) if layers is None else layers
+        return sorted(candidates, key=lambda layer: (agreement[layer] < RELIABLE, -score[layer]))
+
+
+class Tally:
+    """One pass over the states of queries: their running moments, and a digest of what they were read from."""
+
+    _NAMES = ("difference", "magnitude", "norm", "plain", "instructed")
+
+    def __init__(self) -> None:
+        self._moments = {name: Moments() for name in self._NAMES}
+        self.digest = ""
+
+    @property
+    def count(self) -> int:
+        return self._moments["difference"].count
+
+    def add(
+        self, toward_text: torch.Tensor, toward_vision: torch.Tensor, plain: torch.Tensor, read: bytes = b""
+    ) -> None:
+        """One query's states (layers, d) under the two instructions and under none, and what the model read."""
+        v = toward_text.double() - toward_vision.double()
+        text, vision, without = (one.double().abs().mean(-1) for one in (toward_text, toward_vision, plain))
+        values = (v, v.abs().mean(-1), v.norm(dim=-1), without, (text + vision) / 2)
+        for name, value in zip(self._NAMES, values, strict=True):
+            self._moments[name].add(value)
+        self.digest = hashlib.sha256(self.digest.encode() + read).hexdigest()
+
+    def direction(self) -> Direction:
+        """What was measured so far."""
+        difference, magnitude, norm, plain, instructed = (self._moments[name] for name in self._NAMES)
+        length = difference.mean.norm(dim=-1)
+        agreement = torch.where(norm.mean > 0, length / norm.mean.clamp_min(1e-30), 0.0)
+        return Direction(
+            difference.mean.float(), magnitude.mean.float(), magnitude.std.float(), plain.mean.float(),
+            instructed.mean.float(), agreement.float(), self.count,
+        )  # fmt: skip
+
+    def save(self, path: Path, key: str) -> None:
+        """Keep the tally, so that a run that is killed goes on from here."""
+        tensors = {}
+        for name, moments in self._moments.items():
+            for part, tensor in zip(("mean", "squares"), moments.tensors(), strict=True):
+                tensors[f"{name}.{part}"] = tensor.clone()
+        write_atomically(path, save(tensors, {"key": key, "count": str(self.count), "digest": self.digest}))
+
+    @classmethod
+    def resumed(cls, path: Path, key: str) -> Tally:
+        """The tally that was kept under that key; an empty one where there is none, or it is damaged or another's."""
+        tally = cls()
+        if not path.exists():
+            return tally
+        try:
+            with safe_open(path, "pt") as file:
+                about = file.metadata() or {}
+                if about.get("key") != key:
+                    _log.warning("%s is of another probe, which this one replaces.", path)
+                    return tally
+                count = int(about["count"])
+                for name in cls._NAMES:
+                    parts = (file.get_tensor(f"{name}.{part}") for part in ("mean", "squares"))
+                    tally._moments[name] = Moments.restored(count, *parts)
+                tally.digest = about["digest"]
+        except (SafetensorError, ValueError, KeyError) as error:
+            _log.warning("%s is damaged, the probe begins anew: %s", path, error)
+            return cls()
+        return tally

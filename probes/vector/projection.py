@@ -1,0 +1,86 @@
+"""States of prompts of several settings in two dimensions (principal component analysis; modality-preference paper,
+section 4.4 and appendix C.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from probes.conflicts.degrade import degraded
+from probes.conflicts.samples import ConflictSample, Setting, messages
+from probes.vector.build import Recipe, reading, state_of
+from steering import Engine, Request
+
+SEVERITY = 0.3
+"""Of the degraded settings: noise that leaves a picture recognisable, errors that leave a text readable."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """`points` by setting, each (n, 2); `explained`: the share of the variance that each of the two components has."""
+
+    points: Mapping[str, np.ndarray]
+    explained: tuple[float, float]
+
+    def centres(self) -> dict[str, list[float]]:
+        """The mean of each setting's points."""
+        return {name: points.mean(0).tolist() for name, points in self.points.items()}
+
+
+def settings(samples: Sequence[ConflictSample], seed: int = 0) -> dict[str, list[tuple[ConflictSample, Setting]]]:
+    """The paper's settings of the same samples: as they are, instructed toward either side, image or text degraded."""
+    image, text = ([degraded(sample, side, SEVERITY, seed) for sample in samples] for side in ("vision", "text"))
+    return {
+        "plain": [(sample, "plain") for sample in samples],
+        "instructed toward vision": [(sample, "vision") for sample in samples],
+        "instructed toward text": [(sample, "text") for sample in samples],
+        "image with noise": [(sample, "plain") for sample in image],
+        "text with errors": [(sample, "plain") for sample in text],
+    }
+
+
+def project(
+    engine: Engine,
+    samples: Sequence[ConflictSample],
+    layer: int,
+    recipe: Recipe | None = None,
+    *,
+    seed: int = 0,
+    quiet: bool = False,
+) -> Projection:
+    """The states after `layer` at the recipe's position in prompts of its wording, all settings on the same two
+    components."""
+    asked, recipe = settings(samples, seed), recipe or Recipe()
+
+    def requests() -> Iterator[Request]:
+        for shown in asked.values():
+            for sample, setting in shown:
+                yield reading(messages(sample, setting, swapped=False, wording=recipe.wording), recipe.position)
+
+    states = []
+    bar = tqdm(
+        engine.stream(requests()), total=len(asked) * len(samples), desc="States", unit=" prompts",
+        disable=quiet or None, dynamic_ncols=True,
+    )  # fmt: skip
+    for result in bar:
+        states.append(state_of(result)[layer].clone())  # a view would keep every layer
+    points, explained = components(torch.stack(states).numpy())
+    parts = np.split(points, len(asked))
+    return Projection(dict(zip(asked, parts, strict=True)), explained)
+
+
+def components(states: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
+    """States (n, d) on their first two principal components (n, 2), and the share of the variance of each."""
+    centred = states.astype(np.float64) - states.mean(0, dtype=np.float64)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    points = np.zeros((len(states), 2))
+    shares = np.zeros(2)
+    kept = min(2, len(sizes))
+    points[:, :kept] = left[:, :kept] * sizes[:kept]
+    if (total := float((sizes**2).sum())) > 0:
+        shares[:kept] = sizes[:kept] ** 2 / total
+    return points, (float(shares[0]), float(shares[1]))

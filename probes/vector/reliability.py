@@ -1,0 +1,91 @@
+"""Which modality the answers of a task rest on, right or wrong: `helmsight probe reliability`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from probes.conflicts.options import Data
+from probes.conflicts.samples import ConflictSample, Side, messages
+from probes.harness.options import ModelOptions
+from probes.harness.tables import Summary
+from steering import Engine, measure
+from steering.files import write_atomically
+
+
+def vote(votes: Mapping[str, int]) -> Side | None:
+    """The majority of the decided votes; vision where both are equal, as for one request, None where there are none."""
+    vision, text = votes.get("vision", 0), votes.get("text", 0)
+    if not vision + text:
+        return None
+    return "vision" if vision >= text else "text"
+
+
+@dataclass(frozen=True)
+class TaskReliability:
+    """Which modality a task's answers rest on, right or wrong: votes of single questions ("none" where the answer stands
+    without either), and the mean drops of the answer's probability without the images and without the text context."""
+
+    votes: Mapping[str, int]
+    drop_vision: float
+    drop_text: float
+
+    @property
+    def rests_on(self) -> Side | None:
+        return vote(self.votes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rests_on": self.rests_on,
+            "votes": dict(self.votes),
+            "drop_vision": self.drop_vision,
+            "drop_text": self.drop_text,
+        }
+
+
+def task_reliability(
+    engine: Engine, samples: Sequence[ConflictSample], *, batch: int = 64, quiet: bool = False
+) -> dict[str, TaskReliability]:
+    """The vote of every task, and under "all" that of the whole set; each sample is asked in both orders."""
+    votes: dict[str, Counter[str]] = {}
+    drops: dict[str, list[tuple[float, float]]] = {}
+    with tqdm(total=2 * len(samples), desc="Reliability", unit=" prompts", disable=quiet or None) as bar:
+        for begin in range(0, len(samples), batch):
+            part = [(sample, swapped) for sample in samples[begin : begin + batch] for swapped in (False, True)]
+            measured = measure(engine, [messages(sample, "plain", swapped) for sample, swapped in part])
+            for (sample, _), one in zip(part, measured, strict=True):
+                numbers = one.report()
+                for task in (sample.task, "all"):
+                    votes.setdefault(task, Counter()).update([one.toward or "none"])
+                    drops.setdefault(task, []).append((numbers["drop_vision"], numbers["drop_text"]))
+            bar.update(len(part))
+    means = {task: np.array(pairs).mean(0).tolist() for task, pairs in drops.items()}
+    return {task: TaskReliability(votes[task], *means[task]) for task in sorted(votes, key=lambda t: (t == "all", t))}
+
+
+def run(model: ModelOptions, data: Data, samples: int, json_file: Path | None, quiet: bool) -> None:
+    """Ask so many samples, print the table, and write it into the file where one is given."""
+    asked = data.draw(samples, data.seed)
+    found = task_reliability(model.engine(), asked, quiet=quiet)
+    if json_file is not None:
+        written = {task: one.to_json() for task, one in found.items()}
+        write_atomically(json_file, (json.dumps(written, indent=2) + "\n").encode())
+    rows = [
+        (
+            task,
+            *(one.votes.get(side, 0) for side in ("vision", "text", "none")),
+            one.drop_vision,
+            one.drop_text,
+            one.rests_on,
+        )
+        for task, one in found.items()
+    ]
+    columns = ("task", "votes for vision", "for text", "none", "drop without images", "without context", "rests on")
+    Summary(f"Which modality answers rest on: {len(asked)} samples, both orders", columns, [rows]).show()

@@ -1,0 +1,206 @@
+"""The report of a probe: what the layers show, which was chosen, what steering at it does and costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probes.conflicts.samples import SIDES
+from probes.harness import plots
+from probes.harness.report import Report
+from probes.vector.agreement import Agreement, name_of
+from probes.vector.build import Recipe
+from probes.vector.projection import Projection
+from probes.vector.verdict import Followed
+from steering import SteeringVector
+
+
+def report(
+    vector: SteeringVector,
+    model: str,
+    instructed: Followed,
+    doubts: list[str],
+    projection: Projection | None,
+    agreement: Agreement | None = None,
+) -> tuple[Report, dict[str, Any]]:
+    """The report, and the same as data."""
+    info, recipe = vector.info, Recipe.of(vector)
+    page = Report(f"Steering vector {vector.name} of {model}")
+    page.text(
+        f"{info['samples']} pairs of prompts that differ in the instruction only ({', '.join(info['tasks'])}), seed "
+        f"{info['seed']}. The instructions are, word for word, the authors' {_WORDINGS[recipe.wording]}. v = mean over the "
+        f"pairs of h(text) - h(vision) at the prompt's {_token(recipe.position)}."
+    )
+    page.heading("Is there a direction?")
+    page.text("\n".join(f"- {doubt}" for doubt in doubts) if doubts else "Yes: nothing speaks against it.")
+    page.table(
+        ["what", "value"],
+        [
+            ("agreement of the pairs at the chosen layer (1 = all alike)", info["agreement"][vector.layers[0]]),
+            ("vision answers, instructed toward vision", instructed.toward_vision),
+            ("vision answers, instructed toward text", instructed.toward_text),
+            ("difference", instructed.difference),
+            ("its 95 % interval", "{:.3f} to {:.3f}".format(*instructed.interval)),
+            ("samples asked, in both orders of the options", instructed.n),
+        ],
+    )
+    _layers(page, vector)
+    if agreement is not None:
+        _agreement(page, agreement)
+    _weights(page, vector, recipe)
+    if projection is not None:
+        _states(page, vector, projection)
+    if "calibration" in info:
+        _calibration(page, info["calibration"])
+    data = {
+        "name": vector.name, "model": model, "fingerprint": vector.fingerprint, "layers": list(vector.layers),
+        "mean_abs": vector.mean_abs.tolist(), "std": vector.std.tolist(), "weight": vector.weight.tolist(),
+        "instructed": instructed.to_json(), "doubts": doubts, "info": info,
+    }  # fmt: skip
+    if projection is not None:
+        data["projection"] = {"explained": list(projection.explained), "centres": projection.centres()}
+    if agreement is not None:
+        data["agreement"] = agreement.to_json()
+    return page, data
+
+
+_WORDINGS = {"paper": "pair that they mark as used in the paper", "v2": "version 2", "v1": "version 1"}
+
+
+def _token(position: int) -> str:
+    return "last token" if position == -1 else f"token {position}, counted from its end"
+
+
+def _layers(page: Report, vector: SteeringVector) -> None:
+    info, chosen = vector.info, vector.layers
+    page.heading("Layers")
+    page.text(
+        "Chosen by mean and deviation: a direction is good where mean |v| is large and differs little between samples. "
+        "Layers whose pairs disagree come last."
+    )
+    mean, std = vector.mean_abs.tolist(), vector.std.tolist()
+    page.plot("layers", plots.layers(mean, std, chosen), "Mean |v| of each layer and its deviation over samples")
+    page.plot("ranking", plots.ranking(info["score"], chosen), "Layers by mean / deviation")
+    ranking = info["ranking"]
+    page.table(
+        ["layer", "mean |v|", "deviation", "mean / deviation", "agreement", "rank"],
+        [
+            (layer, mean[layer], std[layer], info["score"][layer], info["agreement"][layer],
+             ranking.index(layer) + 1 if layer in ranking else None)
+            for layer in range(len(mean))
+        ],
+    )  # fmt: skip
+
+
+def _agreement(page: Report, found: Agreement) -> None:
+    page.heading("Other wordings and positions")
+    page.text(
+        f"Cosine of the direction with the one of this probe's wording and position ({name_of(found.own)}), all from "
+        f"{found.n} samples: what the instruction toward the text says, and which token is read (-1 the last, -2 the one "
+        "before it)."
+    )
+    others = [key for key in found.cosines if key != found.own]
+    page.table(
+        ["layer", *map(name_of, others)],
+        [(layer, *row) for layer, row in enumerate(zip(*(found.cosines[key] for key in others), strict=True))],
+    )
+
+
+def _weights(page: Report, vector: SteeringVector, recipe: Recipe) -> None:
+    page.heading("Weight (equation 2)")
+    states, sizes = (vector.info["magnitudes"][name] for name in ("states", "direction"))
+    page.text(
+        "The published weight gives the direction the size of the states. Its size is the mean over the queries of |v(q)|, "
+        "or that of their mean, which is smaller where queries disagree; the states are those of plain prompts or of "
+        f"instructed ones. Here: {_READINGS[recipe.size]} and {recipe.states} states; weights are in published units."
+    )
+    readings = [(size, state) for size in sizes for state in states]
+    page.table(
+        ["layer", *(f"mean |h|, {name}" for name in states), *_READINGS.values(),
+         *(f"{_READINGS[size]} and {state}: weight" for size, state in readings)],
+        [
+            (layer, *(states[name][layer] for name in states), *(sizes[name][layer] for name in sizes),
+             *(_over(states[state][layer], sizes[size][layer]) for size, state in readings))
+            for layer in range(len(vector.direction))
+        ],
+    )  # fmt: skip
+
+
+_READINGS = {"queries": "mean |v(q)|", "mean": "|mean v|"}
+
+
+def _over(state: float, size: float) -> float | None:
+    return state / size if size > 0 else None
+
+
+def _states(page: Report, vector: SteeringVector, projection: Projection) -> None:
+    page.heading(f"States after layer {vector.layers[0]}")
+    page.text(
+        "Each point is the state of a prompt at the token that is probed, on the first two principal components of all "
+        "settings together; the large marks are the settings' centres."
+    )
+    page.plot("states", plots.states(projection.points, projection.explained), "States by setting")
+    centres = projection.centres()
+    x, y = centres["plain"]
+    page.table(
+        ["setting", "centre, first", "centre, second", "distance from plain"],
+        [(name, a, b, ((a - x) ** 2 + (b - y) ** 2) ** 0.5) for name, (a, b) in centres.items()],
+    )
+
+
+def _calibration(page: Report, found: dict[str, Any]) -> None:
+    low, high = found["range"]
+    factor = found["factor"]
+    budget = ", ".join(f"{name} {value:g}" for name, value in found["budget"].items())
+    page.heading("Calibration")
+    page.text(
+        f"Strength 1.0 is {factor:g} of the published weight at layer {found['layer']}, so {factor:g} in published units; "
+        f"strengths from {low:g} to {high:g} ({low * factor:g} to {high * factor:g} published) stay within the damage "
+        f"budget ({budget}) on {found['samples']} samples the vector was not built from. "
+        f"Targets {'reached' if found['targets_reached'] else 'NOT reached'}; "
+        f"{'within' if found['within_budget'] else 'NOT within'} the budget."
+    )
+    curve = found["curve"]
+    strengths = [point["strength"] for point in curve]
+    axes: dict[str, Any] = {
+        "xlabel": "strength (calibrated)", "other_x": ("strength (published)", factor), "marks": {1.0: "default"},
+    }  # fmt: skip
+    page.plot(
+        "effect",
+        plots.curves(
+            strengths,
+            {f"toward {side}": [point[side]["vision_ratio"] for point in curve] for side in SIDES},
+            ylabel="Vision Ratio",
+            **axes,
+        ),
+        "Effect by strength",
+    )
+    damages = {
+        "others' share": [max(point[side]["s_others"] for side in SIDES) for point in curve],
+        "accuracy, image only": [point["image_accuracy"] for point in curve],
+        "accuracy, context only": [point["context_accuracy"] for point in curve],
+        "KL (nats)": [point["kl"] for point in curve],
+        "repetition": [point["repetition"] for point in curve],
+    }
+    page.plot(
+        "damage",
+        plots.curves(strengths, damages, ylabel="share, or nats", **axes),
+        "Damage by strength, the worse of both ways",
+    )
+    base = found["baseline"]
+    page.table(
+        ["strength", "published", "Vision Ratio toward vision", "toward text", *damages,
+         "context only, steered toward vision"],
+        [
+            (0.0, 0.0, base["plain"]["vision_ratio"], base["plain"]["vision_ratio"], base["plain"]["s_others"],
+             base["image_accuracy"], base["context_accuracy"], 0.0, base["repetition"], base["context_accuracy"]),
+            *(
+                (strength, strength * factor, *(point[side]["vision_ratio"] for side in SIDES),
+                 *(values[i] for values in damages.values()), _less(base["context_accuracy"], point["cross_fall"]))
+                for i, (strength, point) in enumerate(zip(strengths, curve, strict=True))
+            ),
+        ],
+    )  # fmt: skip
+
+
+def _less(whole: float, fall: float | None) -> float | None:
+    return None if fall is None else whole - fall

@@ -1,0 +1,209 @@
+"""One run of `helmsight probe`: a vector is built, judged, calibrated, reported and saved."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from probes.answering.base import Answerer
+from probes.answering.engine import InProcess
+from probes.conflicts.options import PROBE_SEEDS, Data
+from probes.conflicts.samples import ConflictSample
+from probes.harness.ledger import Remembering
+from probes.harness.options import Defaults, ModelOptions, check_writable
+from probes.vector import report
+from probes.vector.agreement import agreement
+from probes.vector.build import Recipe, build
+from probes.vector.calibrate import DOSES, Budget, calibrate
+from probes.vector.projection import project
+from probes.vector.verdict import doubts, followed
+from steering import NAME, Engine, SteeringVector
+
+ASKED = 64
+"""Probe samples on which it is asked whether the model follows the instructions, and whether wordings agree."""
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """What a probe is asked for.
+
+    samples, calibrated: how many samples the vector is built from, and how many others its dose is found on, 0 for none.
+    states: how many samples are plotted. out: the file that is written; `shadows` is the model's own vector of that name,
+    which it is found before, where nobody said where to write. folder: of the report, and of what a run that was stopped
+    goes on from. Raises ValueError for a name or a file that a vector cannot have.
+    """
+
+    model: ModelOptions
+    data: Data
+    name: str
+    recipe: Recipe
+    samples: int
+    calibrated: int
+    layers: tuple[int, ...] | None
+    doses: tuple[float, ...]
+    budget: Budget
+    states: int
+    out: Path
+    shadows: Path | None
+    folder: Path
+    force: bool
+    replace: bool
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"--name {self.name!r} must match {NAME.pattern}")
+        if self.out.is_dir():
+            raise ValueError(f"--out {self.out} is a folder; name the file")
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> ProbeOptions:
+        """Those of the command line."""
+        name, model = arguments.name, ModelOptions.of(arguments, defaults)
+        return cls(
+            model=model,
+            data=Data.of(arguments, defaults),
+            name=name,
+            recipe=Recipe(arguments.wording, arguments.position, arguments.weight_size, arguments.weight_states),
+            samples=arguments.samples,
+            calibrated=arguments.calibration_samples if arguments.calibrate else 0,
+            layers=None if arguments.layers is None else tuple(arguments.layers),
+            doses=tuple(arguments.doses or DOSES),
+            budget=_budget(arguments.budget),
+            states=arguments.states,
+            out=_place(arguments, defaults),
+            shadows=Path(model.path) / "vectors" / f"{name}.safetensors" if arguments.out is None else None,
+            folder=Path(arguments.report or Path("build/probe") / name),
+            force=arguments.force,
+            replace=arguments.replace,
+            quiet=arguments.quiet,
+        )
+
+    def refuse_to_replace(self) -> None:
+        """Raise FileExistsError where there is a vector that is not to be written over."""
+        if self.out.exists() and not self.replace:
+            raise FileExistsError(
+                f"{self.out} exists already; --replace writes over it, --name or --out names another file"
+            )
+
+
+def _place(arguments: argparse.Namespace, defaults: Defaults) -> Path:
+    folders = defaults.vectors()
+    if arguments.out is None and not folders:
+        raise ValueError("there is no folder of vectors to put it into: give --out")
+    return Path(arguments.out).expanduser() if arguments.out else folders[0] / f"{arguments.name}.safetensors"
+
+
+def _budget(parts: Sequence[str]) -> Budget:
+    names = {field.name for field in fields(Budget)}
+    given = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        try:
+            given[name] = float(value)
+        except ValueError:
+            given[name] = -1.0
+        if name not in names or not 0 <= given[name] < float("inf"):
+            raise ValueError(f"--budget {part!r}: write NAME=MOST, with a name of {', '.join(sorted(names))}")
+    return Budget(**given)
+
+
+def run(options: ProbeOptions) -> None:
+    """Build, judge, calibrate, report and save. Raises ValueError where no reliable direction was found, unless `force`."""
+    options.refuse_to_replace()  # which is told before the work begins
+    options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_writable(options.out.parent)
+    samples = options.data.draw(options.samples + options.calibrated, PROBE_SEEDS + options.data.seed)
+    held_back = options.calibrated
+    if len(samples) < options.samples + held_back:
+        held_back = min(held_back, len(samples) // 3)
+    used = samples[: len(samples) - held_back]
+    engine = options.model.engine()
+    answerer = Remembering(InProcess(engine), options.folder / "answers.jsonl")
+    vector, doubtful = _measured(options, engine, answerer, used, samples[len(used) :])
+    if doubtful and not options.force:
+        raise ValueError(
+            f"No reliable direction, so {options.out} is not written (--force writes it anyway). {' '.join(doubtful)}"
+        )
+    options.refuse_to_replace()  # what another program wrote meanwhile is not lost either
+    vector.save(options.out)
+    _print_vector(vector, options.out)
+    if options.shadows is not None and options.shadows.exists():
+        print(f"It is found before the model's own, {options.shadows}; to go back to that one, remove {options.out}")
+
+
+def _measured(
+    options: ProbeOptions,
+    engine: Engine,
+    answerer: Answerer,
+    used: Sequence[ConflictSample],
+    others: Sequence[ConflictSample],
+) -> tuple[SteeringVector, list[str]]:
+    """The vector with all that was found about it, which is reported as well, and why it is no reliable direction."""
+    quiet, seed = options.quiet, options.data.seed
+    vector = build(
+        engine, used, name=options.name, layers=options.layers, recipe=options.recipe, seed=seed,
+        state=options.folder / "states.safetensors", quiet=quiet,
+    )  # fmt: skip
+    instructed = followed(answerer, used[:ASKED], options.recipe.wording, seed=seed, quiet=quiet)
+    agreeing = agreement(engine, used[:ASKED], options.recipe, seed=seed, quiet=quiet)
+    doubtful = doubts(vector, instructed)
+    if others and (options.force or not doubtful):  # of what is no direction no dose needs to be known
+        vector = calibrate(
+            engine, vector, others, layers=options.layers, doses=options.doses, budget=options.budget,
+            answerer=answerer, quiet=quiet,
+        )  # fmt: skip
+        doubtful = doubts(vector, instructed)
+    found = {
+        "instructed": instructed.to_json(), "doubts": doubtful, "reliable": not doubtful,
+        "agreement_across": agreeing.to_json(),
+    }  # fmt: skip
+    # An evaluation leaves these samples out.
+    vector = replace(vector, info=vector.info | found | {"made_from": [sample.id for sample in (*used, *others)]})
+    projection = None
+    if options.states > 0:
+        projection = project(engine, used[: options.states], vector.layers[0], options.recipe, seed=seed, quiet=quiet)
+    page, data = report.report(vector, engine.mllm.name, instructed, doubtful, projection, agreeing)
+    page.write(options.folder, data)
+    print(f"report: {options.folder / 'report.html'}")
+    return vector, doubtful
+
+
+def _print_vector(vector: SteeringVector, path: Path) -> None:
+    info = vector.info
+    print(f"{path}: {vector.name}, {info['samples']} pairs, layers by score {info['ranking']}")
+    if info["doubts"]:
+        print("NOT RELIABLE: " + " ".join(info["doubts"]))
+    layer = vector.layers[0]
+    _print_weight(vector, layer)
+    for name, cosines in info["agreement_across"]["cosines"].items():
+        print(f"cosine at layer {layer} with the direction of wording and position {name}: {cosines[layer]:.3f}")
+    if "calibration" not in info:
+        print(f"layer {layer}, published weight {float(vector.weight[layer]):.4g}, not calibrated")
+        return
+    calibration = info["calibration"]
+    chosen, low_high = calibration["chosen"], "{:g} to {:g}".format(*calibration["range"])
+    print(
+        f"layer {calibration['layer']}, strength 1.0 = {calibration['factor']:g} of the published weight, range {low_high}; "
+        f"Vision Ratio {_ratio(calibration['baseline']['plain'])} plain, {_ratio(chosen['vision'])} toward vision, "
+        f"{_ratio(chosen['text'])} toward text"
+    )
+
+
+def _print_weight(vector: SteeringVector, layer: int) -> None:
+    """The magnitudes that the published weight aligns, and which of them it does."""
+    states, sizes = (vector.info["magnitudes"][name] for name in ("states", "direction"))
+    recipe = vector.info["recipe"]
+    print(
+        f"layer {layer}: mean |h| {states['plain'][layer]:.4g} plain, {states['instructed'][layer]:.4g} instructed; "
+        f"mean |v| {sizes['queries'][layer]:.4g} over queries, {sizes['mean'][layer]:.4g} of their mean; published weight "
+        f"{float(vector.weight[layer]) / (vector.published or 1.0):.4g} ({recipe['states']} states over {recipe['size']})"
+    )
+
+
+def _ratio(shares: dict[str, Any]) -> str:
+    ratio = shares["vision_ratio"]
+    return "-" if ratio is None else f"{ratio:.3f}"

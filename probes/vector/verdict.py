@@ -1,0 +1,88 @@
+"""Whether a probe found a direction at all (modality-preference paper, appendix E.4.3: without it, the method fails).
+
+A model that ignores the instructions still reads different words, so its states differ; what tells is that the queries agree
+on the difference, that its answers follow the instructions, and that steering moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from probes.answering.base import Answerer
+from probes.conflicts.asking import Condition, ask
+from probes.conflicts.samples import ConflictSample, Wording
+from probes.harness.bootstrap import interval
+from probes.vector.direction import RELIABLE
+from steering import SteeringVector
+
+MOVED = 0.1
+"""Least difference between the shares of vision answers under the two instructions, or the two ways of steering."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Share of questions (two a sample) with the vision answer under the instruction toward vision and under that toward
+    text; their difference with its 95 % bootstrap interval over samples."""
+
+    toward_vision: float
+    toward_text: float
+    difference: float
+    interval: tuple[float, float]
+    n: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "toward_vision": self.toward_vision,
+            "toward_text": self.toward_text,
+            "difference": self.difference,
+            "difference_95": list(self.interval),
+            "n": self.n,
+        }
+
+
+def followed(
+    answerer: Answerer,
+    samples: Sequence[ConflictSample],
+    wording: Wording = "paper",
+    *,
+    seed: int = 0,
+    quiet: bool = False,
+) -> Followed:
+    """How far the model's answers follow the two instructions."""
+    conditions = [Condition("vision", wording=wording), Condition("text", wording=wording)]
+    vision, text = ask(answerer, samples, conditions, title="Do instructions work", quiet=quiet)
+    difference = np.array(vision.right("vision")) - np.array(text.right("vision"))
+    return Followed(
+        vision.accuracy(), text.accuracy(), float(difference.mean()), interval(difference, seed), len(samples)
+    )
+
+
+def doubts(vector: SteeringVector, instructed: Followed) -> list[str]:
+    """Why the vector is no reliable direction, one sentence each; empty where it is one."""
+    found = []
+    agreement = float(vector.info["agreement"][vector.layers[0]])
+    if agreement < RELIABLE:
+        found.append(
+            f"At layer {vector.layers[0]} the pairs' differences agree by {agreement:.2f} only (at least {RELIABLE} wanted)."
+        )
+    low, high = instructed.interval
+    if instructed.difference < MOVED - 1e-9 or low <= 0:
+        found.append(
+            f"The model hardly follows the two instructions: {instructed.toward_vision:.3f} of its answers are the image's "
+            f"toward vision, {instructed.toward_text:.3f} toward text (difference {instructed.difference:.3f}, 95 % "
+            f"interval {low:.3f} to {high:.3f}; at least {MOVED} wanted)."
+        )
+    if (calibration := vector.info.get("calibration")) is not None:
+        vision, text = calibration["chosen"]["vision"], calibration["chosen"]["text"]
+        moved = min(vision["s_vision"] - text["s_vision"], text["s_text"] - vision["s_text"])
+        if moved < MOVED - 1e-9:
+            found.append(
+                f"Steering hardly moves the answers: S_v is {vision['s_vision']:.3f} toward vision and "
+                f"{text['s_vision']:.3f} toward text, S_t {vision['s_text']:.3f} and {text['s_text']:.3f} (differences of "
+                f"at least {MOVED} wanted)."
+            )
+    return found

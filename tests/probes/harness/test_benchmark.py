@@ -1,0 +1,125 @@
+"""A benchmark of one file and one line in `BENCHMARKS` has all that the harness gives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes import command
+from probes.answering.base import Question, Reply
+from probes.answering.engine import InProcess
+from probes.harness.comparison import BASELINE
+from steering import Icd, See
+from tests.probes.command_line import last_error, run, strict
+from tests.probes.conftest import text_of
+from tests.probes.harness import toy
+
+COLOURS = ("red", "green", "blue", "white", "black", "pink")
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "BENCHMARKS", [*command.BENCHMARKS, toy.BENCHMARK])
+
+
+@pytest.fixture
+def words(model: str, tmp_path: Path) -> list[str]:
+    return ["eval", "toy", "--model", model, "--device", "cpu", "--quiet", "--out", str(tmp_path / "toy")]
+
+
+def test_a_run_writes_and_prints_what_it_found(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], questions: list[Question]
+) -> None:
+    files = ["--json", str(tmp_path / "scores.json"), "--markdown", str(tmp_path / "toy.md")]
+    assert run(*words, *files, "--limit", "2") == 0
+    assert [(text_of(one), one.interventions) for one in questions] == [
+        (f"Is it {colour}?", what) for what in ((), (See(alpha=0.5),), (Icd(),)) for colour in ("red", "green")
+    ]
+    report = strict(tmp_path / "toy" / "report.json")
+    assert report["about"]["samples"] == 2
+    assert list(report["conditions"]) == [BASELINE, "See", "ICD"]
+    plain, see = (report["conditions"][name]["colours"] for name in (BASELINE, "See"))
+    assert [see[setting]["samples"] for setting in ("all", "red", "green")] == [2, 1, 1]
+    difference = see["all"]["letters"]["value"] - plain["all"]["letters"]["value"]
+    assert see["all"]["letters"]["difference"] == pytest.approx(difference)
+    assert json.loads((tmp_path / "scores.json").read_text()) == report["conditions"]
+    page = (tmp_path / "toy.md").read_text()
+    assert page == (tmp_path / "toy" / "report.md").read_text()
+    printed = capsys.readouterr().out
+    assert page in printed
+    assert f"report: {tmp_path / 'toy' / 'report.html'}" in printed
+    assert "<table>" in (tmp_path / "toy" / "report.html").read_text()
+
+
+def test_a_run_that_was_stopped_asks_only_the_rest(
+    words: list[str], tmp_path: Path, questions: list[Question], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = InProcess.answers
+
+    def interrupted(self: InProcess, given: Iterable[Question]) -> Iterator[Reply]:
+        for reply in answers(self, given):
+            yield reply
+            if (tmp_path / "toy" / "answers.jsonl").read_text().count("\n") == 3:
+                raise KeyboardInterrupt
+
+    words += ["--limit", "6", "--colours", *COLOURS]
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcess, "answers", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(*words)
+    assert not (tmp_path / "toy" / "report.json").exists()
+    questions.clear()
+    assert run(*words) == 0
+    assert len(questions) == 3 * 6 - 3
+    resumed = (tmp_path / "toy" / "report.json").read_bytes()
+    questions.clear()
+    assert run(*words) == 0
+    assert questions == []
+    assert run(*words, "--out", str(tmp_path / "whole")) == 0
+    assert resumed == (tmp_path / "toy" / "report.json").read_bytes()
+    assert resumed == (tmp_path / "whole" / "report.json").read_bytes()
+
+
+class Server:
+    """Stands in for `Endpoint`: it names the colour where nothing is done inside the model."""
+
+    identity = "a server"
+
+    def __init__(self, base_url: str, *, model: str | None = None) -> None:
+        assert (base_url, model) == ("http://there/v1", None)
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
+        for question in questions:
+            yield Reply("No." if question.interventions else text_of(question))
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probes.answering.endpoint.Endpoint", Server)
+    assert run("eval", "toy", "--base-url", "http://there/v1", "--quiet", "--out", str(tmp_path)) == 0
+    report = strict(tmp_path / "report.json")
+    assert report["about"]["model"] == "http://there/v1"
+    named: dict[str, Any] = {name: one["colours"]["all"]["named"] for name, one in report["conditions"].items()}
+    assert {name: one["value"] for name, one in named.items()} == {BASELINE: 1, "See": 0, "ICD": 0}
+    assert (named["See"]["difference"], named["See"]["turned"]) == (-1, 1)
+
+
+@pytest.mark.usefixtures("no_model")
+def test_wrong_options_are_told_before_any_work(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    # Nothing listens at that address: it must not even be asked.
+    assert run(*words, "--base-url", "http://127.0.0.1:9", "--colours", "beige") == 1
+    assert last_error(capsys) == "helmsight: --colours: nobody knows what is beige"
+
+
+def test_the_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("eval", "toy", "--help")
+    printed = capsys.readouterr().out
+    assert "--limit N" in printed
+    assert "pictures (default 4)" in printed
+    for option in ("--base-url", "--out", "--json", "--markdown", "--colours", "--seed", "--slots"):
+        assert option in printed

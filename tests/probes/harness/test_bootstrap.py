@@ -1,0 +1,101 @@
+"""Intervals against all resamples that there are, and tests against binomial sums done by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from probes.harness.bootstrap import Scores, Tallies, detectable, estimates, mcnemar
+
+RIGHT = np.array([1.0, 1, 0, 1, 0])
+PLAIN = np.array([1.0, 0, 0, 0, 1])
+
+
+def tallies(right: Sequence[float] | np.ndarray) -> Tallies:
+    return {"right": np.asarray(right, float), "n": np.ones(len(right))}
+
+
+def share(sums: Tallies) -> dict[str, np.ndarray]:
+    return {"share": sums["right"] / sums["n"]}
+
+
+def every_resample(values: np.ndarray) -> tuple[float, float]:
+    means = [np.mean(drawn) for drawn in itertools.product(values, repeat=len(values))]
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def test_the_difference_has_the_interval_of_the_samples_differences() -> None:
+    found = estimates(tallies(RIGHT), share, tallies(PLAIN))["share"]
+    assert (found.value, found.difference) == (pytest.approx(0.6), pytest.approx(0.2))
+    assert found.interval == pytest.approx(every_resample(RIGHT))
+    assert found.difference_interval == pytest.approx(every_resample(RIGHT - PLAIN))
+    assert found.p is None  # nobody said that it is a share of samples
+
+
+def test_the_same_answers_differ_by_nothing_however_wide_the_interval_of_either() -> None:
+    found = estimates(tallies(RIGHT), share, tallies(RIGHT), shares={"share": "right"})["share"]
+    assert found.interval is not None
+    assert found.interval[1] - found.interval[0] > 0.5
+    assert (found.difference, found.difference_interval, found.p, found.turned) == (0, (0, 0), 1, 0)
+
+
+def test_alone_there_is_no_difference() -> None:
+    found = estimates(tallies(RIGHT), share)["share"]
+    assert found.to_json() == {"value": 0.6, "value_95": list(found.interval or ())}
+
+
+def test_questions_about_one_picture_are_drawn_together() -> None:
+    once = estimates(tallies(RIGHT), share)["share"]
+    twice = estimates(tallies(np.repeat(RIGHT, 2)), share, clusters=[c for c in "abcde" for _ in range(2)])["share"]
+    apart = estimates(tallies(np.repeat(RIGHT, 2)), share)["share"]
+    assert twice.interval == once.interval
+    assert twice.interval is not None
+    assert apart.interval is not None
+    assert twice.interval[0] < apart.interval[0]
+    assert twice.interval[1] > apart.interval[1]
+
+
+def test_a_metric_that_does_not_exist_is_none_and_its_resamples_do_not_count() -> None:
+    def quotient(sums: Tallies) -> dict[str, np.ndarray]:
+        with np.errstate(invalid="ignore"):
+            return {"quotient": sums["right"] / sums["n"]}
+
+    scores: Scores = quotient
+    nothing = {"right": np.zeros(3), "n": np.zeros(3)}
+    assert estimates(nothing, scores)["quotient"].to_json() == {"value": None, "value_95": None}
+    one = {"right": np.array([1.0, 0, 0]), "n": np.array([1.0, 0, 0])}  # a third of the resamples lack the first sample
+    assert estimates(one, scores)["quotient"].interval == (1, 1)
+    beside = estimates(nothing, scores, one)["quotient"]
+    assert (beside.difference, beside.difference_interval) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("only_first", "only_second", "p"),
+    [
+        (0, 0, 1),
+        (1, 0, 1),  # 2 * 1/2
+        (6, 1, 2 * (1 + 7) / 2**7),
+        (1, 6, 2 * (1 + 7) / 2**7),
+        (10, 0, 2 / 2**10),
+        (3, 3, 1),  # the tail holds more than half: no p exceeds 1
+    ],
+)
+def test_mcnemar_is_a_binomial_test_of_those_that_turned(only_first: int, only_second: int, p: float) -> None:
+    first = np.array([1.0] * only_first + [0] * only_second + [1, 1, 0])
+    second = np.array([0.0] * only_first + [1] * only_second + [1, 1, 0])
+    assert mcnemar(first, second) == pytest.approx(p)
+
+
+def test_the_detectable_difference_is_found_in_four_of_five_experiments() -> None:
+    rng = np.random.default_rng(0)
+    samples, turned = 1000, 0.1
+    difference = detectable(turned, samples)
+    shares = [(turned + difference) / 2, (turned - difference) / 2, 1 - turned]
+    found = 0
+    for better, worse, _ in rng.multinomial(samples, shares, size=1000):
+        found += mcnemar(np.repeat([1, 0], [better, worse]), np.repeat([0, 1], [better, worse])) < 0.05
+    assert found / 1000 == pytest.approx(0.8, abs=0.06)

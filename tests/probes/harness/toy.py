@@ -1,0 +1,74 @@
+"""A benchmark in one file: whether a model says of what colour a picture is."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from probes.answering.base import Chat
+from probes.harness.benchmark import Benchmark, Findings
+from probes.harness.bootstrap import Tallies
+from probes.harness.comparison import BASELINE, SampleSet, compare
+from probes.harness.comparison_tables import READING, power, table
+from probes.harness.options import Defaults
+from probes.harness.report import Report
+from probes.harness.session import Session
+from steering import Icd, Options, See
+
+CONDITIONS: dict[str, tuple[Options, ...]] = {BASELINE: (), "See": (See(alpha=0.5),), "ICD": (Icd(),)}
+
+
+@dataclass(frozen=True)
+class ToyOptions:
+    """Colours that are asked about in turn."""
+
+    colours: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if "beige" in self.colours:
+            raise ValueError("--colours: nobody knows what is beige")
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--colours", nargs="+", default=["red", "green"], metavar="NAME")
+
+
+def _options(arguments: argparse.Namespace, defaults: Defaults) -> ToyOptions:
+    return ToyOptions(tuple(arguments.colours))
+
+
+def _chats(colour: str) -> Sequence[Chat]:
+    picture: dict[str, Any] = {"type": "image", "image": Image.new("RGB", (56, 56), colour)}
+    return [[{"role": "user", "content": [picture, {"type": "text", "text": f"Is it {colour}?"}]}]]
+
+
+def _tally(colour: str, answers: Sequence[str]) -> dict[str, float]:
+    return {"n": 1.0, "named": float(colour in answers[0]), "letters": float(len(answers[0]))}
+
+
+def _scores(sums: Tallies) -> dict[str, np.ndarray]:
+    return {"named": sums["named"] / sums["n"], "letters": sums["letters"] / sums["n"]}
+
+
+def _run(options: ToyOptions, session: Session) -> Findings:
+    setup = session.setup
+    samples = [options.colours[i % len(options.colours)] for i in range(setup.limit)]
+    part = SampleSet(
+        "colours", samples, _chats, _tally, _scores, {"named": "named"}, setting=lambda colour: colour, cluster=hash
+    )
+    found = compare(session.answerer, CONDITIONS, [part], max_tokens=4, quiet=setup.quiet)
+    page = Report(f"Colours on {session.model}")
+    page.text(READING)
+    power(page, found, "colours", "named", "pictures")
+    table(page, found, "colours", ("named", "letters"), ["all", *options.colours])
+    return Findings(page, {"model": session.model, "samples": len(samples)}, found)
+
+
+BENCHMARK = Benchmark(
+    "toy", "colours", "Ask of what colour pictures are.", 4, _add_flags, _options, _run, unit="pictures"
+)

@@ -1,0 +1,373 @@
+"""The report of `eval mc2`: every section with numbers made by hand, read back from its tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from probes.conflicts.samples import SIDES, Side
+from probes.conflicts.shares import Outcome, Shares
+from probes.harness.report import Report
+from probes.mc2 import report as mc2_report
+from probes.mc2.ablate import Knee, Latency, Steered
+from probes.mc2.automatic import AutomaticReport, Cell, Ways
+from probes.mc2.evaluate import Evaluation, Preference
+from probes.mc2.run import summary
+
+
+@pytest.fixture
+def page() -> Report:
+    return Report("Modality preference of a model")
+
+
+def tables(page: Report) -> list[dict[str, dict[str, str]]]:
+    """Every table as rows by their first cell, each with its cells by column."""
+    found: list[dict[str, dict[str, str]]] = []
+    lines = page.markdown().splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("| ---"):
+            head = [cell.strip() for cell in lines[number - 1].strip("|").split("|")]
+            rows = {}
+            for row in lines[number + 1 :]:
+                if not row.startswith("|"):
+                    break
+                cells = [cell.strip() for cell in row.strip("|").split("|")]
+                rows[cells[0]] = dict(zip(head, cells, strict=True))
+            found.append(rows)
+    return found
+
+
+def outcomes(vision: int, text: int, others: int) -> list[Outcome]:
+    return [*["vision"] * vision, *["text"] * text, *["others"] * others]
+
+
+def measured(
+    kind: str,
+    side: Side | None,
+    color: tuple[int, int, int],
+    shape: tuple[int, int, int],
+    *,
+    ratio: float | None = None,
+    alone: tuple[float, float] | tuple[None, None] = (None, None),
+    resamples: int = 100,
+) -> Preference:
+    both = outcomes(*color) + outcomes(*shape)
+    return Preference(
+        kind=kind,
+        side=side,
+        shares=Shares.of(both, resamples),
+        by_task={"color": Shares.of(outcomes(*color)), "shape": Shares.of(outcomes(*shape))},
+        followed={one: np.array([outcome == one for outcome in both], float) for one in SIDES},
+        attention_ratio=ratio,
+        unanswered=0.0625,
+        image_only=alone[0],
+        context_only=alone[1],
+    )  # fmt: skip
+
+
+EVALUATION = Evaluation(
+    {
+        one.name: one
+        for one in (
+            measured("plain", None, (2, 1, 1), (0, 2, 2), ratio=0.123, alone=(0.9, 0.8)),
+            measured("instruct", "vision", (3, 1, 0), (2, 0, 2)),
+            measured("instruct", "text", (0, 4, 0), (0, 0, 4)),
+            measured("chain", "vision", (0, 0, 4), (0, 0, 4)),
+            measured("chain", "text", (0, 1, 3), (0, 0, 4)),
+            measured("shots", "vision", (1, 1, 2), (0, 0, 4)),
+            measured("shots", "text", (1, 1, 2), (0, 0, 4)),
+            measured("steer", "vision", (4, 0, 0), (3, 1, 0), ratio=0.456, alone=(0.975, 0.625)),
+            measured("steer", "text", (0, 2, 2), (0, 1, 3), ratio=0.321, alone=(0.5, 1.0)),
+        )
+    },
+    random=(Shares.of(outcomes(2, 2, 4)), Shares.of(outcomes(6, 0, 2)), Shares.of(outcomes(0, 0, 8))),
+)
+
+
+def test_every_condition_has_its_row(page: Report) -> None:
+    mc2_report.conditions(page, EVALUATION)
+    table = tables(page)[0]
+    assert list(table)[:9] == [mc2_report.TITLES[name] for name in EVALUATION.conditions]
+    interval = EVALUATION.conditions["plain"].shares.intervals["vision_ratio"]
+    assert table["plain"] == {
+        "condition": "plain", "S_v": "0.250", "S_t": "0.375", "S_o": "0.375", "Vision Ratio": "0.400",
+        "95 %": f"{interval[0]:.3f} to {interval[1]:.3f}", "unanswered": "0.062", "attention ratio": "0.123",
+        "image only": "0.900", "context only": "0.800",
+    }  # fmt: skip
+    steered = table["steered toward vision"]
+    assert [steered[name] for name in ("S_v", "S_t", "S_o", "Vision Ratio")] == ["0.875", "0.125", "0.000", "0.875"]
+    assert [steered[name] for name in ("attention ratio", "image only", "context only")] == ["0.456", "0.975", "0.625"]
+    assert table["four-shot toward text"]["S_t"] == "0.125"
+
+
+def test_what_was_not_measured_is_a_dash(page: Report) -> None:
+    mc2_report.conditions(page, EVALUATION)
+    conditions, by_task, followed = tables(page)
+    chain = conditions["chain of thought toward vision"]
+    missing = ("Vision Ratio", "95 %", "attention ratio", "image only", "context only")
+    assert [chain[name] for name in missing] == ["-"] * 5
+    assert by_task["chain of thought toward vision"]["color"] == "-"
+    assert not re.search(r"\bnan\b", page.markdown().lower())
+    assert followed["chain of thought toward vision"]["color"] == "0.000"
+
+
+def test_random_directions_are_summed_up_below(page: Report) -> None:
+    mc2_report.conditions(page, EVALUATION)
+    table = tables(page)[0]
+    rows = {name: [table[f"3 random directions, {name}"][of] for of in ("S_v", "S_t", "S_o", "Vision Ratio")]
+            for name in ("min", "mean", "max")}  # fmt: skip
+    assert rows == {
+        "min": ["0.000", "0.000", "0.250", "0.500"],
+        "mean": ["0.333", "0.083", "0.583", "0.750"],
+        "max": ["0.750", "0.250", "1.000", "1.000"],
+    }
+    assert table["3 random directions, max"]["image only"] == "-"
+
+
+def test_tasks_have_their_ratio_and_the_share_that_follows(page: Report) -> None:
+    mc2_report.conditions(page, EVALUATION)
+    _, ratios, followed = tables(page)
+    assert ratios["plain"] == {"condition": "plain", "color": "0.667", "shape": "0.000"}
+    assert ratios["steered toward vision"] == {"condition": "steered toward vision", "color": "1.000", "shape": "0.750"}
+    assert "plain" not in followed
+    assert followed["steered toward text"] == {"condition": "steered toward text", "color": "0.500", "shape": "0.250"}
+    assert followed["instruction toward text"]["color"] == "1.000"
+
+
+def test_steering_is_compared_with_the_best_other_condition(page: Report) -> None:
+    mc2_report.conditions(page, EVALUATION)
+    vision, text = EVALUATION.advantages()
+    assert (
+        "Toward vision, steering follows +25.0 points more samples than the best other condition, instruction toward "
+        f"vision (95 % interval {100 * vision.interval[0]:+.1f} to {100 * vision.interval[1]:+.1f})."
+    ) in page.markdown()
+    assert (
+        "Toward text, steering follows -12.5 points more samples than the best other condition, instruction toward "
+        f"text (95 % interval {100 * text.interval[0]:+.1f} to {100 * text.interval[1]:+.1f})."
+    ) in page.markdown()
+
+
+def test_one_condition_alone_is_a_report_too(page: Report, tmp_path: Path) -> None:
+    only = Evaluation({"plain": measured("plain", None, (0, 0, 2), (0, 0, 2), resamples=0)})
+    mc2_report.conditions(page, only)
+    assert tables(page)[0]["plain"]["S_o"] == "1.000"
+    assert "steering follows" not in page.markdown()
+    page.write(tmp_path, {"conditions": only.to_json()})
+
+
+# ------------------------------------------------------------------------------------------------------- ablations
+
+
+def row(vision: tuple[int, int, int], text: tuple[int, int, int]) -> Steered:
+    return Steered({"vision": Shares.of(outcomes(*vision), 50), "text": Shares.of(outcomes(*text), 50)})
+
+
+def test_rows_of_an_ablation_carry_both_sides(page: Report) -> None:
+    rows = {25: row((15, 2, 3), (4, 12, 4)), 250: row((16, 2, 2), (2, 13, 5))}
+    mc2_report.samples(page, rows)
+    (table,) = tables(page)
+    low, high = rows[25].shares["text"].intervals["s_text"]
+    assert list(table) == ["25", "250"]
+    line = next(line for line in page.markdown().splitlines() if line.startswith("| 25 |"))
+    own_low, own_high = rows[25].shares["vision"].intervals["s_vision"]
+    assert line == (
+        f"| 25 | 0.750 | {own_low:.3f} to {own_high:.3f} | 0.882 | 0.150 "
+        f"| 0.600 | {low:.3f} to {high:.3f} | 0.250 | 0.200 |"
+    )
+    assert "S_v toward vision" in page.markdown()
+    assert "S_t toward text" in page.markdown()
+    assert "25 samples and 250 samples differ by 5.0 points at most" in page.markdown()
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "said"),
+    [(96, 100, "4.0 points at most (within 5)"), (90, 100, "10.0 points at most (NOT within 5)"),
+     (100, 90, "10.0 points at most (NOT within 5)")],
+)  # fmt: skip
+def test_the_least_probe_is_judged_by_the_worse_side(page: Report, least: int, most: int, said: str) -> None:
+    fixed = (50, 25, 25)
+    rows = {
+        250: row(fixed, (0, most, 100 - most)),
+        100: row(fixed, (0, 5, 95)),
+        25: row(fixed, (0, least, 100 - least)),
+    }
+    mc2_report.samples(page, rows)
+    assert said in page.markdown()
+
+
+def test_one_task_only(page: Report) -> None:
+    mc2_report.tasks(page, {"color": row((1, 0, 0), (0, 0, 1)), "all tasks": row((0, 1, 0), (0, 1, 0))})
+    (table,) = tables(page)
+    assert (table["color"]["S_v toward vision"], table["color"]["S_t toward text"]) == ("1.000", "0.000")
+    assert (table["all tasks"]["S_v toward vision"], table["all tasks"]["S_t toward text"]) == ("0.000", "1.000")
+
+
+@pytest.mark.parametrize(
+    ("bend", "said"),
+    [
+        (
+            Knee(1.0, 0.5, -0.25, 2.0),
+            "Knee visible: at strength 1 the effect is within 5 points of its greatest; it grows by 50 points a unit of "
+            "strength before and -25 after; it breaks at 2.",
+        ),
+        (
+            Knee(0.5, 0.2, 0.1, None),
+            "Knee NOT visible: at strength 0.5 the effect is within 5 points of its greatest; it grows by 20 points a unit "
+            "of strength before and +10 after; no strength tried breaks the effect.",
+        ),
+    ],
+)
+def test_the_knee_in_words(page: Report, bend: Knee, said: str) -> None:
+    mc2_report.strength(page, {0.0: row((1, 1, 0), (1, 1, 0)), 1.5: row((2, 0, 0), (0, 2, 0))}, bend)
+    assert said in page.markdown()
+    (table,) = tables(page)
+    assert list(table) == ["0.000", "1.500"]
+    assert table["1.500"]["S_v toward vision"] == "1.000"
+
+
+def test_strengths_stand_in_both_units(page: Report, tmp_path: Path) -> None:
+    rows = {0.0: row((1, 1, 0), (1, 1, 0)), 0.5: row((2, 0, 0), (0, 2, 0)), 3.0: row((0, 0, 2), (0, 0, 2))}
+    mc2_report.strength(page, rows, Knee(0.5, 1.0, -0.4, 3.0), published=0.4)
+    page.write(tmp_path)
+    text = page.markdown()
+    assert "Strengths are in published units; the vector's own strength 1.0 is 0.4 of them." in text
+    head, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert head.startswith("| published | calibrated | S_v toward vision |")
+    assert [line.split(" | ")[:2] for line in lines] == [
+        ["| 0.000", "0.000"],
+        ["| 0.500", "1.250"],
+        ["| 3.000", "7.500"],
+    ]
+    drawn = (tmp_path / "strength.svg").read_text()
+    assert all(said in drawn for said in ("strength (published)", "strength (calibrated)", "strength 1.0", "knee"))
+
+
+def test_latencies(page: Report) -> None:
+    ways = {"plain": Latency(0.05, 1, (1, 1)), "steering": Latency(0.0612345, 1.2345, (1.1, 1.3004))}
+    mc2_report.latency(page, ways)
+    (table,) = tables(page)
+    assert table["plain"] == {
+        "way": "plain",
+        "seconds (median)": "0.0500",
+        "ratio to plain": "1",
+        "95 %": "1.000 to 1.000",
+    }
+    assert list(table["steering"].values()) == ["steering", "0.0612", "1.234", "1.100 to 1.300"]
+
+
+# ------------------------------------------------------------------------------------------------------- automatic
+
+
+def a_cell(side: Side, severity: float, reworded: bool, auto: list[float], toward: str) -> Cell:
+    """Ten samples: five right plainly, all of them where the side is known."""
+    ways: dict[str, Side | None] = {"v": "vision", "t": "text", "-": None}
+    return Cell(
+        side, severity, reworded, np.array([1.0, 0.0] * 5), np.ones(10), ((side, None),) * 10,
+        {"drop": Ways(np.array(auto), (tuple(ways[way] for way in toward),) * 10)}, 0.95, 0.45,
+    )  # fmt: skip
+
+
+def an_automatic(toward: str) -> AutomaticReport:
+    half = [1.0, 0.0] * 5
+    cells = [
+        cell
+        for severity, auto in ((0.3, half), (0.7, [1.0] * 10))
+        for cell in (
+            a_cell("vision", severity, False, auto, toward),
+            a_cell("text", severity, False, half, toward),
+            a_cell("text", severity, True, [0.0] * 10, toward),
+        )
+    ]
+    return AutomaticReport(cells, ["color", "shape"] * 5)
+
+
+AUTOMATIC = an_automatic("v-")
+
+
+def test_the_gap_that_a_criterion_closes(page: Report) -> None:
+    mc2_report.automatic(page, AUTOMATIC)
+    pooled, first, second, alone = tables(page)
+    assert list(pooled) == ["either", "image", "text", "image, unfamiliar text", "either, unfamiliar text"]
+    assert list(pooled["text"].values())[1:6] == ["drop", "0.500", "1.000", "0.750", "0.500"]
+    assert list(first["text"].values())[4:7] == ["0.500", "0.000", "0.000 to 0.000"]
+    assert list(second["text"].values())[4:7] == ["1.000", "1.000", "1.000 to 1.000"]
+    assert pooled["either"]["gap closed"] == "0.250"
+    assert pooled["image, unfamiliar text"]["gap closed"] == "-1.000"
+    assert [pooled["text"][name] for name in ("decided", "abstained", "toward vision", "right if decided")] == [
+        "0.500", "0.500", "0.500", "1.000",
+    ]  # fmt: skip
+    assert pooled["text"]["points to the plain answer's side"] == "1.000"
+    assert (pooled["text"]["tasks by majority"], pooled["image"]["tasks by majority"]) == ("1.000", "0.000")
+    assert list(alone["text"].values()) == ["text", "0.7", "0.950", "0.450"]
+
+
+def test_the_gap_that_a_criterion_closes_in_words(page: Report) -> None:
+    mc2_report.automatic(page, AUTOMATIC)
+    said = page.markdown()
+    assert "drop: closes +0.25 (+0.25 to +0.25) of the gap, +0.00 (+0.00 to +0.00) with a degraded image, +0.50" in said
+    assert "in an unfamiliar wording -0.25 (" in said
+    assert "It decides 50 % of the questions, 50 % of those rightly" in said
+    assert "steers away from 50 % of the sound texts, 50 % of those in an unfamiliar wording and 50 % of" in said
+
+
+def test_a_criterion_that_always_abstains_is_reported(page: Report, tmp_path: Path) -> None:
+    found = an_automatic("--")
+    mc2_report.automatic(page, found)
+    assert not re.search(r"\bnan\b", page.markdown().lower())
+    assert "It decides 0 % of the questions, none of those rightly" in page.markdown()
+    page.write(tmp_path, found.to_json())
+
+
+# ----------------------------------------------------------------------------------------------------------- whole
+
+
+class Tags(HTMLParser):
+    """Counts the elements and keeps the cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.count[tag] += 1
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_whole_report_is_written(page: Report, tmp_path: Path) -> None:
+    mc2_report.conditions(page, EVALUATION)
+    mc2_report.samples(page, {25: row((1, 1, 0), (1, 1, 0)), 50: row((0, 0, 2), (0, 0, 2))})
+    mc2_report.tasks(page, {"color": row((1, 1, 0), (1, 1, 0))})
+    mc2_report.strength(page, {0.0: row((1, 1, 0), (1, 1, 0)), 1.0: row((2, 0, 0), (0, 2, 0))}, Knee(1.0, 0.5, 0, None))
+    mc2_report.latency(page, {"plain": Latency(0.05, 1, (1, 1))})
+    mc2_report.automatic(page, AUTOMATIC)
+    page.write(tmp_path, {"conditions": EVALUATION.to_json(), "auto": AUTOMATIC.to_json()})
+    tags = Tags()
+    tags.feed((tmp_path / "report.html").read_text())
+    assert tags.count["table"] == len(tables(page)) == 11
+    assert tags.count["img"] == 4
+    assert {"Conditions", "Probe size (Table 8)", "One task only (Table 9)", "Strength (Table 10)",
+            "Latency of one request (Table 11)",
+            "Finding the way without being told (Table 12)"} <= set(tags.text)  # fmt: skip
+    plots = {"conditions.svg", "probe-size.svg", "probe-task.svg", "strength.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == {*plots, "report.md", "report.html", "report.json"}
+    assert json.loads((tmp_path / "report.json").read_text())["conditions"]["plain"]["s_vision"] == 0.25
+
+
+def test_the_table_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    summary(EVALUATION, "a model: 8 samples, seed 0").show()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "a model: 8 samples, seed 0"
+    cells = {row[0]: row[1:] for row in ([cell.strip() for cell in line.strip("│").split("│")] for line in lines)}
+    assert cells["plain"] == ["0.250", "0.375", "0.375", "0.400", "0.900", "0.800", "0.123"]
+    assert cells["chain of thought toward vision"] == ["0.000", "0.000", "1.000", "-", "-", "-", "-"]
+    assert cells["3 random, mean"] == ["0.333", "0.083", "0.583", "0.750", "-", "-", "-"]
+    assert max(map(len, lines)) <= 120

@@ -1,0 +1,133 @@
+"""`helmsight eval sage` from the command line to its files, on a tiny random model and a scripted server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from PIL import Image
+
+from probes.answering.base import Question, Reply
+from probes.harness.comparison import BASELINE
+from probes.sage.samples import QUESTIONS
+from server import cli
+from steering import Icd, See
+from tests.probes.command_line import last_error, run, strict
+from tests.probes.conftest import text_of
+
+
+@pytest.fixture
+def words(model: str, tmp_path: Path) -> list[str]:
+    """A small run with its files in the test's folder."""
+    small = ["--device", "cpu", "--quiet", "--limit", "4", "--pairs", "2", "--out", str(tmp_path / "out")]
+    return ["eval", "sage", "--model", model, *small]
+
+
+def test_the_command_writes_all_files_for_the_conditions_asked_for(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--json", str(tmp_path / "sage.json"), "--markdown", str(tmp_path / "sage.md")]
+    assert cli.main([*words, *files, "--conditions", "+ S*"]) == 0
+    found = json.loads((tmp_path / "sage.json").read_text())
+    assert list(found) == [BASELINE, "+ See"]
+    assert [found[BASELINE][part]["all"]["samples"] for part in ("existence", "differences")] == [4, 2]
+    assert (tmp_path / "sage.md").read_text().startswith("# SAGE on")
+    report = strict(tmp_path / "out" / "report.json")
+    assert report["conditions"] == found
+    assert report["about"].items() >= {"questions": 4, "pairs": 2, "seed": 0, "pope": False}.items()
+    assert cli.main([*words, "--conditions", "Sea"]) == 1
+    assert "--conditions: unknown Sea; there are baseline, + See" in capsys.readouterr().err
+
+
+def test_a_repeated_run_asks_only_what_is_new(words: list[str], tmp_path: Path, questions: list[Question]) -> None:
+    asked_each = 4 + 2 * len(QUESTIONS)
+    assert cli.main([*words, "--conditions", "+ See"]) == 0
+    assert len(questions) == 2 * asked_each
+    first = (tmp_path / "out" / "report.json").read_bytes()
+    questions.clear()
+    assert cli.main([*words, "--conditions", "+ See"]) == 0
+    assert questions == []
+    assert (tmp_path / "out" / "report.json").read_bytes() == first
+    assert cli.main([*words, "--conditions", "+ See", "ICD"]) == 0
+    assert [one.interventions for one in questions] == [(Icd(),)] * asked_each
+
+
+class Server:
+    """Stands in for `Endpoint`: it says yes, and no where it is asked to see."""
+
+    helmsight: ClassVar[bool] = True
+    identity = "a server"
+
+    def __init__(self, base_url: str, *, model: str | None = None) -> None:
+        self.base_url = base_url
+
+    def check_interventions(self) -> None:
+        if not self.helmsight:
+            raise ValueError("that is not a Helmsight server.")
+
+    def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
+        for question in questions:
+            yield Reply("No." if See() in question.interventions else "Yes.")
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A run that asks a server."""
+    monkeypatch.setattr("probes.answering.endpoint.Endpoint", Server)
+    monkeypatch.setattr(Server, "helmsight", True)
+    return ["eval", "sage", "--base-url", "http://there/v1", "--quiet", "--limit", "6", "--out", str(tmp_path)]
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_server_is_asked_in_place_of_a_model(served: list[str], tmp_path: Path) -> None:
+    assert cli.main([*served, "--conditions", "+ See", "VCD"]) == 0
+    found = strict(tmp_path / "report.json")["conditions"]
+    yes = {name: one["existence"]["all"]["yes"]["value"] for name, one in found.items()}
+    assert yes == {BASELINE: 1, "+ See": 0, "VCD": 1}
+    assert (tmp_path / "report.md").read_text().startswith("# SAGE on http://there/v1: 6 existence questions, 6 pairs")
+
+
+@pytest.mark.usefixtures("no_model")
+def test_another_server_answers_the_baseline_alone(
+    served: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Server, "helmsight", False)
+    assert cli.main(served) == 1
+    assert last_error(capsys) == "helmsight: that is not a Helmsight server."
+    assert not (tmp_path / "answers.jsonl").exists()
+    assert cli.main([*served, "--conditions", "baseline"]) == 0
+    assert list(strict(tmp_path / "report.json")["conditions"]) == [BASELINE]
+
+
+def test_popes_questions_are_asked_in_place_of_the_demo_worlds(
+    words: list[str], tmp_path: Path, questions: list[Question]
+) -> None:
+    rows = [{"image": f"{i}.jpg", "text": f"Is there a dog number {i}?", "label": "yes"} for i in range(6)]
+    for row in rows:
+        Image.new("RGB", (56, 56), "red").save(tmp_path / row["image"])
+    file = tmp_path / "coco_pope_random.json"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    pope = ["--pope", str(file), "--images", str(tmp_path), "--conditions", "baseline"]
+    assert run(*words, *pope) == 0  # which has no demo world
+    assert strict(tmp_path / "out" / "report.json")["about"]["pope"] is True
+    texts = {text_of(one) for one in questions}
+    assert len(texts) == 4
+    assert texts <= {row["text"] for row in rows}
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--pope", "x.json"), "--pope needs --images, the folder of COCO val2014"),
+        ((), "--pope is needed: there is no demo world here to draw questions from"),
+    ],
+)
+def test_without_samples_the_command_is_refused(
+    words: list[str], more: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words, *more) == 1
+    assert last_error(capsys) == f"helmsight: {message}"
