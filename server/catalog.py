@@ -11,7 +11,7 @@ from server.encode import dumps
 from server.runtime import Serving
 from server.vectors import routes as vector_routes
 from server.vectors.routes import vector_or_error
-from steering import READOUTS
+from steering.protocol import readout
 
 blueprint = Blueprint("catalog", __name__)
 blueprint.register_blueprint(vector_routes.blueprint)
@@ -50,7 +50,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "dtype": str(mllm.dtype).removeprefix("torch."),
         "image_size": None if mllm.image_size is None else list(mllm.image_size),
         "vectors": matching,
-        "readouts": list(READOUTS),
+        "readouts": list(readout.REGISTRY),
         "limits": {
             "slots": int(stats["slots"]),
             "waiting": int(stats["max_waiting"]),

@@ -12,7 +12,6 @@ import steering
 from server import wire
 from server.answers import DONE, Answer, event
 from server.body import read_json
-from server.comparison import Comparison
 from server.context import AppContext, context
 from server.encode import dumps
 from server.errors import CLIENT_CLOSED, ApiError, to_api_error
@@ -37,12 +36,9 @@ def create_completion() -> Response:
         serving.check_name(chat.model)
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, serving.name, serving.mllm.fingerprint)
-    compared = None
-    if chat.diagnostics and chat.diagnostics.compare_to is not None:
-        compared = app.states.find(chat.diagnostics.compare_to, chat.diagnostics.drift_rows)
     completion, entry, hidden = submit(app, serving, chat, answer)
     watch = app.watcher.add(client_socket(request.environ), app.settings.request_timeout, completion.cancel)
-    running = Running(app, completion, watch, g.started, set(range(n)), answer.id, entry, hidden, compared)
+    running = Running(app, completion, watch, g.started, set(range(n)), answer.id, entry, hidden)
     if not chat.stream:
         try:
             return Response(dumps(answer.completion(running.whole())), mimetype="application/json")
@@ -69,10 +65,12 @@ def submit(
     stats = serving.engine.stats()
     if stats["waiting"] >= stats["max_waiting"] and stats["running"] >= stats["slots"]:
         raise Busy(int(stats["waiting"]), retry_after=1.0)  # before its images cost anything
+    compared = chat.diagnostics.compare_to if chat.diagnostics else None
+    earlier = None if compared is None else app.states.find(compared)
     images = app.image_loader()
     images.fetch_remote(wire.image_urls(chat))  # outside the semaphore: slow hosts must not hold up other requests
     with serving.preparing:
-        resolved = resolve(chat, serving, app.settings, images)
+        resolved = resolve(chat, serving, app.settings, images, earlier)
         auto = automatic(chat.steering, serving, app.settings)
     hidden = app.journal_readouts - shown_readouts(resolved)
     try:
@@ -150,8 +148,7 @@ def with_readouts(request: steering.Request, more: frozenset[str]) -> steering.R
 @dataclass
 class Running:
     """A completion on its way to one client. `unfinished` are the choices that have not ended; `entry` writes the journal,
-    None where there is none; `hidden` are the readouts that the client does not get; `compared` is the earlier answer whose
-    distance it asks for."""
+    None where there is none; `hidden` are the readouts that the client does not get."""
 
     app: AppContext
     completion: steering.Completion
@@ -161,7 +158,6 @@ class Running:
     answer_id: str
     entry: Entry | None = None
     hidden: frozenset[str] = frozenset()
-    compared: Comparison | None = None
     first_token: float | None = None
     failed: bool = False
 
@@ -196,11 +192,9 @@ class Running:
 
     def shown(self, choice: steering.Choice) -> steering.Choice:
         """A choice as its client gets it."""
-        if choice.diagnostics is None or not (self.hidden or self.compared):
+        if choice.diagnostics is None or not self.hidden:
             return choice
         shown = {name: value for name, value in choice.diagnostics.items() if name not in self.hidden}
-        if self.compared is not None:
-            shown["drift"] = self.compared.readout(choice)
         baseline = None if choice.baseline is None else self.shown(choice.baseline)
         return replace(choice, diagnostics=shown, baseline=baseline)
 

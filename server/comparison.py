@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any
 
 import torch
 
 from server.errors import BadRequest
-from steering import Choice, drifted
+from steering import Choice, Earlier
 
 KEPT = 64
 """Answers that are remembered, the latest ones that read out their drift."""
@@ -32,9 +31,8 @@ class AnswerStates:
                 while len(self._states) > KEPT:
                     self._states.popitem(last=False)
 
-    def find(self, answer_id: str, rows: str) -> Comparison:
-        """What an answer is to be compared with, over its mean or last row; raises BadRequest where it is not known, or no
-        more."""
+    def find(self, answer_id: str) -> Earlier:
+        """What an answer is to be compared with; raises BadRequest where it is not known, or no more."""
         with self._lock:
             states = self._states.get(answer_id)
         if states is None:
@@ -43,19 +41,4 @@ class AnswerStates:
                 "diagnostics.compare_to",
                 "answer_not_found",
             )
-        return Comparison(answer_id, states, rows)
-
-
-class Comparison:
-    """One earlier answer, as another's `drift` readout shows it."""
-
-    def __init__(self, answer_id: str, states: torch.Tensor, rows: str):
-        self.answer_id = answer_id
-        self.states = states
-        self.rows = rows
-
-    def readout(self, choice: Choice) -> dict[str, Any] | None:
-        """The `drift` readout of a choice, None where it kept no states."""
-        if choice.answer_states is None:
-            return None
-        return drifted(self.answer_id, choice.answer_states, self.states, self.rows)
+        return Earlier(answer_id, states)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+import steering
 from server.journal.scalars import scalars
 from server.journal.schema import FLAGS
 from server.journal.writer import Journal
@@ -34,6 +35,10 @@ _COUNTERS = {
     "faults": "Sequences that ended in an error",
     "cancelled": "Requests given up by their clients",
 }
+
+
+_KINDS = {steering.Steering.name(): "steer"}
+"""What metrics call an intervention that they knew under another name before."""
 
 
 class EngineCollector(Collector):
@@ -118,14 +123,9 @@ class Metrics:
 
     def asked(self, request: Request) -> None:
         """Count what an accepted request asks of the model."""
-        for steer in request.steering:
-            toward = steer.way or ("other" if steer.scale or steer.vector.positive is None else "off")
-            self.interventions.labels("steer", toward).inc()
-        for stage in ("see", "think", "generate") if request.sage else ():
-            if getattr(request.sage, stage) is not None:
-                self.interventions.labels(f"sage.{stage}", "vision").inc()
-        if request.contrast is not None:
-            self.interventions.labels(f"contrast.{request.contrast.kind}", "vision").inc()
+        for name, one in request.asked.items():
+            for toward in one.toward:
+                self.interventions.labels(_KINDS.get(name, name), toward).inc()
         if request.baseline:
             self.interventions.labels("baseline", "").inc()
         for readout in sorted(request.diagnose.include) if request.diagnose else ():

@@ -20,11 +20,11 @@ from server.wire import Pai as WirePai
 from server.wire import Sage as WireSage
 from server.wire import Vcd as WireVcd
 from steering import (
-    CHEAP,
+    Asked,
     Auto,
-    Contrast,
     Criterion,
     Diagnose,
+    Earlier,
     Generate,
     Icd,
     Pai,
@@ -41,26 +41,33 @@ from steering import (
     VectorStore,
     check_steer,
 )
+from steering import Steering as StackedVectors
+from steering.protocol.readout import cheap
 
 SLACK = 1.5
 """What vectors really add may be so many times the limit: magnitudes differ between prompts, and a vector that is what it
 says meets the limit on its strength first."""
 
 
-def resolve(chat: ChatRequest, serving: Serving, settings: Settings, images: ImageLoader) -> Request:
-    """The engine's request; raises RequestError or BadRequest naming the field. Pictures are loaded last, because all
-    else is cheap."""
+def resolve(
+    chat: ChatRequest, serving: Serving, settings: Settings, images: ImageLoader, earlier: Earlier | None = None
+) -> Request:
+    """The engine's request; raises RequestError or BadRequest naming the field. `earlier` is the answer that drift is
+    measured from. Pictures are loaded last, because all else is cheap."""
     n = 1 if chat.n is None else chat.n
     if not 1 <= n <= settings.max_choices:
         raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
     pictures = len(list(image_urls(chat))) if chat.messages else None
     sampling = _sampling(chat, serving.mllm.generation_defaults)
     steers = _steering(chat.steering, serving, settings, pictures) if chat.steering else ()
-    diagnose = _diagnose(chat.diagnostics) if chat.diagnostics else None
+    diagnose = _diagnose(chat.diagnostics, earlier) if chat.diagnostics else None
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
-    sage = _sage(chat.sage) if chat.sage else None
-    contrast = _contrast(chat.contrast) if chat.contrast else None
-    return Request(messages, sampling, steers, sage, contrast, diagnose, n=n, baseline=bool(chat.baseline))
+    interventions = [
+        StackedVectors(steers) if steers else None,
+        _sage(chat.sage) if chat.sage else None,
+        _contrast(chat.contrast) if chat.contrast else None,
+    ]
+    return Request(messages, sampling, interventions, diagnose, n=n, baseline=bool(chat.baseline))
 
 
 def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
@@ -203,13 +210,13 @@ def _sage(wire: WireSage) -> Sage | None:
     return Sage(see, think, generate) if see or think or generate else None
 
 
-def _contrast(wire: WireVcd | WireIcd | WirePai) -> Contrast:
+def _contrast(wire: WireVcd | WireIcd | WirePai) -> Asked:
     settings = wire.model_dump(exclude={"kind"})
     return {"vcd": Vcd, "icd": Icd, "pai": Pai}[wire.kind](**settings)
 
 
-def _diagnose(wire: Diagnostics) -> Diagnose:
-    include = frozenset(CHEAP if wire.include is None else wire.include)
+def _diagnose(wire: Diagnostics, earlier: Earlier | None) -> Diagnose:
+    include = frozenset(cheap() if wire.include is None else wire.include)
     if wire.compare_to is not None:
         include |= {"drift"}
     layers = tuple(wire.layers) if isinstance(wire.layers, list) else None
@@ -225,6 +232,7 @@ def _diagnose(wire: Diagnostics) -> Diagnose:
         wire.spans,
         wire.residual_rows,
         wire.drift_rows,
+        earlier,
     )
 
 

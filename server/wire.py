@@ -145,11 +145,11 @@ SteeringField = Annotated[Steering | None, BeforeValidator(_switch)]
 
 
 class See(Strict):
-    alpha: Number = steering.See.alpha
-    reading: str = steering.See.reading
-    shallow: Integer | None = steering.See.shallow
-    ceiling: Number = steering.See.ceiling
-    spans: str = steering.See.spans
+    alpha: Number = 0.1
+    reading: str = "transfer"
+    shallow: Integer | None = None
+    ceiling: Number = 1.0
+    spans: str = "whole"
 
 
 class Think(Strict):

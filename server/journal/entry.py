@@ -13,7 +13,7 @@ from server.journal.bounded import clean, encoded, reduced
 from server.journal.scalars import scalars
 from server.journal.writer import Journal
 from server.wire import Apply, ChatRequest, Icd, Sage, image_urls
-from steering import Choice, Request, Steer
+from steering import Choice, Request, Steer, Steering
 
 LABEL = 128
 """Characters kept of a model's name."""
@@ -101,10 +101,12 @@ def shared(
 ) -> dict[str, Any]:
     """The columns that follow from the request alone. `text_limit` 0 keeps its texts out."""
     created = time.time()
-    toward = steered_toward(request.steering)
-    sage, sampling, metadata = request.sage, request.sampling, chat.metadata
-    stages = {name: sage is not None and getattr(sage, name) is not None for name in ("see", "think", "generate")}
-    contrast = "none" if request.contrast is None else request.contrast.kind
+    steering = request.asked.get(Steering.name())
+    steers = steering.steers if isinstance(steering, Steering) else ()
+    toward = steered_toward(steers)
+    sampling, metadata = request.sampling, chat.metadata
+    stages = {name: f"sage.{name}" in request.asked for name in ("see", "think", "generate")}
+    contrast = next((one.kind for one in request.asked.values() if one.path == ("contrast",)), "none")
     parts = ([] if toward == "none" else [f"steer:{toward}"]) + (["sage"] if any(stages.values()) else [])
     parts += [] if contrast == "none" else [f"contrast:{contrast}"]
     right = (metadata or {}).get("answer_correct")
@@ -118,7 +120,7 @@ def shared(
         "toward": toward,
         **{f"sage_{name}": on for name, on in stages.items()},
         "contrast": contrast,
-        "vectors": "".join(f"|{name}" for name in sorted({steer.vector.name for steer in request.steering})) + "|",
+        "vectors": "".join(f"|{name}" for name in sorted({steer.vector.name for steer in steers})) + "|",
         "prompt_tokens": prompt_tokens,
         "images": sum(1 for _ in image_urls(chat)),
         "answer_correct": {"true": True, "false": False}.get(right or ""),

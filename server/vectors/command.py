@@ -131,8 +131,8 @@ def compose(arguments: argparse.Namespace) -> None:
 
 def export(arguments: argparse.Namespace) -> None:
     """A file for elsewhere."""
-    from steering.vectors.gguf import to_gguf
     from steering.files import write_atomically
+    from steering.vectors.gguf import to_gguf
 
     store, _ = _open(arguments)
     path = Path(arguments.file)

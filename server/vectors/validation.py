@@ -28,7 +28,8 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
         serving.check_name(asked.model)
     images = len(list(wire.image_urls(asked))) if asked.messages else None
     asked = asked.model_copy(update={"messages": []})  # pictures are not fetched for a dry run
-    steers = resolve(asked, serving, app.settings, app.image_loader()).steering
+    found = resolve(asked, serving, app.settings, app.image_loader()).asked.get(steering.Steering.name())
+    steers = found.steers if isinstance(found, steering.Steering) else ()
     auto = automatic(asked.steering, serving, app.settings)
     if auto is not None:
         steering.check_auto(serving.mllm, auto)

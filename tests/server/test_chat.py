@@ -291,7 +291,7 @@ def test_every_readout_comes_over_the_wire(client: FlaskClient) -> None:
 
 
 def test_too_many_maps_are_refused_with_the_bound(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steering.engine.admission.MAX_VALUES", 10)
+    monkeypatch.setattr("steering.protocol.readout.MAX_VALUES", 10)
     response = ask(client, data_uri(), QUESTION, diagnostics={"include": ["tam"]})
     assert (response.status_code, response.json["error"]["code"]) == (400, "too_many_maps")
     assert "at most 10 numbers" in response.json["error"]["message"]

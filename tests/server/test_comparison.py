@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from flask.testing import FlaskClient
 from server import comparison
 from server.comparison import AnswerStates
 from server.errors import BadRequest
-from steering import Choice
+from steering import Choice, drift
 from tests.server.test_chat import QUESTION, ask, data_uri
 
 
 def choice(states: torch.Tensor | None, index: int = 0) -> Choice:
-    return Choice(index, "", (), "stop", answer_states=states)
+    measured = {} if states is None else {"residual": SimpleNamespace(states=states)}
+    return Choice(index, "", (), "stop", measured=measured)
 
 
 def test_answers_are_compared_by_id(client: FlaskClient) -> None:
@@ -51,8 +53,8 @@ def test_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "bc":
         other = torch.tensor([[[0.0, 2.0], [2.0, 0.0]], [[2.0, 0.0], [0.0, 2.0]]])
         for rows, cosine in (("mean", [0.0, 0.0]), ("last", [1.0, 1.0])):
-            readout = states.find(name, rows).readout(choice(other))
-            assert readout == {"to": name, "rows": rows, "cosine": cosine}
+            earlier = states.find(name)
+            assert (earlier.name, drift(other, earlier.states, rows)) == (name, cosine)
     for name in "ade":
         with pytest.raises(BadRequest):
-            states.find(name, "mean")
+            states.find(name)

@@ -14,7 +14,7 @@ import steering
 from server.app import create_app
 from server.runtime import Runtime, Serving
 from server.settings import Settings
-from steering import reliability
+from steering.auto import reliability
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
 
