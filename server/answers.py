@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from server.encode import dumps
-from server.wire import ChatRequest
+from server.wire.chat import ChatRequest
 from steering import Choice, Chunk, Result, TokenLogprob
 
 DONE = "data: [DONE]\n\n"
@@ -24,9 +24,8 @@ class Answer:
     model: str
     fingerprint: str
     logprobs: bool = False
-    steering: bool = False
-    sage: bool = False
-    contrast: bool = False
+    nothing: Mapping[str, Any] = field(default_factory=dict)
+    """What `applied` says where nothing was done, for each field of interventions that was given."""
     diagnostics: bool = False
     baseline: bool = False
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
@@ -39,9 +38,7 @@ class Answer:
             model,
             f"fp_{fingerprint[:16]}",
             logprobs=bool(chat.logprobs),
-            steering=chat.steering is not None,
-            sage=chat.sage is not None,
-            contrast=chat.contrast is not None,
+            nothing={name: given.nothing for name, given in chat.interventions.items()},
             diagnostics=chat.diagnostics is not None,
             baseline=bool(chat.baseline),
         )
@@ -102,12 +99,8 @@ class Answer:
     def _extras(self, choice: Choice) -> dict[str, Any]:
         """The fields beyond OpenAI's, each only when asked for."""
         extras: dict[str, Any] = {}
-        asked = {"steering": self.steering, "sage": self.sage, "contrast": self.contrast}
-        if any(asked.values()):
-            nothing: dict[str, Any] = {
-                name: [] if name == "steering" else None for name, wanted in asked.items() if wanted
-            }
-            extras["applied"] = nothing | (choice.applied or {})
+        if self.nothing:
+            extras["applied"] = {**self.nothing, **(choice.applied or {})}
         if self.diagnostics:
             extras["diagnostics"] = choice.diagnostics
         if self.baseline:

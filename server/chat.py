@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from flask import Blueprint, Response, g, request
 
 import steering
-from server import wire
 from server.answers import DONE, Answer, event
 from server.body import read_json
 from server.context import AppContext, context
@@ -19,6 +18,9 @@ from server.journal.entry import Entry
 from server.resolve import automatic, resolve
 from server.runtime import Serving
 from server.watcher import Watch, client_socket
+from server.wire.chat import ChatRequest
+from server.wire.messages import image_urls
+from server.wire.parse import parse
 from steering import Busy
 
 blueprint = Blueprint("chat", __name__)
@@ -26,12 +28,12 @@ blueprint = Blueprint("chat", __name__)
 
 @blueprint.post("/v1/chat/completions")
 def create_completion() -> Response:
-    """Answer a chat, whole or as a stream of events; `server.wire.ChatRequest` has the fields."""
+    """Answer a chat, whole or as a stream of events; `server.wire.chat.ChatRequest` has the fields."""
     app = context()
     serving = app.runtime.serving()
     bounds = serving.text_bounds(app.settings)
-    chat = wire.parse(read_json(app), wire.ChatRequest, parts=bounds.parts + app.settings.max_images)
-    bounds.check(wire.texts(chat))
+    chat = parse(read_json(app), app.chats, parts=bounds.parts + app.settings.max_images)
+    bounds.check(chat.texts)
     if chat.model:
         serving.check_name(chat.model)
     n = 1 if chat.n is None else chat.n
@@ -56,7 +58,7 @@ def create_completion() -> Response:
 
 
 def submit(
-    app: AppContext, serving: Serving, chat: wire.ChatRequest, answer: Answer
+    app: AppContext, serving: Serving, chat: ChatRequest, answer: Answer
 ) -> tuple[steering.Completion, Entry | None, frozenset[str]]:
     """Hand the request to the engine; raises what is wrong with it, or Busy.
 
@@ -68,10 +70,10 @@ def submit(
     compared = chat.diagnostics.compare_to if chat.diagnostics else None
     earlier = None if compared is None else app.states.find(compared)
     images = app.image_loader()
-    images.fetch_remote(wire.image_urls(chat))  # outside the semaphore: slow hosts must not hold up other requests
+    images.fetch_remote(image_urls(chat.messages))  # outside the semaphore: slow hosts must not hold up other requests
     with serving.preparing:
         resolved = resolve(chat, serving, app.settings, images, earlier)
-        auto = automatic(chat.steering, serving, app.settings)
+        auto = automatic(chat, serving, app.settings)
     hidden = app.journal_readouts - shown_readouts(resolved)
     try:
         with serving.engine.turn() as turn:

@@ -15,6 +15,7 @@ from server.metrics import Metrics
 from server.runtime import Runtime
 from server.settings import Settings
 from server.watcher import Watcher
+from server.wire.chat import ChatRequest, DryRun, with_interventions
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class AppContext:
     watcher: Watcher
     journal: Journal
     states: AnswerStates = field(default_factory=AnswerStates)
+    chats: type[ChatRequest] = field(default_factory=partial(with_interventions, ChatRequest))
+    """What the bodies of chats are read with: knows the interventions that are registered when the application is made."""
+    dry_runs: type[DryRun] = field(default_factory=partial(with_interventions, DryRun))
 
     @property
     def journal_readouts(self) -> frozenset[str]:

@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-
+from server import steers
 from server.errors import BadRequest
 from server.images import ImageLoader
 from server.runtime import Serving
 from server.settings import Settings
-from server.wire import Auto as WireAuto
-from server.wire import ChatRequest, Diagnostics, Message, NamedVector, Steering, image_urls
-from server.wire import Icd as WireIcd
-from server.wire import Pai as WirePai
-from server.wire import Sage as WireSage
-from server.wire import Vcd as WireVcd
-from steering import (
-    Asked,
-    Auto,
-    Criterion,
-    Diagnose,
-    Earlier,
-    Generate,
-    Icd,
-    Pai,
-    Request,
-    RequestError,
-    Sage,
-    Sampling,
-    See,
-    Steer,
-    SteeringVector,
-    Think,
-    Vcd,
-    VectorError,
-    VectorStore,
-    check_steer,
-)
-from steering import Steering as StackedVectors
+from server.wire.chat import ChatRequest
+from server.wire.diagnostics import Diagnostics
+from server.wire.messages import Message, image_urls
+from server.wire.steering import Steering as NamedSteering
+from steering import Asked, Auto, Diagnose, Earlier, Request, Sampling, Steering
 from steering.protocol.readout import cheap
-
-SLACK = 1.5
-"""What vectors really add may be so many times the limit: magnitudes differ between prompts, and a vector that is what it
-says meets the limit on its strength first."""
 
 
 def resolve(
@@ -57,17 +26,27 @@ def resolve(
     n = 1 if chat.n is None else chat.n
     if not 1 <= n <= settings.max_choices:
         raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
-    pictures = len(list(image_urls(chat))) if chat.messages else None
     sampling = _sampling(chat, serving.mllm.generation_defaults)
-    steers = _steering(chat.steering, serving, settings, pictures) if chat.steering else ()
+    interventions = list(_interventions(chat, serving, settings))
     diagnose = _diagnose(chat.diagnostics, earlier) if chat.diagnostics else None
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
-    interventions = [
-        StackedVectors(steers) if steers else None,
-        _sage(chat.sage) if chat.sage else None,
-        _contrast(chat.contrast) if chat.contrast else None,
-    ]
     return Request(messages, sampling, interventions, diagnose, n=n, baseline=bool(chat.baseline))
+
+
+def automatic(chat: ChatRequest, serving: Serving, settings: Settings) -> Auto | None:
+    """Steering whose way the engine is to find; None where it is stated, or nothing is to be steered."""
+    for given in chat.interventions.values():
+        if isinstance(given.form, NamedSteering) and given.form.toward == "auto":
+            return steers.automatic(given.form, serving, settings)
+    return None
+
+
+def _interventions(chat: ChatRequest, serving: Serving, settings: Settings) -> Iterator[Asked]:
+    pictures = len(list(image_urls(chat.messages))) if chat.messages else None
+    for given in chat.interventions.values():
+        yield from given.asked
+        if isinstance(given.form, NamedSteering) and (found := steers.stated(given.form, serving, settings, pictures)):
+            yield Steering(found)
 
 
 def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
@@ -92,127 +71,6 @@ def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
         stop=tuple(chat.stop or ()),
         logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
     )
-
-
-@contextmanager
-def entry(i: int) -> Iterator[None]:
-    """Have what is wrong with one of `steering.vectors` name it."""
-    place = f"steering.vectors[{i}]"
-    try:
-        yield
-    except RequestError as error:
-        if error.param is None or not error.param.startswith("steering.") or error.param.startswith("steering.vectors"):
-            raise
-        key = error.param.removeprefix("steering.")
-        param = f"{place}.{'name' if key == 'vector' else key}"
-        raise BadRequest(str(error).replace(f"'{error.param}'", f"'{param}'"), param, error.code) from error
-
-
-def _steering(wire: Steering, serving: Serving, settings: Settings, images: int | None) -> tuple[Steer, ...]:
-    if wire.toward == "auto":
-        return ()  # see `automatic`
-    if wire.vectors is None:
-        steer = _short(wire, serving.store).toward(wire.toward)
-        _check_strengths((steer,), ("steering.strength",), serving, settings.max_strength)
-        return (steer,)
-    if len(wire.vectors) > settings.max_vectors:
-        raise BadRequest(f"'steering.vectors' may hold at most {settings.max_vectors} vectors.", "steering.vectors")
-    steers = tuple(_named(item, i, serving.store) for i, item in enumerate(wire.vectors))
-    for i, steer in enumerate(steers):
-        with entry(i):
-            check_steer(serving.mllm, steer, images)
-    params = [f"steering.vectors[{i}].scale" for i in range(len(steers))]
-    _check_strengths(steers, params, serving, settings.max_strength)
-    return steers
-
-
-def automatic(wire: Steering | None, serving: Serving, settings: Settings) -> Auto | None:
-    """Steering whose way the engine is to find; None where it is stated, or nothing is to be steered."""
-    if wire is None or wire.toward != "auto":
-        return None
-    auto = _short(wire, serving.store)
-    _check_strengths((auto.toward("vision"),), ("steering.strength",), serving, settings.max_strength)
-    return auto
-
-
-def _short(wire: Steering, store: VectorStore) -> Auto:
-    """The short form, whatever its way."""
-    layers = None if wire.layers is None else tuple(wire.layers)
-    how = wire.auto or WireAuto()
-    return Auto(
-        _vector(store, wire.vector, "steering.vector"),
-        wire.strength,
-        layers,
-        wire.apply.tokens,
-        Criterion(how.criterion, how.bound, how.one_degraded),
-    )
-
-
-def _named(item: NamedVector, i: int, store: VectorStore) -> Steer:
-    vector = _vector(store, item.name, f"steering.vectors[{i}].name")
-    with entry(i):
-        return Steer(vector, item.scale, None if item.layers is None else tuple(item.layers), item.apply.tokens)
-
-
-def _vector(store: VectorStore, name: str, param: str) -> SteeringVector:
-    try:
-        return store.get(name)
-    except VectorError as error:
-        raise BadRequest(str(error), param, error.code) from error
-
-
-def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Serving, limit: float) -> None:
-    """Hold steering to the limit, which is in published units, whatever a vector says about itself.
-
-    A vector's strength times its `published` (1 where it has none) is bounded first, as a vector and at each layer: naming
-    it several times must not get past it. What all vectors really add at a layer, measured in the model's own magnitudes, is
-    bounded too, with some slack: neither does scaling a vector up, or telling less of it than it is.
-    """
-    nominal: defaultdict[tuple[str, int], float] = defaultdict(float)
-    added = torch.zeros(serving.mllm.num_layers)
-    for steer, param in zip(steers, params, strict=True):
-        vector, size = steer.vector, abs(steer.scale)
-        unit = vector.published or 1.0
-        if size * unit > limit * (1 + 1e-9):
-            raise _exceeded(
-                f"'{param}' must be at most {limit / unit:g} in size for {vector.name!r}, whose strength 1 is {unit:g} in "
-                f"published units (at most {limit:g}); got {size:g}.",
-                param,
-            )
-        check_steer(serving.mllm, steer)
-        index = list(steer.touched_layers)
-        added[index] += size * vector.sizes(serving.magnitudes)[index]
-        for layer in index:
-            nominal[vector.name, layer] += size * unit
-            if nominal[vector.name, layer] > limit * (1 + 1e-9):
-                raise _exceeded(
-                    f"'steering.vectors': the scales of {vector.name!r} at layer {layer} must be at most {limit / unit:g} "
-                    f"together, which is {limit:g} in published units.",
-                    "steering.vectors",
-                )
-    if float(added.max()) > SLACK * limit:
-        layer = int(added.argmax())
-        raise _exceeded(
-            f"'steering' would add {float(added[layer]):.3g} times the mean magnitude of the model's states at layer "
-            f"{layer}; at most {SLACK * limit:g} is allowed, whatever a vector says its strength is.",
-            params[0] if len(params) == 1 else "steering.vectors",
-        )
-
-
-def _exceeded(message: str, param: str) -> BadRequest:
-    return BadRequest(message, param, "steering_strength_exceeded")
-
-
-def _sage(wire: WireSage) -> Sage | None:
-    see = None if wire.see is None else See(**wire.see.model_dump())
-    think = None if wire.think is None else Think(**wire.think.model_dump())
-    generate = None if wire.generate is None else Generate(**wire.generate.model_dump())
-    return Sage(see, think, generate) if see or think or generate else None
-
-
-def _contrast(wire: WireVcd | WireIcd | WirePai) -> Asked:
-    settings = wire.model_dump(exclude={"kind"})
-    return {"vcd": Vcd, "icd": Icd, "pai": Pai}[wire.kind](**settings)
 
 
 def _diagnose(wire: Diagnostics, earlier: Earlier | None) -> Diagnose:

@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase, CompletionCreateParamsStreaming
 
-from server import wire
 from server.errors import BadRequest
+from server.wire.chat import ChatRequest, with_interventions
+from server.wire.parse import parse as parse_body
+from server.wire.steering import Steering
+from steering import Generate, See, Think
+
+CHAT = with_interventions(ChatRequest)
 
 
-def parse(**fields: Any) -> wire.ChatRequest:
-    return wire.parse(
-        json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode(), wire.ChatRequest
-    )
+def parse(**fields: Any) -> ChatRequest:
+    return parse_body(json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode(), CHAT)
 
 
 def content(*parts: Any) -> dict[str, Any]:
@@ -120,7 +123,7 @@ def test_messages_say_what_is_allowed() -> None:
 )
 def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
-        wire.parse(body, wire.ChatRequest)
+        parse_body(body, CHAT)
     assert caught.value.code == "invalid_json"
 
 
@@ -149,7 +152,7 @@ def test_no_field_of_openai_or_of_servers_like_this_one_is_taken_for_our_own() -
     assert {"store", "service_tier", "safety_identifier"} <= fields
     others = {"stop_token_ids", "min_tokens", "length_penalty", "guided_choice", "chat_template", "echo", "priority",
               "use_beam_search", "ignore_eos", "skip_special_tokens", "message", "stream_option", "metrics"}  # fmt: skip
-    for name in (fields | others) - set(wire.ChatRequest.model_fields):
+    for name in (fields | others) - set(CHAT.model_fields):
         assert parse(**{name: "x"}) == parse(), name
 
 
@@ -194,38 +197,38 @@ def test_images_belong_to_users() -> None:
 
 @pytest.mark.parametrize("field", ["steering", "diagnostics"])
 def test_true_means_defaults_and_false_means_off(field: str) -> None:
-    assert getattr(parse(**{field: True}), field) == getattr(parse(**{field: {}}), field)
+    assert getattr(parse(**{field: True}), field) == getattr(parse(**{field: {}}), field) is not None
     assert getattr(parse(**{field: False}), field) is None
 
 
 @pytest.mark.parametrize("alias", ["scale", "strength", "coefficient"])
 def test_scale_has_aliases(alias: str) -> None:
     chat = parse(steering={"vectors": [{"name": "a", alias: -2}]})
-    assert chat.steering is not None
-    assert chat.steering.vectors is not None
-    assert chat.steering.vectors[0].scale == -2.0
+    form = chat.interventions["steering"].form
+    assert isinstance(form, Steering)
+    assert form.vectors is not None
+    assert form.vectors[0].scale == -2.0
 
 
 def test_stages_of_sage_are_on_unless_false() -> None:
-    assert parse(sage=False).sage is None
-    everything = parse(sage=True).sage
-    assert everything is not None
-    assert everything == parse(sage={}).sage
-    assert (everything.see.alpha, everything.think.gamma, everything.generate.weight) == (0.1, 0.9, 0.5)
-    chosen = parse(sage={"see": False, "generate": {"lambda": 0.2}}).sage
-    assert chosen is not None
-    assert (chosen.see, chosen.think, chosen.generate.weight) == (None, everything.think, 0.2)
+    assert parse(sage=False).interventions == {}
+    everything = parse(sage=True).interventions["sage"]
+    assert everything == parse(sage={}).interventions["sage"]
+    assert everything.asked == (See(alpha=0.1), Think(gamma=0.9), Generate(weight=0.5))
+    chosen = parse(sage={"see": False, "generate": {"lambda": 0.2}}).interventions["sage"]
+    assert chosen.asked == (Think(), Generate(weight=0.2))
+    assert parse(sage=dict.fromkeys(("see", "think", "generate"), False)).interventions["sage"].asked == ()
 
 
 def test_every_optional_field_of_openais_may_be_null() -> None:
     fields = set(CompletionCreateParamsStreaming.__annotations__) | set(CompletionCreateParamsBase.__annotations__)
     nothing: dict[str, Any] = dict.fromkeys(fields - {"messages", "model"})
     message = {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": None, "tool_calls": None}
-    chat = wire.parse(json.dumps({**nothing, "model": None, "messages": [message]}).encode(), wire.ChatRequest)
+    chat = parse_body(json.dumps({**nothing, "model": None, "messages": [message]}).encode(), CHAT)
     assert chat.stream is None
     options = {"include_usage": None, "include_obfuscation": None}
     body = {"messages": [message], "stream": True, "stream_options": options}
-    chat = wire.parse(json.dumps(body).encode(), wire.ChatRequest)
+    chat = parse_body(json.dumps(body).encode(), CHAT)
     assert chat.stream_options is not None
     assert not chat.stream_options.include_usage
 
@@ -242,18 +245,18 @@ def test_every_optional_field_of_openais_may_be_null() -> None:
 def test_bodies_of_countless_values_are_refused_before_they_are_read(extra: bytes) -> None:
     started = time.monotonic()
     with pytest.raises(BadRequest) as caught:
-        wire.parse(b'{"messages": [], "x": ' + extra + b"}", wire.ChatRequest)
+        parse_body(b'{"messages": [], "x": ' + extra + b"}", CHAT)
     assert caught.value.code == "too_many_values"
     assert time.monotonic() - started < 2
 
 
 def test_commas_in_texts_are_no_values() -> None:
     text = json.dumps({"messages": [{"role": "user", "content": 'a,"b\\",' * 100_000}]})
-    assert len(wire.parse(text.encode(), wire.ChatRequest).messages) == 1
+    assert len(parse_body(text.encode(), CHAT).messages) == 1
 
 
 def test_parts_are_counted_before_they_are_looked_at() -> None:
     parts = [{"type": "wrong"}] * 101
     with pytest.raises(BadRequest) as caught:
-        wire.parse(json.dumps({"messages": [{"role": "user", "content": parts}]}).encode(), wire.ChatRequest, parts=100)
+        parse_body(json.dumps({"messages": [{"role": "user", "content": parts}]}).encode(), CHAT, parts=100)
     assert caught.value.code == "too_many_parts"
