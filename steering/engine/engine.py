@@ -450,6 +450,7 @@ class Engine:
         return TokenLogprob(token, *self._token_text(token), logprob, alternatives)
 
     def _surroundings(self, request: Request, layout: Layout) -> Surroundings:
+        readouts = () if request.diagnose is None else request.diagnose.readouts
         pictures = [] if request.diagnose is None else pictures_of(request.messages)
         tilings = [tiling_of(self.mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
         discounts = request.diagnose is not None and request.diagnose.discount_sinks
@@ -458,7 +459,7 @@ class Engine:
             self.focus_layers,
             lambda token: self._token_text(token)[0],
             tilings,
-            pictures if request.diagnose is not None and request.diagnose.heatmaps else (),
+            pictures if any(one.needs_pictures for one in readouts) else (),
             None if sinks is None else torch.tensor(sinks),
             self.mllm.calibration.flags if self.mllm.calibration is not None else None,
         )

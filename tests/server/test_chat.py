@@ -290,6 +290,15 @@ def test_every_readout_comes_over_the_wire(client: FlaskClient) -> None:
     assert len(envelope["decay"]["by_layer"]["vision"][0]) == 8
 
 
+def test_every_readout_of_the_catalogue_may_be_included(client: FlaskClient) -> None:
+    (model,) = client.get("/v1/models").json["data"]
+    for name in model["readouts"]:
+        response = ask(client, data_uri(), QUESTION, diagnostics={"include": [name]})
+        assert response.status_code == 200, name
+        has_key = name in response.json["choices"][0]["diagnostics"]
+        assert has_key or name == "decay_layers"
+
+
 def test_too_many_maps_are_refused_with_the_bound(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steering.protocol.readout.MAX_VALUES", 10)
     response = ask(client, data_uri(), QUESTION, diagnostics={"include": ["tam"]})
