@@ -11,7 +11,11 @@ from server.encode import dumps
 from server.runtime import Serving
 from server.vectors import routes as vector_routes
 from server.vectors.routes import vector_or_error
-from steering.protocol import readout
+from server.wire.interventions import schema as options_schema
+from steering.protocol import intervention, readout
+
+SCALARS = {float: "number", int: "integer", bool: "boolean"}
+"""JSON schema's words for the kinds of numbers that readouts keep."""
 
 blueprint = Blueprint("catalog", __name__)
 blueprint.register_blueprint(vector_routes.blueprint)
@@ -50,7 +54,21 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "dtype": str(mllm.dtype).removeprefix("torch."),
         "image_size": None if mllm.image_size is None else list(mllm.image_size),
         "vectors": matching,
+        "interventions": [
+            {"name": name, "path": list(kind.path), "kind": kind.kind or None, "schema": schema}
+            for name, (kind, _) in intervention.REGISTRY.items()
+            if (schema := options_schema(kind)) is not None
+        ],
         "readouts": list(readout.REGISTRY),
+        "readout_schemas": [
+            {
+                "name": one.name,
+                "cheap": one.cheap,
+                "own_key": one.own_key,
+                "scalars": {name: SCALARS[kind] for name, kind in one.scalars.items()},
+            }
+            for one in readout.REGISTRY.values()
+        ],
         "limits": {
             "slots": int(stats["slots"]),
             "waiting": int(stats["max_waiting"]),

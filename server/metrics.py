@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -9,11 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 import steering
-from server.journal.scalars import scalars
-from server.journal.schema import FLAGS
 from server.journal.writer import Journal
 from server.runtime import Runtime
 from steering import Choice, Request
+from steering.protocol.readout import REGISTRY as READOUTS
+from steering.readouts.envelope import summary
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -37,6 +38,15 @@ _COUNTERS = {
 }
 
 
+_NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "attention_ratio": ("Attention ratio of finished answers", RATIOS),
+    "focus_share": ("The focused image's share of the attention factors of finished answers", SHARES),
+    "decay_slope": ("Change of the vision share per token of finished answers", SLOPES),
+    "dose": ("Mean steering dose of finished answers", DOSES),
+}
+"""What is said of the histograms of scalars, and their buckets; those of others are prometheus_client's."""
+CORRECT = "correct"
+"""The truth that has a counter of its own, which is no flag."""
 _KINDS = {steering.Steering.name(): "steer"}
 """What metrics call an intervention that they knew under another name before."""
 
@@ -107,15 +117,10 @@ class Metrics:
             "helmsight_interventions", "Interventions asked for", ["kind", "toward"], registry=registry
         )
         self.readouts = Counter("helmsight_diagnostics", "Readouts asked for", ["readout"], registry=registry)
-        self.histograms = {
-            name: Histogram(f"helmsight_{name}", text, buckets=buckets, registry=registry)
-            for name, text, buckets in (
-                ("attention_ratio", "Attention ratio of finished answers", RATIOS),
-                ("focus_share", "The focused image's share of the attention factors of finished answers", SHARES),
-                ("decay_slope", "Change of the vision share per token of finished answers", SLOPES),
-                ("dose", "Mean steering dose of finished answers", DOSES),
-            )
-        }
+        scalars = {name: kind for one in READOUTS.values() for name, kind in one.scalars.items()}
+        self.truths = frozenset(name for name, kind in scalars.items() if kind is bool) - {CORRECT}
+        self.histograms = {name: _histogram(name, registry) for name, kind in scalars.items() if kind is float}
+        self.histograms["dose"] = _histogram("dose", registry)
         self.flags = Counter("helmsight_flags", "Finished answers by flag", ["flag", "raised"], registry=registry)
         self.focus = Counter(
             "helmsight_focus", "Finished answers whose focused image was the target", ["correct"], registry=registry
@@ -134,16 +139,32 @@ class Metrics:
     def finished(self, choice: Choice) -> None:
         """Count a finished answer and what its diagnostics say."""
         self.choices.labels(choice.finish_reason).inc()
-        found = scalars(choice.applied, choice.diagnostics)
-        for name, histogram in self.histograms.items():
-            if found[name] is not None:
-                histogram.observe(found[name])
-        for flag in FLAGS:
-            if found[flag] is not None:
-                self.flags.labels(flag, str(found[flag]).lower()).inc()
-        if found["correct"] is not None:
-            self.focus.labels(str(found["correct"]).lower()).inc()
+        found = summary(choice.diagnostics)
+        found["dose"] = _dose(choice)
+        for name, value in found.items():
+            if name in self.histograms and value is not None and math.isfinite(value):
+                self.histograms[name].observe(value)
+            if name in self.truths and value is not None:
+                self.flags.labels(name, _word(value)).inc()
+        if (correct := found.get(CORRECT)) is not None:
+            self.focus.labels(_word(correct)).inc()
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def _histogram(name: str, registry: CollectorRegistry) -> Histogram:
+    text, buckets = _NUMBERS.get(name, (f"{name} of finished answers", Histogram.DEFAULT_BUCKETS))
+    return Histogram(f"helmsight_{name}", text, buckets=buckets, registry=registry)
+
+
+def _dose(choice: Choice) -> float | None:
+    """The mean over the steering vectors of an answer, None where none was measured."""
+    reports = (choice.applied or {}).get(steering.Steering.name()) or ()
+    doses = [report["dose"] for report in reports if report["dose"] is not None]
+    return sum(doses) / len(doses) if doses else None
+
+
+def _word(value: object) -> str:
+    return str(value).lower()

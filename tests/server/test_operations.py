@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pytest
 from flask.testing import FlaskClient
@@ -15,6 +16,9 @@ from server.app import create_app
 from server.runtime import Runtime, Serving
 from server.settings import Settings
 from steering.auto import reliability
+from steering.protocol import intervention, readout
+from steering.protocol.readout import Answer, Readout, Scalar
+from steering.protocol.signals import Signal
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
 
@@ -188,6 +192,69 @@ def test_metrics_count_what_happened(engine: steering.Engine, settings: Settings
     generated = 'helmsight_tokens_total{kind="generated"}'
     assert after[generated] > before[generated]
     assert (after["helmsight_ready"], after["helmsight_running"], after["helmsight_slots"]) == (1, 0, 4)
+
+
+def test_metrics_name_interventions_and_whither_they_push(client: FlaskClient) -> None:
+    def counted(kind: str) -> dict[str, float]:
+        head = f'helmsight_interventions_total{{kind="{kind}",'
+        return {name: value for name, value in samples(client).items() if name.startswith(head)}
+
+    before = {kind: counted(kind) for kind in ("sage.see", "sage.think", "contrast.icd")}
+    ask(client, data_uri(), "What is it?", sage={"generate": False}, contrast={"kind": "icd"})
+    for kind, known in before.items():
+        name = f'helmsight_interventions_total{{kind="{kind}",toward=""}}'
+        assert counted(kind) == known | {name: known.get(name, 0) + 1}
+
+
+def test_what_readouts_keep_is_counted(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Length(Readout):
+        name = "length"
+        scalars: ClassVar[dict[str, type]] = {"state_norm": float, "overlong": bool, "steps_taken": int}
+
+        def signals(self, options: steering.Diagnose) -> frozenset[Signal]:
+            return frozenset()
+
+        def read(self, answer: Answer) -> Any:
+            raise NotImplementedError
+
+        def summary(self, said: Any) -> Mapping[str, Scalar]:
+            return {"state_norm": said["norm"], "overlong": said["long"], "steps_taken": 3}
+
+    monkeypatch.setitem(readout.REGISTRY, "length", Length())
+    client = create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
+    for said in (
+        {"norm": 2.5, "long": True},
+        {"norm": float("nan"), "long": False},
+        {"norm": None, "long": None},
+        None,
+    ):
+        fake.diagnostics = {"length": said, "focus": {"image": 1, "share": 0.35, "target_image": 2, "correct": False}}
+        assert ask(client, diagnostics={"include": ["length", "focus"]}).status_code == 200
+    found = samples(client)
+    assert (found["helmsight_state_norm_count"], found["helmsight_state_norm_sum"]) == (1, 2.5)
+    assert found['helmsight_flags_total{flag="overlong",raised="true"}'] == 1
+    assert found['helmsight_flags_total{flag="overlong",raised="false"}'] == 1
+    assert found['helmsight_focus_total{correct="false"}'] == 4
+    assert (found['helmsight_focus_share_bucket{le="0.3"}'], found['helmsight_focus_share_bucket{le="0.4"}']) == (0, 4)
+    assert found['helmsight_diagnostics_total{readout="length"}'] == 4
+    assert not any("steps_taken" in name for name in found)
+    described = {one["name"]: one for one in client.get("/v1/models").json["data"][0]["readout_schemas"]}["length"]
+    assert described["scalars"] == {"state_norm": "number", "overlong": "boolean", "steps_taken": "integer"}
+    assert (described["cheap"], described["own_key"]) == (False, True)
+
+
+def test_the_catalogue_describes_every_intervention(client: FlaskClient) -> None:
+    (model,) = client.get("/v1/models").json["data"]
+    listed = {one["name"]: one for one in model["interventions"]}
+    assert list(listed) == list(intervention.REGISTRY)
+    see, icd, steered = listed["sage.see"], listed["contrast.icd"], listed["steering"]
+    assert (see["path"], see["kind"]) == (["sage", "see"], None)
+    assert (icd["path"], icd["kind"]) == (["contrast"], "icd")
+    assert see["schema"]["properties"]["alpha"].items() >= {"default": 0.1, "minimum": 0, "maximum": 1}.items()
+    assert "lambda" in listed["sage.generate"]["schema"]["properties"]
+    assert steered["schema"]["properties"]["toward"]["enum"] == ["vision", "text", "auto"]
+    assert [one["name"] for one in model["readout_schemas"]] == model["readouts"]
+    assert {one["name"] for one in model["readout_schemas"] if one["cheap"]} == {"focus", "modality", "decay"}
 
 
 def test_every_answer_has_a_request_id(client: FlaskClient) -> None:
