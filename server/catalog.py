@@ -38,7 +38,7 @@ def get_model(name: str) -> Response:
 
 
 def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
-    mllm, settings, stats = serving.mllm, app.settings, serving.engine.stats()
+    able, settings, stats = serving.able, app.settings, serving.engine.stats()
     bounds = serving.text_bounds(settings)
     matching = [v["name"] for name in serving.store.names() if (v := vector_or_error(serving, name)).get("matches")]
     return {
@@ -46,20 +46,20 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "object": "model",
         "created": serving.since,
         "owned_by": "helmsight",
-        "fingerprint": mllm.fingerprint,
-        "layers": mllm.num_layers,
-        "hidden_size": mllm.hidden_size,
-        "context_length": serving.engine.max_length,
-        "device": str(mllm.device),
-        "dtype": str(mllm.dtype).removeprefix("torch."),
-        "image_size": None if mllm.image_size is None else list(mllm.image_size),
+        "fingerprint": able.fingerprint,
+        "layers": able.layers,
+        "hidden_size": able.hidden_size,
+        "context_length": able.context_length,
+        "device": able.device,
+        "dtype": able.dtype,
+        "image_size": None if able.image_size is None else list(able.image_size),
         "vectors": matching,
         "interventions": [
             {"name": name, "path": list(kind.path), "kind": kind.kind or None, "schema": schema}
             for name, (kind, _) in intervention.REGISTRY.items()
-            if (schema := options_schema(kind)) is not None
+            if name in able.interventions and (schema := options_schema(kind)) is not None
         ],
-        "readouts": list(readout.REGISTRY),
+        "readouts": [name for name in readout.REGISTRY if name in able.readouts],
         "readout_schemas": [
             {
                 "name": one.name,
@@ -68,6 +68,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
                 "scalars": {name: SCALARS[kind] for name, kind in one.scalars.items()},
             }
             for one in readout.REGISTRY.values()
+            if one.name in able.readouts
         ],
         "limits": {
             "slots": int(stats["slots"]),

@@ -13,6 +13,7 @@ from server.answers import DONE, Answer, event
 from server.body import read_json
 from server.context import AppContext, context
 from server.encode import dumps
+from server.engine import Completion, Turn
 from server.errors import CLIENT_CLOSED, ApiError, to_api_error
 from server.journal.entry import Entry
 from server.resolve import automatic, resolve
@@ -37,7 +38,7 @@ def create_completion() -> Response:
     if chat.model:
         serving.check_name(chat.model)
     n = 1 if chat.n is None else chat.n
-    answer = Answer.to(chat, serving.name, serving.mllm.fingerprint)
+    answer = Answer.to(chat, serving.name, serving.able.fingerprint)
     completion, entry, hidden = submit(app, serving, chat, answer)
     watch = app.watcher.add(client_socket(request.environ), app.settings.request_timeout, completion.cancel)
     running = Running(app, completion, watch, g.started, set(range(n)), answer.id, entry, hidden)
@@ -59,7 +60,7 @@ def create_completion() -> Response:
 
 def submit(
     app: AppContext, serving: Serving, chat: ChatRequest, answer: Answer
-) -> tuple[steering.Completion, Entry | None, frozenset[str]]:
+) -> tuple[Completion, Entry | None, frozenset[str]]:
     """Hand the request to the engine; raises what is wrong with it, or Busy.
 
     Returns what runs, what writes its rows, and the readouts that run for the journal alone.
@@ -74,7 +75,7 @@ def submit(
     with serving.preparing:
         resolved = resolve(chat, serving, app.settings, images, earlier)
         auto = automatic(chat, serving, app.settings)
-    hidden = app.journal_readouts - shown_readouts(resolved)
+    hidden = (app.journal_readouts & serving.able.readouts) - shown_readouts(resolved)
     try:
         with serving.engine.turn() as turn:
             if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
@@ -89,13 +90,13 @@ def submit(
     return completion, entry, hidden
 
 
-def decided(app: AppContext, turn: steering.Turn, asked: steering.Request, auto: steering.Auto) -> steering.Request:
+def decided(app: AppContext, turn: Turn, asked: steering.Request, auto: steering.Auto) -> steering.Request:
     """The request, steered the way that is found for it; what is measured for that ends when its client leaves."""
     measuring = Measuring()
     limit = app.settings.request_timeout
     with app.watcher.watching(client_socket(request.environ), limit, measuring.cancel) as watch:
         try:
-            return steering.decide(turn, asked, auto, measuring.begun)
+            return turn.decide(asked, auto, measuring.begun)
         except steering.Fault:
             if watch.outcome:
                 app.metrics.disconnects.labels(watch.outcome).inc()
@@ -107,10 +108,10 @@ class Measuring:
     """What runs before a request is answered, to be cancelled together."""
 
     def __init__(self) -> None:
-        self._running: list[steering.Completion] = []
+        self._running: list[Completion] = []
         self._cancelled = False
 
-    def begun(self, completion: steering.Completion) -> None:
+    def begun(self, completion: Completion) -> None:
         self._running.append(completion)
         if self._cancelled:
             completion.cancel()
@@ -153,7 +154,7 @@ class Running:
     None where there is none; `hidden` are the readouts that the client does not get."""
 
     app: AppContext
-    completion: steering.Completion
+    completion: Completion
     watch: Watch
     started: float
     unfinished: set[int]

@@ -55,7 +55,7 @@ def static_file(name: str) -> Response:
 @blueprint.get("/samples")
 def samples() -> Response:
     """The sample scenes in the model's folder: {"object": "list", "data": [{"title", "images", "question", "context"}]}."""
-    found = list_samples(context().runtime.serving().mllm.path)
+    found = list_samples(context().runtime.serving().able.folder)
     body = {"object": "list", "data": [sample.model_dump() for sample in found]}
     return Response(dumps(body), mimetype="application/json")
 
@@ -63,7 +63,7 @@ def samples() -> Response:
 @blueprint.get("/samples/<name>")
 def sample(name: str) -> Response:
     """A picture of a sample scene."""
-    found = sample_picture(context().runtime.serving().mllm.path, name)
+    found = sample_picture(context().runtime.serving().able.folder, name)
     if found is None:
         raise ApiError(404, "No sample has such a picture.", code="unknown_sample")
     return _cached(Response(found[0], content_type=found[1]))

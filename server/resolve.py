@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from server import steers
@@ -26,9 +26,9 @@ def resolve(
     n = 1 if chat.n is None else chat.n
     if not 1 <= n <= settings.max_choices:
         raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
-    sampling = _sampling(chat, serving.mllm.generation_defaults)
+    sampling = _sampling(chat, serving.able.generation_defaults)
     interventions = list(_interventions(chat, serving, settings))
-    diagnose = _diagnose(chat.diagnostics, earlier) if chat.diagnostics else None
+    diagnose = _diagnose(chat.diagnostics, earlier, serving.able.readouts) if chat.diagnostics else None
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
     return Request(messages, sampling, interventions, diagnose, n=n, baseline=bool(chat.baseline))
 
@@ -43,13 +43,23 @@ def automatic(chat: ChatRequest, serving: Serving, settings: Settings) -> Auto |
 
 def _interventions(chat: ChatRequest, serving: Serving, settings: Settings) -> Iterator[Asked]:
     pictures = len(list(image_urls(chat.messages))) if chat.messages else None
-    for given in chat.interventions.values():
-        yield from given.asked
+    for name, given in chat.interventions.items():
+        for one in given.asked:
+            _supported(".".join(one.path), one.kind, one.name(), serving)
+            yield one
+        if given.form is not None:
+            _supported(name, "", name, serving)
         if isinstance(given.form, NamedSteering) and (found := steers.stated(given.form, serving, settings, pictures)):
             yield Steering(found)
 
 
-def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
+def _supported(param: str, kind: str, name: str, serving: Serving) -> None:
+    if name not in serving.able.interventions:
+        of_kind = f" of kind {kind}" if kind else ""
+        raise BadRequest(f"'{param}'{of_kind} is not supported by this server's engine.", param, "unsupported_value")
+
+
+def _sampling(chat: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
     if chat.top_logprobs is not None and not chat.logprobs:
         raise BadRequest("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
 
@@ -73,13 +83,13 @@ def _sampling(chat: ChatRequest, defaults: dict[str, Any]) -> Sampling:
     )
 
 
-def _diagnose(wire: Diagnostics, earlier: Earlier | None) -> Diagnose:
-    include = frozenset(cheap() if wire.include is None else wire.include)
+def _diagnose(wire: Diagnostics, earlier: Earlier | None, readouts: frozenset[str]) -> Diagnose:
+    include = frozenset(cheap() & readouts if wire.include is None else wire.include)
     if wire.compare_to is not None:
         include |= {"drift"}
     layers = tuple(wire.layers) if isinstance(wire.layers, list) else None
     last = wire.layers["last"] if isinstance(wire.layers, dict) else None
-    return Diagnose(
+    diagnose = Diagnose(
         include,
         layers,
         last,
@@ -92,6 +102,16 @@ def _diagnose(wire: Diagnostics, earlier: Earlier | None) -> Diagnose:
         wire.drift_rows,
         earlier,
     )
+    for one in diagnose.readouts:
+        if one.name not in readouts:
+            beside = one.name not in include and one.name in Diagnostics.model_fields
+            param = f"diagnostics.{one.name if beside else 'include'}"
+            raise BadRequest(
+                f"'{param}': the readout {one.name!r} is not supported by this server's engine.",
+                param,
+                "unsupported_value",
+            )
+    return diagnose
 
 
 def _message(message: Message, param: str, images: ImageLoader) -> dict[str, Any]:

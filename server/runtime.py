@@ -14,10 +14,12 @@ from typing import Literal
 
 import torch
 
-import steering
+from server import local
+from server.engine import Capabilities, Engine
 from server.errors import ApiError
 from server.preflight import one_sentence
 from server.settings import Settings
+from steering import Steering, TextBounds, VectorStore
 
 log = logging.getLogger("helmsight")
 
@@ -32,32 +34,38 @@ class Serving:
     request whose memory and CPU time the engine's queue does not bound.
     """
 
-    engine: steering.Engine
-    store: steering.VectorStore
+    engine: Engine
+    store: VectorStore
     since: int = field(default_factory=lambda: int(time.time()))
     preparing: threading.BoundedSemaphore = field(
         default_factory=lambda: threading.BoundedSemaphore(max(2, os.cpu_count() or 2))
     )
 
+    @classmethod
+    def of(cls, engine: Engine, settings: Settings) -> Serving:
+        """An engine with the vectors that it finds in the configured folders and beside its model."""
+        able = engine.capabilities
+        return cls(engine, vector_store(settings, able.folder, able.fingerprint))
+
     @property
-    def mllm(self) -> steering.MLLM:
-        """The model itself."""
-        return self.engine.mllm
+    def able(self) -> Capabilities:
+        """What the engine serves, and what it can do."""
+        return self.engine.capabilities
 
     @property
     def name(self) -> str:
         """The model's name on the wire."""
-        return self.mllm.name
+        return self.able.name
 
     @cached_property
     def magnitudes(self) -> torch.Tensor:
         """(layers,) mean |h| of the model, which limits on steering are measured against; asked of it once."""
-        return steering.magnitudes(self.engine)
+        return self.engine.magnitudes()
 
-    def text_bounds(self, settings: Settings) -> steering.TextBounds:
+    def text_bounds(self, settings: Settings) -> TextBounds:
         """How much text a request may hold."""
-        most = steering.TextBounds.of(self.mllm, self.engine.max_length)
-        return steering.TextBounds(
+        most = self.able.text
+        return TextBounds(
             most.tokens,
             min(most.characters, settings.max_characters or most.characters),
             min(most.parts, settings.max_parts or most.parts),
@@ -74,35 +82,20 @@ class Serving:
             )
 
 
-def vector_store(settings: Settings, model_folder: Path | None, fingerprint: str | None = None) -> steering.VectorStore:
+def vector_store(settings: Settings, model_folder: Path | None, fingerprint: str | None = None) -> VectorStore:
     """The configured folders, then the model's own; of the model with that fingerprint, where it is known."""
     folders = [Path(folder).expanduser() for folder in settings.vectors]
     if model_folder is not None:
         folders.append(Path(model_folder) / "vectors")
-    return steering.VectorStore(*folders, fingerprint=fingerprint)
+    return VectorStore(*folders, fingerprint=fingerprint)
 
 
 def load(settings: Settings) -> Serving:
-    """Load the model, check it and start its engine; raises steering.UnsupportedModel and what loading raises."""
-    mllm = steering.load(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        local_files_only=not settings.download,
-        name=settings.name,
-    )
-    engine = steering.Engine(
-        mllm,
-        slots=settings.slots,
-        max_length=settings.max_length,
-        max_waiting=settings.max_waiting,
-        max_images=max(1, settings.max_images),
-        image_cache_bytes=settings.image_cache,
-        threads=settings.threads,
-        compiled=settings.compiled,
-    )
-    serving = Serving(engine, vector_store(settings, mllm.path, mllm.fingerprint))
-    _ = serving.magnitudes  # before there is a queue to wait in
+    """Load the model, check it and start its engine; raises what `local.load` raises."""
+    engine = local.load(settings)
+    serving = Serving.of(engine, settings)
+    if Steering.name() in engine.capabilities.interventions:
+        _ = serving.magnitudes  # before there is a queue to wait in
     engine.start()
     return serving
 

@@ -21,7 +21,6 @@ from steering import (
     SteeringVector,
     VectorError,
     VectorStore,
-    check_steer,
 )
 
 SLACK = 1.5
@@ -56,7 +55,7 @@ def stated(wire: Steering, serving: Serving, settings: Settings, images: int | N
     steers = tuple(_named(item, i, serving.store) for i, item in enumerate(wire.vectors))
     for i, steer in enumerate(steers):
         with entry(i):
-            check_steer(serving.mllm, steer, images)
+            serving.engine.check_steer(steer, images)
     params = [f"steering.vectors[{i}].scale" for i in range(len(steers))]
     _check_strengths(steers, params, serving, settings.max_strength)
     return steers
@@ -103,7 +102,7 @@ def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Se
     bounded too, with some slack: neither does scaling a vector up, or telling less of it than it is.
     """
     nominal: defaultdict[tuple[str, int], float] = defaultdict(float)
-    added = torch.zeros(serving.mllm.num_layers)
+    added = torch.zeros(serving.able.layers)
     for steer, param in zip(steers, params, strict=True):
         vector, size = steer.vector, abs(steer.scale)
         unit = vector.published or 1.0
@@ -113,7 +112,7 @@ def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Se
                 f"published units (at most {limit:g}); got {size:g}.",
                 param,
             )
-        check_steer(serving.mllm, steer)
+        serving.engine.check_steer(steer)
         index = list(steer.touched_layers)
         added[index] += size * vector.sizes(serving.magnitudes)[index]
         for layer in index:

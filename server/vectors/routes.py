@@ -57,7 +57,7 @@ def get_vector(name: str) -> Response:
     """One vector with how it was made."""
     serving = context().runtime.serving()
     with _explained("name"):
-        return _json(vector_json(serving.store.get(name), serving.mllm.fingerprint))
+        return _json(vector_json(serving.store.get(name), serving.able.fingerprint))
 
 
 @blueprint.get("/v1/steering/vectors/<name>/file")
@@ -91,7 +91,7 @@ def upload_vector() -> Response:
         # Written anew, so that nothing is stored but what was checked.
         registry.add(vector, replace)
     log.info("steering vector %s was uploaded", vector.name)
-    shown = dumps(vector_json(vector, serving.mllm.fingerprint))
+    shown = dumps(vector_json(vector, serving.able.fingerprint))
     location = {"Location": f"/v1/steering/vectors/{vector.name}"}
     return Response(shown, 201, location, mimetype="application/json")
 
@@ -135,7 +135,7 @@ def registry_of(app: AppContext, serving: Serving) -> Registry:
 def vector_or_error(serving: Serving, name: str) -> dict[str, Any]:
     """A vector of a list."""
     try:
-        return vector_json(serving.store.get(name), serving.mllm.fingerprint)
+        return vector_json(serving.store.get(name), serving.able.fingerprint)
     except VectorError as error:
         return {"object": "steering.vector", "name": name, "error": str(error)}
     except OSError as error:  # without its path
@@ -175,7 +175,7 @@ def _query() -> tuple[str | None, bool]:
 
 def _check(vector: SteeringVector, serving: Serving) -> None:
     """Refuse what this server could not use, or would have to repeat at length."""
-    steering.check_steer(serving.mllm, Steer(vector, 1.0))
+    serving.engine.check_steer(Steer(vector, 1.0))
     if len(json.dumps(vector.info)) > MAX_INFO or len(vector.kind) > MAX_KIND:
         raise VectorError(
             f"What a steering vector says about itself may have at most {MAX_INFO} characters of JSON, its kind at most "

@@ -26,13 +26,13 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     steers = found.steers if isinstance(found, steering.Steering) else ()
     auto = automatic(asked, serving, app.settings)
     if auto is not None:
-        steering.check_auto(serving.mllm, auto)
+        serving.engine.check_auto(auto)
         steers = (auto.toward("vision"),)
     forms = [given.form for given in asked.interventions.values()]
     listed = any(isinstance(form, NamedSteering) and form.vectors is not None for form in forms)
     for i, steer in enumerate(steers):
         with entry(i) if listed else nullcontext():
-            steering.check_steer(serving.mllm, steer, images)
+            serving.engine.check_steer(steer, images)
     reports = [steering.planned(steer) for steer in steers]
     if auto is not None:  # the way, and with it the sign, is found when the answer is asked for
         reports = [{**report, "toward": "auto", "scale": None} for report in reports]

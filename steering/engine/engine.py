@@ -27,6 +27,7 @@ from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Layout, pictures_of
 from steering.prompt.tiles import tiling_of
+from steering.protocol import intervention, readout
 from steering.protocol.readout import Diagnose, Surroundings
 from steering.protocol.request import Request, Result, Sampling, TokenLogprob
 from steering.protocol.sequence import Sequence, Spec
@@ -39,7 +40,8 @@ class Engine:
     """Serves one patched model with continuous batching; any thread may submit, one thread steps.
 
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
-    prompt tokens of one step; `focus_layers` is N of the focus metrics (default: the model's own). `compiled` has torch
+    prompt tokens of one step; `focus_layers` is N of the focus metrics (default: the model's own). What was
+    registered by now can be asked for: `interventions` and `readouts` are its names. `compiled` has torch
     compile the decode step, which takes about a minute at first and makes every later step shorter.
     Raises UnsupportedModel when the self-check finds a difference from the plain model, or when compiling fails.
     """
@@ -66,6 +68,8 @@ class Engine:
         self.max_waiting = max_waiting
         self.max_images = max_images
         self.focus_layers = focus_layers or mllm.focus_layers
+        self.interventions = frozenset(intervention.REGISTRY)
+        self.readouts = frozenset(readout.REGISTRY)
         if self_check:
             check_model(mllm, compiled)
         self._runner = Runner(mllm, slots, self.max_length, max_images, ImageCache(image_cache_bytes), compiled)

@@ -400,7 +400,7 @@ def test_a_body_that_is_too_large_is_refused_with_and_without_a_length(engine: s
 def test_defaults_are_the_checkpoints_own_and_then_openais(fake: FakeEngine) -> None:
     client = create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
     for stated, expected in (({"temperature": 0.0, "top_k": 5}, (0.0, 5)), ({}, (1.0, 0))):
-        fake.mllm.generation_defaults = stated
+        fake.can(generation_defaults=stated)
         client.post("/v1/chat/completions", json={"messages": [user("hi")]})
         sampling = fake.requests[-1].sampling
         assert (sampling.temperature, sampling.top_k) == expected

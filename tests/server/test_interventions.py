@@ -61,6 +61,7 @@ def registered() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def nudged(registered: Callable[..., None], fake: FakeEngine) -> FlaskClient:
     registered(Nudge, NudgeSlots)
+    fake.can(interventions=frozenset(REGISTRY))
     return create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
 
 
@@ -120,6 +121,16 @@ def test_it_acts_and_is_reported_over_http(registered: Callable[..., None], engi
     assert plain["baseline"]["message"] != plain["message"]
     assert 'helmsight_interventions_total{kind="nudge",toward=""} 1.0' in client.get("/metrics").text
     own.stop()
+
+
+def test_what_was_registered_after_the_engine_was_made_is_refused(
+    registered: Callable[..., None], engine: steering.Engine
+) -> None:
+    registered(Nudge, NudgeSlots)
+    client = create_app(Settings(), engine=engine).test_client()
+    response = ask(client, nudge=True)
+    assert (response.status_code, response.json["error"]["param"]) == (400, "nudge")
+    assert "nudge" not in {one["name"] for one in client.get("/v1/models").json["data"][0]["interventions"]}
 
 
 def body(**fields: Any) -> bytes:

@@ -221,6 +221,7 @@ def test_what_readouts_keep_is_counted(fake: FakeEngine, monkeypatch: pytest.Mon
             return {"state_norm": said["norm"], "overlong": said["long"], "steps_taken": 3}
 
     monkeypatch.setitem(readout.REGISTRY, "length", Length())
+    fake.can(readouts=frozenset(readout.REGISTRY))
     client = create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
     for said in (
         {"norm": 2.5, "long": True},

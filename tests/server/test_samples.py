@@ -37,7 +37,7 @@ def write(folder: Path) -> Write:
         text = listing if isinstance(listing, str) else json.dumps(listing)
         (folder / "samples" / "samples.json").write_text(text)
         engine = FakeEngine()
-        engine.mllm.path = folder
+        engine.can(folder=folder)
         return create_app(Settings(vectors=()), engine=engine).test_client()  # type: ignore[arg-type]
 
     return client
@@ -115,7 +115,7 @@ def test_a_wrong_listing_offers_nothing_and_is_logged(
 def test_no_samples_at_all(folder: Path) -> None:
     for path in (None, folder, folder / "nowhere"):
         engine = FakeEngine()
-        engine.mllm.path = path
+        engine.can(folder=path)
         client = create_app(Settings(vectors=()), engine=engine).test_client()  # type: ignore[arg-type]
         assert client.get("/samples").json == {"object": "list", "data": []}
         assert client.get("/samples/a.png").status_code == 404

@@ -129,24 +129,23 @@ def measuring(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """An engine in which what is measured for "auto" does not end by itself."""
     fake.script = (threading.Event(),)
 
-    def decide(engine: FakeEngine, asked: Any, auto: steering.Auto, begun: Callable[[Any], object]) -> NoReturn:
-        completion = engine.submit(asked)
+    def decide(asked: Any, auto: steering.Auto, begun: Callable[[Any], object]) -> NoReturn:
+        completion = fake.submit(asked)
         begun(completion)
         list(completion)
         raise steering.Fault("The request was cancelled.")
 
-    monkeypatch.setattr(steering, "decide", decide)
-    monkeypatch.setattr(steering, "magnitudes", lambda engine: torch.ones(engine.mllm.num_layers))
+    monkeypatch.setattr(fake, "decide", decide)
     return fake
 
 
 @pytest.fixture
 def fitting(fake: FakeEngine, tmp_path: Path) -> Settings:
     """Settings with a vector for the engine."""
-    layers = fake.mllm.num_layers
-    ones = torch.ones(layers)
-    direction = torch.ones(layers, fake.mllm.hidden_size)
-    vector = steering.SteeringVector("modality-preference", direction, ones, ones, ones, (1,), fake.mllm.fingerprint)
+    able = fake.capabilities
+    ones = torch.ones(able.layers)
+    direction = torch.ones(able.layers, able.hidden_size)
+    vector = steering.SteeringVector("modality-preference", direction, ones, ones, ones, (1,), able.fingerprint)
     vector.save(tmp_path / "modality-preference.safetensors")
     return Settings(vectors=(str(tmp_path),), slots=4, max_waiting=8)
 
