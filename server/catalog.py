@@ -7,7 +7,7 @@ from typing import Any
 from flask import Blueprint, Response
 
 from server.context import AppContext, context
-from server.encode import dumps
+from server.encode import json_response
 from server.runtime import Serving
 from server.vectors import routes as vector_routes
 from server.vectors.routes import vector_or_error
@@ -25,7 +25,7 @@ blueprint.register_blueprint(vector_routes.blueprint)
 def list_models() -> Response:
     """The one model of this server in OpenAI's list."""
     app = context()
-    return _json({"object": "list", "data": [_model(app, app.runtime.serving())]})
+    return json_response({"object": "list", "data": [_model(app, app.runtime.serving())]})
 
 
 @blueprint.get("/v1/models/<path:name>")
@@ -34,7 +34,7 @@ def get_model(name: str) -> Response:
     app = context()
     serving = app.runtime.serving()
     serving.check_name(name)
-    return _json(_model(app, serving))
+    return json_response(_model(app, serving))
 
 
 def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "image_size": None if able.image_size is None else list(able.image_size),
         "vectors": matching,
         "interventions": [
-            {"name": name, "path": list(kind.path), "kind": kind.kind or None, "schema": schema}
+            {"name": name, "path": list(kind.path), "kind": kind.kind, "twin": kind.twin, "schema": schema}
             for name, (kind, _) in intervention.REGISTRY.items()
             if name in able.interventions and (schema := options_schema(kind)) is not None
         ],
@@ -91,7 +91,3 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
             "uploaded_vectors": settings.max_uploaded_vectors,
         },
     }
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(dumps(value), mimetype="application/json")

@@ -12,7 +12,7 @@ import steering
 from server.answers import DONE, Answer, event
 from server.body import read_json
 from server.context import AppContext, context
-from server.encode import dumps
+from server.encode import json_response
 from server.engine import Completion, Turn
 from server.errors import CLIENT_CLOSED, ApiError, to_api_error
 from server.journal.entry import Entry
@@ -44,7 +44,7 @@ def create_completion() -> Response:
     running = Running(app, completion, watch, g.started, set(range(n)), answer.id, entry, hidden)
     if not chat.stream:
         try:
-            return Response(dumps(answer.completion(running.whole())), mimetype="application/json")
+            return json_response(answer.completion(running.whole()))
         finally:
             running.close()
     with_usage = bool(chat.stream_options and chat.stream_options.include_usage)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
+
+from flask import Response
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An HTTP response with a value in JSON."""
+    return Response(dumps(value), status, headers, mimetype="application/json")
 
 
 def dumps(value: Any) -> str:

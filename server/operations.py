@@ -6,7 +6,7 @@ from flask import Blueprint, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from server.context import context
-from server.encode import dumps
+from server.encode import json_response
 
 blueprint = Blueprint("operations", __name__)
 
@@ -16,7 +16,7 @@ def health() -> Response:
     """200 while the process is worth keeping: loading, serving or draining; 503 once its engine has died."""
     state = context().runtime.state
     status = 503 if state == "failed" else 200
-    return Response(dumps({"status": "failed" if status == 503 else "ok"}), status, mimetype="application/json")
+    return json_response({"status": "failed" if status == 503 else "ok"}, status)
 
 
 @blueprint.get("/ready")
@@ -28,8 +28,7 @@ def ready() -> Response:
     app = context()
     state = app.runtime.state
     headers = {} if state == "ready" else {"Retry-After": "2"}
-    body = dumps({"status": state, "journal": app.journal.status()})
-    return Response(body, 200 if state == "ready" else 503, headers, mimetype="application/json")
+    return json_response({"status": state, "journal": app.journal.status()}, 200 if state == "ready" else 503, headers)
 
 
 @blueprint.get("/metrics")

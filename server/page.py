@@ -7,7 +7,7 @@ from pathlib import Path
 from flask import Blueprint, Response, render_template, request
 
 from server.context import context
-from server.encode import dumps
+from server.encode import json_response
 from server.errors import ApiError
 from server.samples import list_samples, sample_picture
 
@@ -56,8 +56,7 @@ def static_file(name: str) -> Response:
 def samples() -> Response:
     """The sample scenes in the model's folder: {"object": "list", "data": [{"title", "images", "question", "context"}]}."""
     found = list_samples(context().runtime.serving().able.folder)
-    body = {"object": "list", "data": [sample.model_dump() for sample in found]}
-    return Response(dumps(body), mimetype="application/json")
+    return json_response({"object": "list", "data": [sample.model_dump() for sample in found]})
 
 
 @blueprint.get("/samples/<name>")

@@ -19,23 +19,21 @@ import contextlib
 import errno
 import logging
 import os
-import resource
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gunicorn.http import wsgi
 from gunicorn.http.message import Request
 from gunicorn.workers.base import Worker as BaseWorker
 
+from server import gateway
 from server.connection import Connection, Output
 from server.intake import Intake, Refused
+from server.resources import Threads, raise_file_limit
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -58,8 +56,8 @@ SWEEP = 0.25
 """Seconds between two looks at the deadlines."""
 ACCEPTED = 64
 """Connections taken in one turn of the loop."""
-MOST_FILES, SPARE_FILES = 65_536, 256
-"""Open files that this process asks for, and those that are not for connections."""
+SPARE_FILES = 256
+"""Open files that are not for connections."""
 
 
 class Worker(BaseWorker):
@@ -321,38 +319,10 @@ class Worker(BaseWorker):
         threads.submit(size, partial(self._answer, connection, request, keep))
 
     def _answer(self, connection: Connection, request: Request, keep: bool) -> None:
-        """Have the application answer; runs in a thread, and whatever is raised ends this request alone."""
-        response = None
-        try:
-            response, environ = wsgi.create(request, connection, connection.client, connection.server, self.cfg)
-            environ["wsgi.multithread"] = True
-            environ["gunicorn.socket"] = connection.sock
-            if not keep or self._draining or not self.cfg.keepalive:
-                response.force_close()
-            self._respond(request, response, environ)
-            keep = not response.should_close()
-        except OSError as error:  # the client is gone
-            log.debug("an answer was given up: %s", error)
-            keep = False
-        except BaseException as error:  # a panic of a native library is no Exception
-            log.error("a request could not be answered", exc_info=error)
-            keep = False
-            if response is None or not response.headers_sent:
-                with contextlib.suppress(OSError):
-                    connection.sendall(_BROKEN.response())
+        """Have the application answer; runs in a thread."""
+        keep = keep and not self._draining and bool(self.cfg.keepalive)
+        keep = gateway.answer(self.wsgi, connection, request, keep, self.cfg, self.log)
         self.later(partial(self._answered, connection, keep))
-
-    def _respond(self, request: Request, response: wsgi.Response, environ: dict[str, Any]) -> None:
-        started = datetime.now()
-        pieces = self.wsgi(environ, response.start_response)
-        try:
-            for piece in pieces:
-                response.write(piece)
-            response.close()
-        finally:
-            self.log.access(response, request, environ, datetime.now() - started)
-            if hasattr(pieces, "close"):
-                pieces.close()
 
     def _answered(self, connection: Connection, keep: bool) -> None:
         """The answer is complete; its last bytes may still wait to be taken."""
@@ -410,43 +380,4 @@ class Worker(BaseWorker):
             self._close(connection)
 
 
-class Threads:
-    """A pool that knows how many requests, and how many bytes of them, wait for one of its threads."""
-
-    def __init__(self, count: int, name: str):
-        self.queued = self.queued_bytes = 0
-        self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(count, name)
-
-    def submit(self, size: int, act: Callable[[], object]) -> None:
-        """Have a thread act; `size` bytes are held until it begins."""
-        self._count(1, size)
-        self._pool.submit(self._run, size, act)
-
-    def end(self) -> None:
-        """Drop what waits; what runs goes on."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, size: int, act: Callable[[], object]) -> None:
-        self._count(-1, -size)
-        act()
-
-    def _count(self, requests: int, size: int) -> None:
-        with self._lock:
-            self.queued += requests
-            self.queued_bytes += size
-
-
-def raise_file_limit() -> int:
-    """Allow this process as many open files as it may have; returns how many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MOST_FILES if soft == resource.RLIM_INFINITY else soft
-
-
 _FULL = Refused(503, "server_busy", "The server has too many requests at once.", retry_after=1)
-_BROKEN = Refused(500, "internal_error", "The server had an unexpected error; it has been logged.")
