@@ -55,7 +55,13 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "image_size": None if able.image_size is None else list(able.image_size),
         "vectors": matching,
         "interventions": [
-            {"name": name, "path": list(kind.path), "kind": kind.kind, "twin": kind.twin, "schema": schema}
+            {
+                "name": name,
+                "path": list(kind.path),
+                "kind": kind.kind or None,
+                "twin": kind.twin,  # of these a request may have one
+                "schema": schema,
+            }
             for name, (kind, _) in intervention.REGISTRY.items()
             if name in able.interventions and (schema := options_schema(kind)) is not None
         ],

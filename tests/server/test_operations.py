@@ -249,7 +249,7 @@ def test_the_catalogue_describes_every_intervention(client: FlaskClient) -> None
     listed = {one["name"]: one for one in model["interventions"]}
     assert list(listed) == list(intervention.REGISTRY)
     see, icd, steered = listed["sage.see"], listed["contrast.icd"], listed["steering"]
-    assert (see["path"], see["kind"]) == (["sage", "see"], "")
+    assert (see["path"], see["kind"]) == (["sage", "see"], None)
     assert (icd["path"], icd["kind"]) == (["contrast"], "icd")
     assert (see["twin"], icd["twin"]) == (False, True)
     assert see["schema"]["properties"]["alpha"].items() >= {"default": 0.1, "minimum": 0, "maximum": 1}.items()
