@@ -8,15 +8,17 @@ import uuid
 
 from flask import Flask, Response, g, request
 
-from server import auth, catalog, chat, errors, hosts, operations, page
-from server.context import AppContext, context
+from server import errors
+from server.api import auth, catalog, chat, hosts, operations
+from server.api.context import AppContext, context
+from server.api.metrics import Metrics
 from server.journal import routes as journal_routes
 from server.journal.writer import Journal
-from server.local import Servable, adapted
-from server.metrics import Metrics
-from server.runtime import Runtime, Serving
+from server.process.local import Servable, adapted
+from server.process.runtime import Runtime, Serving
+from server.process.watcher import Watcher
 from server.settings import Settings
-from server.watcher import Watcher
+from server.web import page
 
 
 def create_app(

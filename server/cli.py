@@ -113,7 +113,7 @@ def _register_serve(subparsers: argparse._SubParsersAction) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     settings = server_settings.from_arguments(arguments)
     _ = settings.keys  # a missing key file should end the command here, not the worker
-    from server.preflight import preflight
+    from server.process.preflight import preflight
     from server.serving import serve
 
     preflight(settings)

@@ -1,5 +1,5 @@
-"""What the server needs of an engine, and all that it knows of one. `server.local` makes Helmsight's own fit; whatever else
-does as much can stand behind the same wire."""
+"""What the server needs of an engine, and all that it knows of one. `server.process.local` makes Helmsight's own fit;
+whatever else does as much can stand behind the same wire."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _add(registry: Registry, vector: SteeringVector, replace: bool) -> None:
 
 def _open(arguments: argparse.Namespace) -> tuple[VectorStore, Callable[[], Registry]]:
     """All vectors of the settings, and what opens the folder that may be written to."""
-    from server.runtime import vector_store
+    from server.process.runtime import vector_store
     from server.vectors.registry import Registry
 
     settings = server_settings.from_arguments(arguments)

@@ -13,11 +13,11 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 import steering
-from server.body import read_bytes, read_json
-from server.context import AppContext, context
+from server.api.body import read_bytes, read_json
+from server.api.context import AppContext, context
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
-from server.runtime import Serving
+from server.process.runtime import Serving
 from server.vectors.registry import Registry
 from server.vectors.validation import validate
 from steering import Steer, SteeringVector, VectorError

@@ -6,10 +6,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import steering
-from server.context import AppContext
-from server.resolve import automatic, resolve
-from server.runtime import Serving
-from server.steers import entry
+from server.api.context import AppContext
+from server.api.resolve import automatic, resolve
+from server.process.runtime import Serving
+from server.vectors.steers import entry
 from server.wire.messages import image_urls
 from server.wire.parse import parse
 from server.wire.steering import Steering as NamedSteering

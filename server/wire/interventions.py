@@ -24,7 +24,8 @@ from steering.protocol.wording import names, sentence, unknown
 Path = tuple[str, ...]
 
 OWN_FORMS: dict[Path, type[Strict]] = {Steering.path: NamedSteering}
-"""By path, the forms of interventions that are not written as their options; `server.resolve` knows what becomes of them."""
+"""By path, the forms of interventions that are not written as their options; `server.api.resolve` knows what becomes of
+them."""
 
 KIND = "kind"
 

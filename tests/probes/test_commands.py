@@ -31,7 +31,7 @@ from probes.commands import common, mc2
 from probes.commands.common import Defaults, samples_of
 from probes.mc2 import SIDES, Sample, messages
 from server import cli
-from server.runtime import vector_store
+from server.process.runtime import vector_store
 from server.settings import load_settings
 from tests import families
 from tests.probes.conftest import make_samples

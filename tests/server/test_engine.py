@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 import steering
 from server import engine as protocols
 from server.app import create_app
-from server.local import LocalEngine, LocalTurn, adapted
+from server.process.local import LocalEngine, LocalTurn, adapted
 from server.settings import Settings
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeCompletion, FakeEngine

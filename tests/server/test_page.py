@@ -18,8 +18,8 @@ from flask import Flask
 
 import steering
 from server.app import create_app
-from server.local import adapted
-from server.runtime import Runtime, Serving
+from server.process.local import adapted
+from server.process.runtime import Runtime, Serving
 from server.settings import Settings
 from tests.server.browser import Visit, drop, until
 from tests.server.fakes import FakeEngine, checkpoint

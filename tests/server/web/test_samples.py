@@ -11,9 +11,9 @@ import pytest
 from flask.testing import FlaskClient
 from PIL import Image
 
-from server import samples
 from server.app import create_app
 from server.settings import Settings
+from server.web import samples
 from tests.server.fakes import FakeEngine, checkpoint
 
 Write = Callable[..., FlaskClient]

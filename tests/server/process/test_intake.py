@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gunicorn.config import Config
 
-from server.intake import MAX_CHUNKS, MAX_HEAD, Intake, Refused
+from server.process.intake import MAX_CHUNKS, MAX_HEAD, Intake, Refused
 
 GET = b"GET /a?b=c HTTP/1.1\r\nHost: h\r\n\r\n"
 POST = b"POST /p HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nhello"

@@ -14,10 +14,10 @@ from typing import Literal
 
 import torch
 
-from server import local
 from server.engine import Capabilities, Engine
 from server.errors import ApiError
-from server.preflight import one_sentence
+from server.process import local
+from server.process.preflight import one_sentence
 from server.settings import Settings
 from steering import Steering, TextBounds, VectorStore
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from server import remote
 from server.errors import BadRequest
+from server.images import remote
 
 
 @pytest.mark.parametrize(

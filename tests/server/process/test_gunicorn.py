@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 import requests
 
+from tests.server.api.test_streams import post_and_hold, wait_for
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import checkpoint
-from tests.server.test_streams import post_and_hold, wait_for
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SERVE = [sys.executable, "-m", "server.cli", "serve", "--threads", "1", "--slots", "4"]
 STOP_ID = str(json.loads((checkpoint() / "generation_config.json").read_text())["eos_token_id"])
 ENDLESS = {"logit_bias": {STOP_ID: -100}, "temperature": 0}

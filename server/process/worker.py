@@ -3,9 +3,9 @@
 gunicorn's own threaded worker gives a connection to a thread as soon as it is there, and the thread then waits for its
 head, its body, and for the client to take every byte of the answer: as many slow clients as there are threads stop the
 server, /health included. Here nothing that waits for a client holds a thread. One loop reads heads and bodies, within
-limits of time and size that start with the connection (`server.intake`), a thread gets the whole request, and what the
-client does not take at once of the answer waits in memory for the loop to send (`server.connection`). A server that reads
-whole requests before it answers exists (waitress), but without gunicorn's supervision and without the client's socket, by
+limits of time and size that start with the connection (`intake`), a thread gets the whole request, and what the client
+does not take at once of the answer waits in memory for the loop to send (`connection`). A server that reads whole requests
+before it answers exists (waitress), but without gunicorn's supervision and without the client's socket, by
 which a client that left is noticed while its answer is still queued. Of gunicorn remain the master process with its
 signals and its heartbeat, the parser of heads, the WSGI environment, responses and logs.
 
@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any
 from gunicorn.http.message import Request
 from gunicorn.workers.base import Worker as BaseWorker
 
-from server import gateway
-from server.connection import Connection, Output
-from server.intake import Intake, Refused
-from server.resources import Threads, raise_file_limit
+from server.process import gateway
+from server.process.connection import Connection, Output
+from server.process.intake import Intake, Refused
+from server.process.resources import Threads, raise_file_limit
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -9,11 +9,11 @@ import pytest
 import torch
 from flask.testing import FlaskClient
 
-from server import comparison
-from server.comparison import AnswerStates
+from server.api import comparison
+from server.api.comparison import AnswerStates
 from server.errors import BadRequest
 from steering import Choice, drift
-from tests.server.test_chat import QUESTION, ask, data_uri
+from tests.server.api.test_chat import QUESTION, ask, data_uri
 
 
 def choice(states: torch.Tensor | None, index: int = 0) -> Choice:

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from flask import Blueprint, Response, g, request
 
 import steering
-from server.answers import DONE, Answer, event
-from server.body import read_json
-from server.context import AppContext, context
+from server.api.answers import DONE, Answer, event
+from server.api.body import read_json
+from server.api.context import AppContext, context
+from server.api.resolve import automatic, resolve
 from server.encode import json_response
 from server.engine import Completion, Turn
 from server.errors import CLIENT_CLOSED, ApiError, to_api_error
 from server.journal.entry import Entry
-from server.resolve import automatic, resolve
-from server.runtime import Serving
-from server.watcher import Watch, client_socket
+from server.process.runtime import Serving
+from server.process.watcher import Watch, client_socket
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
 from server.wire.parse import parse

@@ -7,14 +7,14 @@ from functools import partial
 
 from flask import current_app
 
-from server import remote
-from server.comparison import AnswerStates
-from server.images import ImageLoader
+from server.api.comparison import AnswerStates
+from server.api.metrics import Metrics
+from server.images import remote
+from server.images.load import ImageLoader
 from server.journal.writer import Journal
-from server.metrics import Metrics
-from server.runtime import Runtime
+from server.process.runtime import Runtime
+from server.process.watcher import Watcher
 from server.settings import Settings
-from server.watcher import Watcher
 from server.wire.chat import ChatRequest, DryRun, with_interventions
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from gunicorn.http import wsgi
 from gunicorn.http.message import Request
 
-from server.connection import Connection
-from server.intake import Refused
+from server.process.connection import Connection
+from server.process.intake import Refused
 
 log = logging.getLogger("helmsight")
 

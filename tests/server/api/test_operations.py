@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 import steering
 from server.app import create_app
-from server.runtime import Runtime, Serving
+from server.process.runtime import Runtime, Serving
 from server.settings import Settings
 from steering.auto import reliability
 from steering.protocol import intervention, readout

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 import steering
 from server.journal.writer import Journal
-from server.runtime import Runtime
+from server.process.runtime import Runtime
 from steering import Choice, Request
 from steering.protocol.readout import REGISTRY as READOUTS
 from steering.readouts.envelope import summary

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from server.api.hosts import Hosts
 from server.app import create_app
-from server.hosts import Hosts
 from server.settings import Settings
 from tests.server.fakes import FakeEngine
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from server.errors import BadRequest
-from server.runtime import Serving
+from server.process.runtime import Serving
 from server.settings import Settings
 from server.wire.steering import Auto as WireAuto
 from server.wire.steering import NamedVector, Steering

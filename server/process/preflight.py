@@ -222,7 +222,13 @@ def damage(file: Path) -> str | None:
 
 
 def _ask_transformers(settings: Settings) -> None:
-    command = [sys.executable, "-m", "server.preflight", settings.model, *(["--download"] if settings.download else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "server.process.preflight",
+        settings.model,
+        *(["--download"] if settings.download else []),
+    ]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=ASKING_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -6,9 +6,9 @@ from typing import Any
 
 from flask import Blueprint, Response
 
-from server.context import AppContext, context
+from server.api.context import AppContext, context
 from server.encode import json_response
-from server.runtime import Serving
+from server.process.runtime import Serving
 from server.vectors import routes as vector_routes
 from server.vectors.routes import vector_or_error
 from server.wire.interventions import schema as options_schema

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from server.errors import BadRequest
-from server.images import ImageLoader
+from server.images.load import ImageLoader
 from server.settings import Settings
 from tests.server.conftest import data_uri
 

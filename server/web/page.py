@@ -6,14 +6,14 @@ from pathlib import Path
 
 from flask import Blueprint, Response, render_template, request
 
-from server.context import context
+from server.api.context import context
 from server.encode import json_response
 from server.errors import ApiError
-from server.samples import list_samples, sample_picture
+from server.web.samples import list_samples, sample_picture
 
-blueprint = Blueprint("page", __name__, template_folder="templates")
+blueprint = Blueprint("page", __name__, template_folder="../templates")
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parents[1] / "static"
 KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 
 POLICY = "; ".join(

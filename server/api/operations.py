@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from server.context import context
+from server.api.context import context
 from server.encode import json_response
 
 blueprint = Blueprint("operations", __name__)

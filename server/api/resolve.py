@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from server import steers
 from server.errors import BadRequest
-from server.images import ImageLoader
-from server.runtime import Serving
+from server.images.load import ImageLoader
+from server.process.runtime import Serving
 from server.settings import Settings
+from server.vectors import steers
 from server.wire.chat import ChatRequest
 from server.wire.diagnostics import Diagnostics
 from server.wire.messages import Message, image_urls

@@ -1,4 +1,4 @@
-"""A request's body, bounded. All of it is here when a thread gets the request: `server.worker` has read it."""
+"""A request's body, bounded. All of it is here when a thread gets the request: `server.process.worker` has read it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 from flask import request
 
-from server.context import AppContext
+from server.api.context import AppContext
 from server.errors import ApiError
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from server import preflight, serving
+from server import serving
 from server.cli import main
-from server.preflight import check_folder
+from server.process import preflight
+from server.process.preflight import check_folder
 from server.settings import SettingsError
 from tests.server.fakes import checkpoint
 

@@ -13,13 +13,13 @@ import pytest
 import requests
 from flask import Flask
 
-from server import connection as connections
-from server import worker as workers
 from server.app import create_app
+from server.process import connection as connections
+from server.process import worker as workers
 from server.settings import Settings
+from tests.server.api.test_streams import head, wait_for
 from tests.server.conftest import user
 from tests.server.fakes import FakeEngine
-from tests.server.test_streams import head, wait_for
 
 Serve = Callable[[Flask], int]
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from server.intake import Intake
+from server.process.intake import Intake
 
 PIECE = 256 * 1024
 """Bytes that one read or one write moves at most, so that no connection holds up the loop. A client that does not take as
