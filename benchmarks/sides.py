@@ -48,9 +48,8 @@ def run_engine(
         Request(
             messages=workload.messages(seed),
             sampling=Sampling(max_tokens=tokens, ignore_eos=True),
-            interventions=[Steering.of(steers[i] if steers else ()), sage],
+            interventions=[steers[i] if steers else None, sage],
             diagnose=diagnose,
-            
         )
         for i, seed in enumerate(seeds)
     ]

@@ -8,20 +8,22 @@ import uuid
 
 from flask import Flask, Response, g, request
 
-import steering
-from server import auth, catalog, chat, errors, hosts, operations, page
-from server.context import AppContext, context
+from server import errors
+from server.api import auth, catalog, chat, hosts, operations
+from server.api.context import AppContext, context
+from server.api.metrics import Metrics
 from server.journal import routes as journal_routes
 from server.journal.writer import Journal
-from server.metrics import Metrics
-from server.runtime import Runtime, Serving, vector_store
+from server.process.local import Servable, adapted
+from server.process.runtime import Runtime, Serving
+from server.process.watcher import Watcher
 from server.settings import Settings
-from server.watcher import Watcher
+from server.web import page
 
 
 def create_app(
     settings: Settings | None = None,
-    engine: steering.Engine | None = None,
+    engine: Servable | None = None,
     runtime: Runtime | None = None,
 ) -> Flask:
     """The WSGI application.
@@ -32,9 +34,7 @@ def create_app(
     settings = settings or Settings()
     if runtime is None:
         if engine is not None:
-            runtime = Runtime(
-                settings, Serving(engine, vector_store(settings, engine.mllm.path, engine.mllm.fingerprint))
-            )
+            runtime = Runtime(settings, Serving.of(adapted(engine), settings))
         else:
             runtime = Runtime(settings)
             runtime.start()

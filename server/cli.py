@@ -19,8 +19,8 @@ from server.openmp import set_wait_policy
 from server.vectors import command as vectors_command
 
 if TYPE_CHECKING:
-    from probes.faithfulness import Difference, Existence
-    from probes.mc2 import Sample
+    from probes.conflicts.samples import ConflictSample
+    from probes.sage.samples import Difference, Existence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +82,7 @@ def _vector_folders() -> list[Path]:
     return [Path(folder).expanduser() for folder in server_settings.load_settings().vectors]
 
 
-def _demo_samples(count: int, seed: int) -> list[Sample]:
+def _demo_samples(count: int, seed: int) -> list[ConflictSample]:
     """Conflicts of the demo world, which the room of probes does not know."""
     from demo.conflicts import conflict_samples
 
@@ -113,7 +113,7 @@ def _register_serve(subparsers: argparse._SubParsersAction) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     settings = server_settings.from_arguments(arguments)
     _ = settings.keys  # a missing key file should end the command here, not the worker
-    from server.preflight import preflight
+    from server.process.preflight import preflight
     from server.serving import serve
 
     preflight(settings)

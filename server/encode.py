@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flask import Response
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An HTTP response with a value in JSON."""
+    from flask import Response  # noqa: PLC0415 -- commands encode too, and need no web server
+
+    return Response(dumps(value), status, headers, mimetype="application/json")
 
 
 def dumps(value: Any) -> str:

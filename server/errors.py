@@ -9,7 +9,7 @@ from typing import Any
 from flask import Flask, Response, current_app
 from werkzeug.exceptions import HTTPException
 
-from server.encode import dumps
+from server.encode import json_response
 from steering import Busy, Fault, RequestError, SteeringError
 
 log = logging.getLogger("helmsight")
@@ -69,11 +69,6 @@ class BadRequest(ApiError):
         super().__init__(400, message, param=param, code=code)
 
 
-def not_available(what: str, param: str) -> BadRequest:
-    """The error for a part of the protocol that this build does not implement; silence would be a no-op."""
-    return BadRequest(f"{what} is not available in this version of the server.", param, "not_available")
-
-
 def to_api_error(error: Exception) -> ApiError:
     """The ApiError for any exception; unexpected ones are logged here and say nothing of the inside."""
     match error:
@@ -112,7 +107,7 @@ def _from_werkzeug(error: HTTPException) -> ApiError:
 def error_response(error: Exception) -> Response:
     """The HTTP response for an exception."""
     problem = to_api_error(error)
-    return Response(dumps(problem.body()), problem.status, problem.headers, mimetype="application/json")
+    return json_response(problem.body(), problem.status, problem.headers)
 
 
 def register(app: Flask) -> None:

@@ -1,5 +1,5 @@
-"""Serving with gunicorn: one worker process that owns the model (`server.worker`), one thread for each request that runs
-or waits.
+"""Serving with gunicorn: one worker process that owns the model (`server.process.worker`), one thread for each request
+that runs or waits.
 
 The master process imports neither torch nor the model; the worker loads it after the fork, in the background.
 """
@@ -49,7 +49,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
     return {
         "bind": host if host.startswith("unix:") else f"{host}:{settings.port}",
         "workers": 1,  # the model and its batch live in one process; replicas are separate servers
-        "worker_class": "server.worker.Worker",
+        "worker_class": "server.process.worker.Worker",
         "threads": threads,
         "worker_connections": threads + 4096,  # beyond the threads: those that wait for bytes of their clients
         "timeout": 120,  # the worker's main loop beats each second, however long an answer takes
@@ -73,7 +73,7 @@ def worker_app(settings: Settings) -> Flask:
     from transformers.utils import logging as transformers_logging
 
     from server.app import create_app
-    from server.runtime import Runtime
+    from server.process.runtime import Runtime
 
     transformers_logging.disable_progress_bar()  # it would be a smear in a log
     set_up_logging(settings.log_level)

@@ -6,14 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
-
 from server.encode import dumps
 from server.journal.bounded import clean, encoded, reduced
 from server.journal.scalars import scalars
 from server.journal.writer import Journal
-from server.wire import Apply, ChatRequest, Icd, Sage, image_urls
-from steering import Choice, Request, Steer
+from server.wire.chat import ChatRequest
+from server.wire.messages import image_urls
+from steering import Choice, Options, Request, Steer, Steering
 
 LABEL = 128
 """Characters kept of a model's name."""
@@ -26,6 +25,8 @@ class Entry:
     journal: Journal
     shared: dict[str, Any]
     """The columns that all choices have in common."""
+    secret: frozenset[str] = frozenset()
+    """Texts of a prompt that interventions report, which the journal is not to keep."""
     partial: dict[int, str] = field(default_factory=dict)
     recorded: int | None = None
     """The number of the last row of a finished choice."""
@@ -38,7 +39,8 @@ class Entry:
         if not journal.enabled:
             return None
         try:
-            return cls(journal, shared(chat, request, answer_id, model, prompt_tokens, journal.text_limit))
+            columns = shared(chat, request, answer_id, model, prompt_tokens, journal.text_limit)
+            return cls(journal, columns, secret_texts(chat, journal.text_limit))
         except Exception as error:
             journal.refused(error)
             return None
@@ -77,7 +79,7 @@ class Entry:
             "choice": choice.index,
             "finish_reason": clean(choice.finish_reason, 16),
             "completion_tokens": len(choice.token_ids),
-            "applied": None if choice.applied is None else encoded(self._without_texts(reduced(choice.applied))),
+            "applied": None if choice.applied is None else encoded(without(self.secret, reduced(choice.applied))),
             "answer": self._text(choice.text),
             **scalars(choice.applied, choice.diagnostics),
         }
@@ -89,22 +91,18 @@ class Entry:
         limit = self.journal.text_limit
         return clean(text, limit) if limit else None
 
-    def _without_texts(self, applied: dict[str, Any]) -> dict[str, Any]:
-        contrast = applied.get("contrast")
-        if isinstance(contrast, dict) and isinstance(said := contrast.get("instruction"), str):
-            applied["contrast"] = contrast | {"instruction": instruction(said, self.journal.text_limit)}
-        return applied
-
 
 def shared(
     chat: ChatRequest, request: Request, answer_id: str, model: str, prompt_tokens: int, text_limit: int
 ) -> dict[str, Any]:
     """The columns that follow from the request alone. `text_limit` 0 keeps its texts out."""
     created = time.time()
-    toward = steered_toward(request.steering)
-    sage, sampling, metadata = request.sage, request.sampling, chat.metadata
-    stages = {name: sage is not None and getattr(sage, name) is not None for name in ("see", "think", "generate")}
-    contrast = "none" if request.contrast is None else request.contrast.kind
+    steering = request.asked.get(Steering.name())
+    steers = steering.steers if isinstance(steering, Steering) else ()
+    toward = steered_toward(steers)
+    sampling, metadata = request.sampling, chat.metadata
+    stages = {name: f"sage.{name}" in request.asked for name in ("see", "think", "generate")}
+    contrast = next((one.kind for one in request.asked.values() if one.path == ("contrast",)), "none")
     parts = ([] if toward == "none" else [f"steer:{toward}"]) + (["sage"] if any(stages.values()) else [])
     parts += [] if contrast == "none" else [f"contrast:{contrast}"]
     right = (metadata or {}).get("answer_correct")
@@ -118,9 +116,9 @@ def shared(
         "toward": toward,
         **{f"sage_{name}": on for name, on in stages.items()},
         "contrast": contrast,
-        "vectors": "".join(f"|{name}" for name in sorted({steer.vector.name for steer in request.steering})) + "|",
+        "vectors": "".join(f"|{name}" for name in sorted({steer.vector.name for steer in steers})) + "|",
         "prompt_tokens": prompt_tokens,
-        "images": sum(1 for _ in image_urls(chat)),
+        "images": sum(1 for _ in image_urls(chat.messages)),
         "answer_correct": {"true": True, "false": False}.get(right or ""),
         "sampling": encoded(
             {
@@ -144,37 +142,34 @@ def steered_toward(steers: tuple[Steer, ...]) -> str:
 
 
 def asked(chat: ChatRequest, text_limit: int) -> dict[str, Any]:
-    """The interventions and readouts as the client wrote them."""
-    contrast = as_sent(chat.contrast)
-    if isinstance(chat.contrast, Icd) and "instruction" in contrast:
-        contrast["instruction"] = instruction(chat.contrast.instruction, text_limit)
+    """The interventions and readouts as the client wrote them; None is off."""
+    sent = {name: given.sent for name, given in chat.interventions.items()}
+    diagnostics = None if chat.diagnostics is None else chat.diagnostics.model_dump(exclude_unset=True) or True
     return {
-        "steering": as_sent(chat.steering),
-        "sage": as_sent(chat.sage),
-        "contrast": contrast,
+        **dict.fromkeys(chat.asking),
+        **without(secret_texts(chat, text_limit), sent),
         "baseline": bool(chat.baseline),
-        "diagnostics": as_sent(chat.diagnostics),
+        "diagnostics": diagnostics,
     }
 
 
-def as_sent(value: Any) -> Any:
-    """A wire object with the fields that were given: {} was true, and inside an object None was false."""
+def secret_texts(chat: ChatRequest, text_limit: int) -> frozenset[str]:
+    """Texts that the interventions of a request bring along and the journal does not keep: all but their defaults."""
+    if text_limit:
+        return frozenset()
+    asked = [one for given in chat.interventions.values() for one in given.asked]
+    options = [type(one) for one in asked if isinstance(one, Options)]
+    defaults = [field.default for one in options for field in one.model_fields.values()]
+    return frozenset(text for one in asked for text in one.texts if text not in defaults)
+
+
+def without(texts: frozenset[str], value: Any) -> Any:
+    """A JSON value in which these texts are replaced by their length."""
+    if isinstance(value, dict):
+        return {key: without(texts, item) for key, item in value.items()}
     if isinstance(value, list):
-        return [as_sent(item) for item in value]
-    if not isinstance(value, BaseModel):
-        return value
-    given: dict[str, Any] = {}
-    for name, info in type(value).model_fields.items():
-        if name in value.model_fields_set:
-            given[info.alias or name] = as_sent(getattr(value, name))
-    if isinstance(value, Sage):
-        given = {name: False if stage is None else stage for name, stage in given.items()}
-    return given if given or isinstance(value, Apply) else True
-
-
-def instruction(text: str, text_limit: int) -> str:
-    """What a row keeps of a text that is part of a prompt."""
-    return text if text_limit or text == Icd.model_fields["instruction"].default else f"({len(text)} characters)"
+        return [without(texts, item) for item in value]
+    return f"({len(value)} characters)" if isinstance(value, str) and value in texts else value
 
 
 def prompt_text(chat: ChatRequest) -> str:

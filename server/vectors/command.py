@@ -131,8 +131,8 @@ def compose(arguments: argparse.Namespace) -> None:
 
 def export(arguments: argparse.Namespace) -> None:
     """A file for elsewhere."""
-    from steering.vectors.gguf import to_gguf
     from steering.files import write_atomically
+    from steering.vectors.gguf import to_gguf
 
     store, _ = _open(arguments)
     path = Path(arguments.file)
@@ -208,7 +208,7 @@ def _add(registry: Registry, vector: SteeringVector, replace: bool) -> None:
 
 def _open(arguments: argparse.Namespace) -> tuple[VectorStore, Callable[[], Registry]]:
     """All vectors of the settings, and what opens the folder that may be written to."""
-    from server.runtime import vector_store
+    from server.process.runtime import vector_store
     from server.vectors.registry import Registry
 
     settings = server_settings.from_arguments(arguments)

@@ -13,11 +13,11 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 import steering
-from server.body import read_bytes, read_json
-from server.context import AppContext, context
-from server.encode import dumps
+from server.api.body import read_bytes, read_json
+from server.api.context import AppContext, context
+from server.encode import json_response
 from server.errors import ApiError, BadRequest
-from server.runtime import Serving
+from server.process.runtime import Serving
 from server.vectors.registry import Registry
 from server.vectors.validation import validate
 from steering import Steer, SteeringVector, VectorError
@@ -49,7 +49,7 @@ _STATUS = {
 def list_vectors() -> Response:
     """All vectors of the server, also those of other models (`matches` false) and damaged ones (`error`)."""
     serving = context().runtime.serving()
-    return _json({"object": "list", "data": [vector_or_error(serving, name) for name in serving.store.names()]})
+    return json_response({"object": "list", "data": [vector_or_error(serving, name) for name in serving.store.names()]})
 
 
 @blueprint.get("/v1/steering/vectors/<name>")
@@ -57,7 +57,7 @@ def get_vector(name: str) -> Response:
     """One vector with how it was made."""
     serving = context().runtime.serving()
     with _explained("name"):
-        return _json(vector_json(serving.store.get(name), serving.mllm.fingerprint))
+        return json_response(vector_json(serving.store.get(name), serving.able.fingerprint))
 
 
 @blueprint.get("/v1/steering/vectors/<name>/file")
@@ -91,9 +91,8 @@ def upload_vector() -> Response:
         # Written anew, so that nothing is stored but what was checked.
         registry.add(vector, replace)
     log.info("steering vector %s was uploaded", vector.name)
-    shown = dumps(vector_json(vector, serving.mllm.fingerprint))
     location = {"Location": f"/v1/steering/vectors/{vector.name}"}
-    return Response(shown, 201, location, mimetype="application/json")
+    return json_response(vector_json(vector, serving.able.fingerprint), 201, location)
 
 
 @blueprint.delete("/v1/steering/vectors/<name>")
@@ -104,7 +103,7 @@ def delete_vector(name: str) -> Response:
     with _explained("name"):
         registry.remove(name)
     log.info("steering vector %s was deleted", name)
-    return _json({"name": name, "object": "steering.vector", "deleted": True})
+    return json_response({"name": name, "object": "steering.vector", "deleted": True})
 
 
 @blueprint.post("/v1/steering/validate")
@@ -112,7 +111,7 @@ def dry_run() -> Response:
     """What a request's steering would do, without generating; errors are those of a chat request."""
     app = context()
     serving = app.runtime.serving()
-    return _json(validate(read_json(app), serving, app))
+    return json_response(validate(read_json(app), serving, app))
 
 
 def registry_of(app: AppContext, serving: Serving) -> Registry:
@@ -135,7 +134,7 @@ def registry_of(app: AppContext, serving: Serving) -> Registry:
 def vector_or_error(serving: Serving, name: str) -> dict[str, Any]:
     """A vector of a list."""
     try:
-        return vector_json(serving.store.get(name), serving.mllm.fingerprint)
+        return vector_json(serving.store.get(name), serving.able.fingerprint)
     except VectorError as error:
         return {"object": "steering.vector", "name": name, "error": str(error)}
     except OSError as error:  # without its path
@@ -175,7 +174,7 @@ def _query() -> tuple[str | None, bool]:
 
 def _check(vector: SteeringVector, serving: Serving) -> None:
     """Refuse what this server could not use, or would have to repeat at length."""
-    steering.check_steer(serving.mllm, Steer(vector, 1.0))
+    serving.engine.check_steer(Steer(vector, 1.0))
     if len(json.dumps(vector.info)) > MAX_INFO or len(vector.kind) > MAX_KIND:
         raise VectorError(
             f"What a steering vector says about itself may have at most {MAX_INFO} characters of JSON, its kind at most "
@@ -199,7 +198,3 @@ def _explained(param: str | None = None) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ApiError(507, "The disk is full; nothing was changed.", code="storage_full") from error
         raise ApiError(500, "The folder of steering vectors cannot be used.", code="storage_failed") from error
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(dumps(value), mimetype="application/json")

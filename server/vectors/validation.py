@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 import steering
-from server import wire
-from server.context import AppContext
-from server.resolve import automatic, entry, resolve
-from server.runtime import Serving
-
-
-class Validation(wire.ChatRequest):
-    """A chat request whose messages may be missing; where they are there, the numbers of images are checked too."""
-
-    steering: wire.SteeringField
-    messages: Annotated[list[wire.Message], Field(default_factory=list, max_length=wire.MAX_MESSAGES)]
+from server.api.context import AppContext
+from server.api.resolve import automatic, resolve
+from server.process.runtime import Serving
+from server.vectors.steers import entry
+from server.wire.messages import image_urls
+from server.wire.parse import parse
+from server.wire.steering import Steering as NamedSteering
 
 
 def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     """The report of a JSON body; raises the errors of a chat request, with its codes and params."""
-    asked = wire.parse(body, Validation)
+    asked = parse(body, app.dry_runs)
     if asked.model:
         serving.check_name(asked.model)
-    images = len(list(wire.image_urls(asked))) if asked.messages else None
+    images = len(list(image_urls(asked.messages))) if asked.messages else None
     asked = asked.model_copy(update={"messages": []})  # pictures are not fetched for a dry run
-    steers = resolve(asked, serving, app.settings, app.image_loader()).steering
-    auto = automatic(asked.steering, serving, app.settings)
+    found = resolve(asked, serving, app.settings, app.image_loader()).asked.get(steering.Steering.name())
+    steers = found.steers if isinstance(found, steering.Steering) else ()
+    auto = automatic(asked, serving, app.settings)
     if auto is not None:
-        steering.check_auto(serving.mllm, auto)
+        serving.engine.check_auto(auto)
         steers = (auto.toward("vision"),)
-    listed = asked.steering is not None and asked.steering.vectors is not None
+    forms = [given.form for given in asked.interventions.values()]
+    listed = any(isinstance(form, NamedSteering) and form.vectors is not None for form in forms)
     for i, steer in enumerate(steers):
         with entry(i) if listed else nullcontext():
-            steering.check_steer(serving.mllm, steer, images)
+            serving.engine.check_steer(steer, images)
     reports = [steering.planned(steer) for steer in steers]
     if auto is not None:  # the way, and with it the sign, is found when the answer is asked for
         reports = [{**report, "toward": "auto", "scale": None} for report in reports]

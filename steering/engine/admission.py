@@ -147,6 +147,7 @@ def prepare(
 def _surroundings(
     mllm: MLLM, request: Request, layout: Layout, focus_layers: int, token_text: Callable[[int], Text]
 ) -> Surroundings:
+    readouts = () if request.diagnose is None else request.diagnose.readouts
     pictures = [] if request.diagnose is None else pictures_of(request.messages)
     tilings = [tiling_of(mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
     discounts = request.diagnose is not None and request.diagnose.discount_sinks
@@ -156,7 +157,7 @@ def _surroundings(
         focus_layers,
         lambda token: token_text(token)[0],
         tilings,
-        pictures,
+        pictures if any(one.needs_pictures for one in readouts) else (),
         None if sinks is None else torch.tensor(sinks),
         None if calibration is None else calibration.flags,
     )

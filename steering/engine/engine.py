@@ -19,6 +19,7 @@ from steering.engine.turn import Turn
 from steering.errors import Busy, Fault, RequestError, UnsupportedModel
 from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
+from steering.protocol import intervention, readout
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Result, Sampling
 
@@ -29,7 +30,8 @@ class Engine:
     """Serves one patched model with continuous batching; any thread may submit, one thread steps.
 
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
-    prompt tokens of one step; `focus_layers` is N of the focus metrics (default: the model's own). `compiled` has torch
+    prompt tokens of one step; `focus_layers` is N of the focus metrics (default: the model's own). What was
+    registered by now can be asked for: `interventions` and `readouts` are its names. `compiled` has torch
     compile the decode step, which takes about a minute at first and makes every later step shorter.
     Raises UnsupportedModel when the self-check finds a difference from the plain model, or when compiling fails.
     """
@@ -55,6 +57,8 @@ class Engine:
         self.max_length = min(mllm.context_length, max_length or 4096)
         self.max_waiting = max_waiting
         self.limits = Limits(self.max_length, max_images, focus_layers or mllm.focus_layers)
+        self.interventions = frozenset(intervention.REGISTRY)
+        self.readouts = frozenset(readout.REGISTRY)
         if self_check:
             check_model(mllm, compiled)
         self._runner = Runner(mllm, slots, self.max_length, max_images, ImageCache(image_cache_bytes), compiled)

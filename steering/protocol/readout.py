@@ -35,7 +35,7 @@ Scalar = float | int | bool | None
 @dataclass(frozen=True)
 class Surroundings:
     """What readouts need besides an answer's readings: N of the focus metrics, the text of a token, how each image is tiled
-    (None where it is not, or nobody knows), the request's pictures (where heat maps need them), the model's sinks
+    (None where it is not, or nobody knows), the request's pictures (where readouts need them), the model's sinks
     (layers, rows, columns) where they are known, and its thresholds of flags."""
 
     focus_layers: int
@@ -180,11 +180,12 @@ class FinishedAnswer:
 
 class Readout(ABC):
     """One key of the envelope beside an answer, unless it has no `own_key`. `cheap` ones are those that `diagnostics: true`
-    asks for."""
+    asks for; `needs_pictures` those that read `Surroundings.pictures`."""
 
     name: ClassVar[str]
     cheap: ClassVar[bool] = False
     own_key: ClassVar[bool] = True
+    needs_pictures: ClassVar[bool] = False
     scalars: ClassVar[Mapping[str, type]] = {}
     """The numbers of it that the journal and the metrics keep, float, int or bool each."""
 

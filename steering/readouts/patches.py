@@ -38,6 +38,7 @@ class HeatmapsReadout(Readout):
     """Overlays of rho, mean over the chosen layers, on the pictures; None for an image whose tokens are no single grid."""
 
     name = "heatmaps"
+    needs_pictures = True
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.PATCHES})

@@ -12,8 +12,6 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("answering", "harness", "conflicts", "vector", "calibration", "mc2", "sage", "commands", "command")
 BENCHMARKS = ("mc2", "sage")
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "probes").rglob("*.py")}
-STAND_INS = ("probes.faithfulness", "probes.mc2.__init__")
-"""Old names for what `server.cli` imports for types; they go when it names the new ones."""
 
 
 def imported(name: str) -> set[str]:
@@ -30,7 +28,7 @@ def room(name: str) -> str:
     return name.split(".")[1]
 
 
-@pytest.mark.parametrize("name", sorted(FILES.keys() - {"probes.__init__", *STAND_INS}))
+@pytest.mark.parametrize("name", sorted(FILES.keys() - {"probes.__init__"}))
 def test_a_room_imports_only_rooms_before_it_and_no_benchmark_another(name: str) -> None:
     for other in imported(name):
         assert ROOMS.index(room(other)) <= ROOMS.index(room(name)), f"{name} imports {other}"

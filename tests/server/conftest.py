@@ -24,9 +24,9 @@ import steering
 from server import settings as server_settings
 from server.app import create_app
 from server.journal.database import Database, Place, open_database
+from server.process.worker import Worker
 from server.serving import gunicorn_options
 from server.settings import Settings
-from server.worker import Worker
 from tests.server.browser import chromium, visit  # noqa: F401 -- fixtures
 from tests.server.fakes import FakeEngine, checkpoint
 from tests.server.journals import Postgres, running_postgres

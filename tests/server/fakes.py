@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from steering import Choice, Chunk, Request, Result
+import torch
+
+from server.engine import Capabilities
+from steering import Auto, Choice, Chunk, Request, Result, Steer, TextBounds
+from steering.protocol import intervention, readout
 
 
 class FakeCompletion:
@@ -21,6 +25,7 @@ class FakeCompletion:
         self.cancelled = threading.Event()
         self.pieces = 0
         self.diagnostics = diagnostics
+        self.choice: Choice | None = None
 
     def __iter__(self) -> Iterator[Chunk]:
         text = ""
@@ -42,6 +47,9 @@ class FakeCompletion:
         return self.pieces if index == 0 else 0
 
     def result(self) -> Result:
+        if self.choice is None:
+            list(self)
+        assert self.choice is not None
         return Result((self.choice,), self.prompt_tokens, len(self.script))
 
     def cancel(self) -> None:
@@ -52,11 +60,11 @@ class FakeEngine:
     """An engine whose next completion, refusal and numbers are set by the test."""
 
     def __init__(self, *script: Any):
-        self.mllm = SimpleNamespace(
-            name="fake", path=None, fingerprint="f" * 32, num_layers=2, hidden_size=8, device="cpu", dtype="torch.float32",
-            image_size=None, generation_defaults={"temperature": 0.0}, longest_token=16,
+        self.capabilities = Capabilities(
+            name="fake", fingerprint="f" * 32, layers=2, hidden_size=8, context_length=128, text=TextBounds(128, 2048, 1024),
+            device="cpu", dtype="float32", generation_defaults={"temperature": 0.0},
+            interventions=frozenset(intervention.REGISTRY), readouts=frozenset(readout.REGISTRY),
         )  # fmt: skip
-        self.max_length = 128
         self.healthy = True
         self.refusal: Exception | None = None
         self.numbers = {"running": 0, "waiting": 0, "slots": 2, "max_waiting": 2}
@@ -77,8 +85,27 @@ class FakeEngine:
         self.completions.append(FakeCompletion(self.script, self.diagnostics))
         return self.completions[-1]
 
+    def decide(self, request: Request, auto: Auto, begun: Callable[[Any], object]) -> Request:
+        return request
+
+    def can(self, **able: Any) -> None:
+        """Change what it can do."""
+        self.capabilities = replace(self.capabilities, **able)
+
+    def magnitudes(self) -> torch.Tensor:
+        return torch.ones(self.capabilities.layers)
+
+    def check_steer(self, steer: Steer, images: int | None = None) -> None:
+        assert steer.vector.fingerprint == self.capabilities.fingerprint
+
+    def check_auto(self, auto: Auto) -> None:
+        self.check_steer(auto.toward("vision"))
+
     def stats(self) -> dict[str, float]:
         return dict(self.numbers)
+
+    def start(self) -> None:
+        self.healthy = True
 
     def stop(self, drain: float = 0.0) -> None:
         self.stopped = drain

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import steering
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("steering", "probes", "demo", "server")
 FILES = [(room, path) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
@@ -61,6 +63,36 @@ def test_the_server_touches_private_attributes_of_nothing_but_itself() -> None:
                 # argparse has only a private name for what add_subparsers returns; os._exit is documented
                 known = node.attr in ("_SubParsersAction", "_exit")
                 assert own or known, f"{path.relative_to(ROOT)}:{node.lineno} touches .{node.attr}"
+
+
+INSIDE = ("steering.engine", "steering.model", "steering.decoder", "steering.prompt", "steering.auto")
+LOADERS = {"server/process/local.py", "server/process/preflight.py", "server/vectors/command.py"}
+"""Who loads or looks at a checkpoint for Helmsight's own engine; nothing else knows that it is the one that serves."""
+WORDS = {"Auto", "Criterion", "TextBounds"}
+"""Types that stand in the protocol."""
+
+
+def test_the_server_knows_an_engine_by_its_protocol_alone() -> None:
+    for path, tree in trees("server"):
+        if str(path.relative_to(ROOT)) in LOADERS:
+            continue
+        named = {name for module, names in imports(tree) if module == "steering" for name in names}
+        named |= {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "steering"
+        }
+        homes = {name: getattr(getattr(steering, name, None), "__module__", "") for name in named - WORDS}
+        inner = [name for name, home in homes.items() if home.startswith(INSIDE)]
+        assert not inner, f"{path.relative_to(ROOT)} uses {inner}"
+        for module, _ in imports(tree):
+            assert not module.startswith(INSIDE), f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_the_server_touches_no_model() -> None:
+    for path, tree in trees("server"):
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert "mllm" not in names or str(path.relative_to(ROOT)) in LOADERS, f"{path.relative_to(ROOT)} touches .mllm"
 
 
 def test_no_pickle_anywhere() -> None:

@@ -22,11 +22,11 @@ from server.journal.scalars import scalars
 from server.journal.schema import DIAGNOSTICS
 from server.journal.writer import HEAVY
 from server.settings import JournalReadout, Settings
+from tests.server.api.test_operations import samples
+from tests.server.api.test_streams import Live, events, post_and_hold, wait_for
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
 from tests.server.journals import settled
-from tests.server.test_operations import samples
-from tests.server.test_streams import Live, events, post_and_hold, wait_for
 
 Serve = Callable[..., FlaskClient]
 

@@ -18,7 +18,8 @@ from flask import Flask
 
 import steering
 from server.app import create_app
-from server.runtime import Runtime, Serving, vector_store
+from server.process.local import adapted
+from server.process.runtime import Runtime, Serving
 from server.settings import Settings
 from tests.server.browser import Visit, drop, until
 from tests.server.fakes import FakeEngine, checkpoint
@@ -649,7 +650,7 @@ def test_it_waits_for_the_model(
 
     def load(settings: Settings) -> Serving:
         loaded.wait(30)
-        return Serving(engine, vector_store(settings, engine.mllm.path))
+        return Serving.of(adapted(engine), settings)
 
     runtime = Runtime(settings, loader=load)
     runtime.start()

@@ -8,8 +8,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from server.app import create_app
-from server.page import STATIC
 from server.settings import Settings
+from server.web.page import STATIC
 from tests.server.fakes import FakeEngine
 
 

@@ -26,6 +26,7 @@ from steering import (
     Engine,
     Generate,
     Icd,
+    Options,
     Reliability,
     Request,
     Sage,

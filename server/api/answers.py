@@ -1,0 +1,136 @@
+"""Answers in OpenAI's JSON: the whole completion, and the events of a streamed one."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.encode import dumps
+from server.wire.chat import ChatRequest
+from steering import Choice, Chunk, Result, TokenLogprob
+
+DONE = "data: [DONE]\n\n"
+LOWEST_LOGPROB = -9999.0
+"""What stands for minus infinity, as in OpenAI's own answers."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What all objects of one answer share, and which of the optional fields the client asked for."""
+
+    model: str
+    fingerprint: str
+    logprobs: bool = False
+    nothing: Mapping[str, Any] = field(default_factory=dict)
+    """What `applied` says where nothing was done, for each field of interventions that was given."""
+    diagnostics: bool = False
+    baseline: bool = False
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def to(cls, chat: ChatRequest, model: str, fingerprint: str) -> Answer:
+        """The answer to a request."""
+        return cls(
+            model,
+            f"fp_{fingerprint[:16]}",
+            logprobs=bool(chat.logprobs),
+            nothing={name: given.nothing for name, given in chat.interventions.items()},
+            diagnostics=chat.diagnostics is not None,
+            baseline=bool(chat.baseline),
+        )
+
+    def completion(self, result: Result) -> dict[str, Any]:
+        """The whole chat.completion object."""
+        choices = [
+            {"index": choice.index, **self._finished(choice), **self._extras(choice)} for choice in result.choices
+        ]
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage(result)}
+
+    def role_event(self, index: int, usage_asked: bool) -> str:
+        """The first event of a choice."""
+        return self._event(index, {"role": "assistant", "content": ""}, None, usage_asked)
+
+    def events(self, chunk: Chunk, usage_asked: bool) -> str:
+        """The events of one chunk: its text, and, for the last chunk of a choice, how the choice ended."""
+        text = ""
+        if chunk.text or chunk.logprobs:
+            text = self._event(chunk.index, {"content": chunk.text}, chunk.logprobs, usage_asked)
+        if chunk.choice is not None:
+            end = {"finish_reason": chunk.choice.finish_reason, **self._extras(chunk.choice)}
+            text += self._event(chunk.index, {}, None, usage_asked, end)
+        return text
+
+    def usage_event(self, result: Result) -> str:
+        """The event after the last choice, for clients that asked for the usage."""
+        return event({**self._head("chat.completion.chunk"), "choices": [], "usage": usage(result)})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def _event(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: Sequence[TokenLogprob] | None,
+        usage_asked: bool,
+        end: dict[str, Any] | None = None,
+    ) -> str:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **(end or {})}
+        if self.logprobs and logprobs:
+            choice["logprobs"] = logprobs_json(logprobs)
+        head = self._head("chat.completion.chunk")
+        return event({**head, "choices": [choice], **({"usage": None} if usage_asked else {})})
+
+    def _finished(self, choice: Choice) -> dict[str, Any]:
+        logprobs = logprobs_json(choice.logprobs or ()) if self.logprobs else None
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+    def _extras(self, choice: Choice) -> dict[str, Any]:
+        """The fields beyond OpenAI's, each only when asked for."""
+        extras: dict[str, Any] = {}
+        if self.nothing:
+            extras["applied"] = {**self.nothing, **(choice.applied or {})}
+        if self.diagnostics:
+            extras["diagnostics"] = choice.diagnostics
+        if self.baseline:
+            base = choice.baseline
+            extras["baseline"] = None if base is None else self._finished(base) | self._baseline_diagnostics(base)
+        return extras
+
+    def _baseline_diagnostics(self, base: Choice) -> dict[str, Any]:
+        return {"diagnostics": base.diagnostics} if self.diagnostics else {}
+
+
+def event(value: dict[str, Any]) -> str:
+    """One server-sent event."""
+    return f"data: {dumps(value)}\n\n"
+
+
+def usage(result: Result) -> dict[str, int]:
+    """Token counts in OpenAI's names."""
+    return {
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.completion_tokens,
+        "total_tokens": result.prompt_tokens + result.completion_tokens,
+    }
+
+
+def logprobs_json(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """OpenAI's logprobs object."""
+    content = [{**_token(token), "top_logprobs": [_token(top) for top in token.top]} for token in tokens]
+    return {"content": content, "refusal": None}
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "logprob": max(token.logprob, LOWEST_LOGPROB), "bytes": list(token.bytes)}

@@ -1,0 +1,38 @@
+"""A request's body, bounded. All of it is here when a thread gets the request: `server.process.worker` has read it."""
+
+from __future__ import annotations
+
+import io
+
+from flask import request
+
+from server.api.context import AppContext
+from server.errors import ApiError
+
+
+def read_json(app: AppContext) -> bytes:
+    """The body of a request in JSON."""
+    if not request.is_json:
+        raise ApiError(
+            415, "The body must be JSON: send 'Content-Type: application/json'.", code="unsupported_media_type"
+        )
+    return read_bytes(app.settings.max_body)
+
+
+def read_bytes(limit: int) -> bytes:
+    """The body, of at most `limit` bytes whatever the limit for other routes."""
+    if request.content_encoding not in (None, "", "identity"):
+        raise ApiError(415, "The body must not be compressed.", code="unsupported_media_type")
+    large = ApiError(
+        413, f"The body is too large; at most {limit} bytes are allowed.", code="request_entity_too_large",
+        headers={"Connection": "close"},
+    )  # fmt: skip
+    if (request.content_length or 0) > limit:
+        raise large
+    request.max_content_length = limit + 1  # werkzeug silently drops what a chunked body has beyond it
+    body = request.get_data(cache=False)
+    if isinstance(source := request.environ["wsgi.input"], io.BytesIO):
+        source.close()  # a second copy of the body would be kept as long as the answer takes
+    if len(body) > limit:
+        raise large
+    return body

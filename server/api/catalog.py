@@ -1,0 +1,99 @@
+"""What there is: the model with its limits and, of `server.vectors`, the steering vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Blueprint, Response
+
+from server.api.context import AppContext, context
+from server.encode import json_response
+from server.process.runtime import Serving
+from server.vectors import routes as vector_routes
+from server.vectors.routes import vector_or_error
+from server.wire.interventions import schema as options_schema
+from steering.protocol import intervention, readout
+
+SCALARS = {float: "number", int: "integer", bool: "boolean"}
+"""JSON schema's words for the kinds of numbers that readouts keep."""
+
+blueprint = Blueprint("catalog", __name__)
+blueprint.register_blueprint(vector_routes.blueprint)
+
+
+@blueprint.get("/v1/models")
+def list_models() -> Response:
+    """The one model of this server in OpenAI's list."""
+    app = context()
+    return json_response({"object": "list", "data": [_model(app, app.runtime.serving())]})
+
+
+@blueprint.get("/v1/models/<path:name>")
+def get_model(name: str) -> Response:
+    """The model, by its name."""
+    app = context()
+    serving = app.runtime.serving()
+    serving.check_name(name)
+    return json_response(_model(app, serving))
+
+
+def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
+    able, settings, stats = serving.able, app.settings, serving.engine.stats()
+    bounds = serving.text_bounds(settings)
+    matching = [v["name"] for name in serving.store.names() if (v := vector_or_error(serving, name)).get("matches")]
+    return {
+        "id": serving.name,
+        "object": "model",
+        "created": serving.since,
+        "owned_by": "helmsight",
+        "fingerprint": able.fingerprint,
+        "layers": able.layers,
+        "hidden_size": able.hidden_size,
+        "context_length": able.context_length,
+        "device": able.device,
+        "dtype": able.dtype,
+        "image_size": None if able.image_size is None else list(able.image_size),
+        "vectors": matching,
+        "interventions": [
+            {
+                "name": name,
+                "path": list(kind.path),
+                "kind": kind.kind or None,
+                "twin": kind.twin,  # of these a request may have one
+                "schema": schema,
+            }
+            for name, (kind, _) in intervention.REGISTRY.items()
+            if name in able.interventions and (schema := options_schema(kind)) is not None
+        ],
+        "readouts": [name for name in readout.REGISTRY if name in able.readouts],
+        "readout_schemas": [
+            {
+                "name": one.name,
+                "cheap": one.cheap,
+                "own_key": one.own_key,
+                "scalars": {name: SCALARS[kind] for name, kind in one.scalars.items()},
+            }
+            for one in readout.REGISTRY.values()
+            if one.name in able.readouts
+        ],
+        "limits": {
+            "slots": int(stats["slots"]),
+            "waiting": int(stats["max_waiting"]),
+            "choices": settings.max_choices,
+            "characters": bounds.characters,
+            "texts": bounds.parts,
+            "images": settings.max_images,
+            "image_bytes": settings.max_image_bytes,
+            "image_pixels": settings.max_image_pixels,
+            "request_pixels": settings.max_request_pixels,
+            "body_bytes": settings.max_body,
+            "strength": settings.max_strength,
+            "strength_unit": "published",
+            "vectors": settings.max_vectors,
+            "seconds": settings.request_timeout,
+            "remote_images": settings.allow_remote_images,
+            "uploads": settings.allow_uploads,
+            "vector_bytes": settings.max_vector_bytes,
+            "uploaded_vectors": settings.max_uploaded_vectors,
+        },
+    }

@@ -1,0 +1,250 @@
+"""POST /v1/chat/completions: from the body to the engine and back, whole or streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from flask import Blueprint, Response, g, request
+
+import steering
+from server.api.answers import DONE, Answer, event
+from server.api.body import read_json
+from server.api.context import AppContext, context
+from server.api.resolve import automatic, resolve
+from server.encode import json_response
+from server.engine import Completion, Turn
+from server.errors import CLIENT_CLOSED, ApiError, to_api_error
+from server.journal.entry import Entry
+from server.process.runtime import Serving
+from server.process.watcher import Watch, client_socket
+from server.wire.chat import ChatRequest
+from server.wire.messages import image_urls
+from server.wire.parse import parse
+from steering import Busy
+
+blueprint = Blueprint("chat", __name__)
+
+
+@blueprint.post("/v1/chat/completions")
+def create_completion() -> Response:
+    """Answer a chat, whole or as a stream of events; `server.wire.chat.ChatRequest` has the fields."""
+    app = context()
+    serving = app.runtime.serving()
+    bounds = serving.text_bounds(app.settings)
+    chat = parse(read_json(app), app.chats, parts=bounds.parts + app.settings.max_images)
+    bounds.check(chat.texts)
+    if chat.model:
+        serving.check_name(chat.model)
+    n = 1 if chat.n is None else chat.n
+    answer = Answer.to(chat, serving.name, serving.able.fingerprint)
+    completion, entry, hidden = submit(app, serving, chat, answer)
+    watch = app.watcher.add(client_socket(request.environ), app.settings.request_timeout, completion.cancel)
+    running = Running(app, completion, watch, g.started, set(range(n)), answer.id, entry, hidden)
+    if not chat.stream:
+        try:
+            return json_response(answer.completion(running.whole()))
+        finally:
+            running.close()
+    with_usage = bool(chat.stream_options and chat.stream_options.include_usage)
+    response = Response(
+        stream(running, answer, n, with_usage),
+        mimetype="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )
+    # A generator that was never started runs no `finally`: a client gone before the first byte needs this.
+    response.call_on_close(running.close)
+    return response
+
+
+def submit(
+    app: AppContext, serving: Serving, chat: ChatRequest, answer: Answer
+) -> tuple[Completion, Entry | None, frozenset[str]]:
+    """Hand the request to the engine; raises what is wrong with it, or Busy.
+
+    Returns what runs, what writes its rows, and the readouts that run for the journal alone.
+    """
+    stats = serving.engine.stats()
+    if stats["waiting"] >= stats["max_waiting"] and stats["running"] >= stats["slots"]:
+        raise Busy(int(stats["waiting"]), retry_after=1.0)  # before its images cost anything
+    compared = chat.diagnostics.compare_to if chat.diagnostics else None
+    earlier = None if compared is None else app.states.find(compared)
+    images = app.image_loader()
+    images.fetch_remote(image_urls(chat.messages))  # outside the semaphore: slow hosts must not hold up other requests
+    with serving.preparing:
+        resolved = resolve(chat, serving, app.settings, images, earlier)
+        auto = automatic(chat, serving, app.settings)
+    hidden = (app.journal_readouts & serving.able.readouts) - shown_readouts(resolved)
+    try:
+        with serving.engine.turn() as turn:
+            if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
+                resolved = decided(app, turn, resolved, auto)
+            with serving.preparing:
+                completion = turn.submit(with_readouts(resolved, hidden))
+    except steering.Fault:
+        app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
+        raise
+    app.metrics.asked(resolved)
+    entry = Entry.of(app.journal, chat, resolved, answer.id, answer.model, completion.prompt_tokens)
+    return completion, entry, hidden
+
+
+def decided(app: AppContext, turn: Turn, asked: steering.Request, auto: steering.Auto) -> steering.Request:
+    """The request, steered the way that is found for it; what is measured for that ends when its client leaves."""
+    measuring = Measuring()
+    limit = app.settings.request_timeout
+    with app.watcher.watching(client_socket(request.environ), limit, measuring.cancel) as watch:
+        try:
+            return turn.decide(asked, auto, measuring.begun)
+        except steering.Fault:
+            if watch.outcome:
+                app.metrics.disconnects.labels(watch.outcome).inc()
+            check_watch(app, watch)
+            raise
+
+
+class Measuring:
+    """What runs before a request is answered, to be cancelled together."""
+
+    def __init__(self) -> None:
+        self._running: list[Completion] = []
+        self._cancelled = False
+
+    def begun(self, completion: Completion) -> None:
+        self._running.append(completion)
+        if self._cancelled:
+            completion.cancel()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        for completion in list(self._running):
+            completion.cancel()
+
+
+def check_watch(app: AppContext, watch: Watch) -> None:
+    """Raise if a request was given up: its client is gone, or it took too long."""
+    if watch.outcome == "gone":
+        raise ApiError(CLIENT_CLOSED, "The client closed the connection.", code="client_closed")
+    if watch.outcome == "late":
+        limit = app.settings.request_timeout
+        raise ApiError(504, f"The answer took longer than {limit:g} seconds.", code="request_timeout")
+
+
+def shown_readouts(request: steering.Request) -> frozenset[str]:
+    """The keys of the envelope that the client asked for."""
+    include = frozenset() if request.diagnose is None else request.diagnose.include
+    return include | {"decay"} if "decay_layers" in include else include
+
+
+def with_readouts(request: steering.Request, more: frozenset[str]) -> steering.Request:
+    """The request with readouts beside those that it asks for."""
+    if not more:
+        return request
+    diagnose = request.diagnose
+    include = more if diagnose is None else diagnose.include | more
+    return replace(
+        request, diagnose=steering.Diagnose(include) if diagnose is None else replace(diagnose, include=include)
+    )
+
+
+@dataclass
+class Running:
+    """A completion on its way to one client. `unfinished` are the choices that have not ended; `entry` writes the journal,
+    None where there is none; `hidden` are the readouts that the client does not get."""
+
+    app: AppContext
+    completion: Completion
+    watch: Watch
+    started: float
+    unfinished: set[int]
+    answer_id: str
+    entry: Entry | None = None
+    hidden: frozenset[str] = frozenset()
+    first_token: float | None = None
+    failed: bool = False
+
+    def chunks(self) -> Iterator[steering.Chunk]:
+        """The engine's chunks, counted; raises when the answer was given up."""
+        try:
+            for chunk in self.completion:
+                yield self.counted(chunk)
+            if self.unfinished:
+                raise steering.Fault("The generation was cancelled.")
+        except Exception as error:
+            self.failed = self.watch.outcome is None and self.app.runtime.state != "draining"
+            if isinstance(error, steering.SteeringError):
+                self.check()
+            raise
+
+    def counted(self, chunk: steering.Chunk) -> steering.Chunk:
+        """Leave a chunk's trace in metrics and journal; returns what its client gets."""
+        if self.first_token is None:
+            self.first_token = time.monotonic() - self.started
+            self.app.metrics.first_token.observe(self.first_token)
+        if self.entry is not None:
+            self.entry.heard(chunk.index, chunk.text)
+        if chunk.choice is None:
+            return chunk
+        self.app.metrics.finished(chunk.choice)
+        self.unfinished.discard(chunk.choice.index)
+        self.app.states.keep(self.answer_id, chunk.choice)
+        if self.entry is not None:
+            self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started)
+        return replace(chunk, choice=self.shown(chunk.choice))
+
+    def shown(self, choice: steering.Choice) -> steering.Choice:
+        """A choice as its client gets it."""
+        if choice.diagnostics is None or not self.hidden:
+            return choice
+        shown = {name: value for name, value in choice.diagnostics.items() if name not in self.hidden}
+        baseline = None if choice.baseline is None else self.shown(choice.baseline)
+        return replace(choice, diagnostics=shown, baseline=baseline)
+
+    def check(self) -> None:
+        """Raise if the answer was given up: its client is gone, it took too long, or the server shuts down."""
+        check_watch(self.app, self.watch)
+        self.app.runtime.serving()
+
+    def whole(self) -> steering.Result:
+        """The finished result."""
+        shown = {chunk.index: chunk.choice for chunk in self.chunks() if chunk.choice is not None}
+        self.settle()
+        return replace(self.completion.result(), choices=tuple(shown[index] for index in sorted(shown)))
+
+    def settle(self) -> None:
+        """Have the rows of the choices that have ended on disk before their clients hear of the end."""
+        if self.entry is not None:
+            self.entry.settle()
+
+    def close(self) -> None:
+        """Stop watching and give up what is still running; harmless when repeated and after the end."""
+        self.app.watcher.remove(self.watch)
+        self.completion.cancel()
+        if self.entry is not None:
+            total, reason = time.monotonic() - self.started, "error" if self.failed else "cancelled"
+            for index in sorted(self.unfinished):
+                self.entry.given_up(index, reason, self.completion.generated(index), self.first_token, total)
+            self.entry = None
+        if self.watch.outcome:
+            self.app.metrics.disconnects.labels(self.watch.outcome).inc()
+            self.watch.outcome = None
+
+
+def stream(running: Running, answer: Answer, n: int, with_usage: bool) -> Iterator[str]:
+    """Server-sent events in OpenAI's format; an error after the start becomes an event of its own."""
+    try:
+        for index in range(n):
+            yield answer.role_event(index, with_usage)
+        for chunk in running.chunks():
+            if chunk.choice is not None:
+                running.settle()
+            if events := answer.events(chunk, with_usage):
+                yield events
+        if with_usage:
+            yield answer.usage_event(running.completion.result())
+        yield DONE
+    except Exception as error:  # the status is out: whatever it is, it becomes an event
+        yield event(to_api_error(error).body())
+    finally:
+        running.close()

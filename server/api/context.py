@@ -1,0 +1,51 @@
+"""What the routes of one application share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from flask import current_app
+
+from server.api.comparison import AnswerStates
+from server.api.metrics import Metrics
+from server.images import remote
+from server.images.load import ImageLoader
+from server.journal.writer import Journal
+from server.process.runtime import Runtime
+from server.process.watcher import Watcher
+from server.settings import Settings
+from server.wire.chat import ChatRequest, DryRun, with_interventions
+
+
+@dataclass(frozen=True)
+class AppContext:
+    """The state of one application: there is no other."""
+
+    settings: Settings
+    runtime: Runtime
+    metrics: Metrics
+    watcher: Watcher
+    journal: Journal
+    states: AnswerStates = field(default_factory=AnswerStates)
+    chats: type[ChatRequest] = field(default_factory=partial(with_interventions, ChatRequest))
+    """What the bodies of chats are read with: knows the interventions that are registered when the application is made."""
+    dry_runs: type[DryRun] = field(default_factory=partial(with_interventions, DryRun))
+
+    @property
+    def journal_readouts(self) -> frozenset[str]:
+        """Readouts that are computed for the journal whatever the client asks for."""
+        return frozenset(self.settings.journal_readouts if self.journal.enabled else ())
+
+    def image_loader(self) -> ImageLoader:
+        """A loader for the images of one request."""
+        if not self.settings.allow_remote_images:
+            return ImageLoader(self.settings)
+        max_bytes, timeout = self.settings.max_image_bytes, self.settings.remote_image_timeout
+        return ImageLoader(self.settings, partial(remote.fetch, max_bytes=max_bytes, timeout=timeout))
+
+
+def context() -> AppContext:
+    """The context of the application that serves the current request."""
+    found: AppContext = current_app.extensions["helmsight"]
+    return found

@@ -1,0 +1,170 @@
+"""Prometheus metrics of one application: requests, latency, tokens, the engine's state, what was asked of the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+import steering
+from server.journal.writer import Journal
+from server.process.runtime import Runtime
+from steering import Choice, Request
+from steering.protocol.readout import REGISTRY as READOUTS
+from steering.readouts.envelope import summary
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+SLOPES = (-0.1, -0.03, -0.01, -0.003, -0.001, 0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
+DOSES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0)
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0, 5.0)
+
+_GAUGES = {
+    "running": "Answers being generated now",
+    "waiting": "Requests waiting for a slot",
+    "slots": "Answers that fit at the same time",
+    "max_waiting": "Requests that may wait",
+    "image_cache_bytes": "Bytes of cached image embeddings",
+}
+_COUNTERS = {
+    "steps": "Engine steps",
+    "image_cache_hits": "Images whose embeddings were cached",
+    "image_cache_misses": "Images that were encoded",
+    "faults": "Sequences that ended in an error",
+    "cancelled": "Requests given up by their clients",
+}
+
+
+_NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "attention_ratio": ("Attention ratio of finished answers", RATIOS),
+    "focus_share": ("The focused image's share of the attention factors of finished answers", SHARES),
+    "decay_slope": ("Change of the vision share per token of finished answers", SLOPES),
+    "dose": ("Mean steering dose of finished answers", DOSES),
+}
+"""What is said of the histograms of scalars, and their buckets; those of others are prometheus_client's."""
+CORRECT = "correct"
+"""The truth that has a counter of its own, which is no flag."""
+_KINDS = {steering.Steering.name(): "steer"}
+"""What metrics call an intervention that they knew under another name before."""
+
+
+class EngineCollector(Collector):
+    """The engine's own numbers, read when somebody asks for the metrics."""
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("helmsight_ready", "1 while requests are served", float(self.runtime.state == "ready"))
+        if self.runtime.loaded is None:
+            return
+        stats = self.runtime.loaded.engine.stats()
+        for name, text in _GAUGES.items():
+            if name in stats:
+                yield GaugeMetricFamily(f"helmsight_{name}", text, stats[name])
+        for name, text in _COUNTERS.items():
+            if name in stats:
+                yield CounterMetricFamily(f"helmsight_{name}", text, stats[name])
+        tokens = CounterMetricFamily("helmsight_tokens", "Tokens through the engine", labels=["kind"])
+        for kind in ("prompt", "generated"):
+            tokens.add_metric([kind], stats.get(f"{kind}_tokens", 0))
+        yield tokens
+
+
+class JournalCollector(Collector):
+    """The journal's own numbers; none where it is switched off."""
+
+    def __init__(self, journal: Journal):
+        self.journal = journal
+
+    def collect(self) -> Iterable[Metric]:
+        journal = self.journal
+        if not journal.enabled:
+            return
+        yield GaugeMetricFamily("helmsight_journal_up", "1 while rows are written", float(journal.state == "ok"))
+        yield GaugeMetricFamily("helmsight_journal_waiting", "Rows that wait to be written", journal.waiting)
+        rows = CounterMetricFamily("helmsight_journal_rows", "Rows written, and rows lost", labels=["outcome"])
+        rows.add_metric(["written"], journal.written)
+        rows.add_metric(["dropped"], journal.dropped)
+        yield rows
+
+
+class Metrics:
+    """The counters of one application in a registry of its own, so that a process may hold several."""
+
+    def __init__(self, runtime: Runtime, journal: Journal):
+        self.registry = registry = CollectorRegistry()
+        registry.register(EngineCollector(runtime))
+        registry.register(JournalCollector(journal))
+        self.requests = Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
+        self.latency = Histogram(
+            "helmsight_request_seconds", "Time to the last byte", ["route"], buckets=SECONDS, registry=registry
+        )
+        self.first_token = Histogram(
+            "helmsight_time_to_first_token_seconds",
+            "Time from the request to its first token",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.disconnects = Counter(
+            "helmsight_disconnects", "Answers given up: client gone, or too late", ["reason"], registry=registry
+        )
+        self.choices = Counter("helmsight_choices", "Finished answers", ["finish_reason"], registry=registry)
+        self.interventions = Counter(
+            "helmsight_interventions", "Interventions asked for", ["kind", "toward"], registry=registry
+        )
+        self.readouts = Counter("helmsight_diagnostics", "Readouts asked for", ["readout"], registry=registry)
+        scalars = {name: kind for one in READOUTS.values() for name, kind in one.scalars.items()}
+        self.truths = frozenset(name for name, kind in scalars.items() if kind is bool) - {CORRECT}
+        self.histograms = {name: _histogram(name, registry) for name, kind in scalars.items() if kind is float}
+        self.histograms["dose"] = _histogram("dose", registry)
+        self.flags = Counter("helmsight_flags", "Finished answers by flag", ["flag", "raised"], registry=registry)
+        self.focus = Counter(
+            "helmsight_focus", "Finished answers whose focused image was the target", ["correct"], registry=registry
+        )
+
+    def asked(self, request: Request) -> None:
+        """Count what an accepted request asks of the model."""
+        for name, one in request.asked.items():
+            for toward in one.toward:
+                self.interventions.labels(_KINDS.get(name, name), toward).inc()
+        if request.baseline:
+            self.interventions.labels("baseline", "").inc()
+        for readout in sorted(request.diagnose.include) if request.diagnose else ():
+            self.readouts.labels(readout).inc()
+
+    def finished(self, choice: Choice) -> None:
+        """Count a finished answer and what its diagnostics say."""
+        self.choices.labels(choice.finish_reason).inc()
+        found = summary(choice.diagnostics)
+        found["dose"] = _dose(choice)
+        for name, value in found.items():
+            if name in self.histograms and value is not None and math.isfinite(value):
+                self.histograms[name].observe(value)
+            if name in self.truths and value is not None:
+                self.flags.labels(name, _word(value)).inc()
+        if (correct := found.get(CORRECT)) is not None:
+            self.focus.labels(_word(correct)).inc()
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+def _histogram(name: str, registry: CollectorRegistry) -> Histogram:
+    text, buckets = _NUMBERS.get(name, (f"{name} of finished answers", Histogram.DEFAULT_BUCKETS))
+    return Histogram(f"helmsight_{name}", text, buckets=buckets, registry=registry)
+
+
+def _dose(choice: Choice) -> float | None:
+    """The mean over the steering vectors of an answer, None where none was measured."""
+    reports = (choice.applied or {}).get(steering.Steering.name()) or ()
+    doses = [report["dose"] for report in reports if report["dose"] is not None]
+    return sum(doses) / len(doses) if doses else None
+
+
+def _word(value: object) -> str:
+    return str(value).lower()

@@ -1,0 +1,37 @@
+"""For those who run the server: does the process live, does it serve, and in numbers how."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from server.api.context import context
+from server.encode import json_response
+
+blueprint = Blueprint("operations", __name__)
+
+
+@blueprint.get("/health")
+def health() -> Response:
+    """200 while the process is worth keeping: loading, serving or draining; 503 once its engine has died."""
+    state = context().runtime.state
+    status = 503 if state == "failed" else 200
+    return json_response({"status": "failed" if status == 503 else "ok"}, status)
+
+
+@blueprint.get("/ready")
+def ready() -> Response:
+    """200 while requests are served, else 503 with the state: loading, draining or failed.
+
+    The journal's state stands beside it and does not change it: answers need no journal.
+    """
+    app = context()
+    state = app.runtime.state
+    headers = {} if state == "ready" else {"Retry-After": "2"}
+    return json_response({"status": state, "journal": app.journal.status()}, 200 if state == "ready" else 503, headers)
+
+
+@blueprint.get("/metrics")
+def metrics() -> Response:
+    """Prometheus' text format."""
+    return Response(context().metrics.exposition(), content_type=CONTENT_TYPE_LATEST)

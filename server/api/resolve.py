@@ -1,0 +1,129 @@
+"""From a wire request to the engine's: names become vectors, URLs pictures, absent values the checkpoint's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from server.errors import BadRequest
+from server.images.load import ImageLoader
+from server.process.runtime import Serving
+from server.settings import Settings
+from server.vectors import steers
+from server.wire.chat import ChatRequest
+from server.wire.diagnostics import Diagnostics
+from server.wire.messages import Message, image_urls
+from server.wire.steering import Steering as NamedSteering
+from steering import Asked, Auto, Diagnose, Earlier, Request, Sampling, Steering
+from steering.protocol.readout import cheap
+
+
+def resolve(
+    chat: ChatRequest, serving: Serving, settings: Settings, images: ImageLoader, earlier: Earlier | None = None
+) -> Request:
+    """The engine's request; raises RequestError or BadRequest naming the field. `earlier` is the answer that drift is
+    measured from. Pictures are loaded last, because all else is cheap."""
+    n = 1 if chat.n is None else chat.n
+    if not 1 <= n <= settings.max_choices:
+        raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
+    sampling = _sampling(chat, serving.able.generation_defaults)
+    interventions = list(_interventions(chat, serving, settings))
+    diagnose = _diagnose(chat.diagnostics, earlier, serving.able.readouts) if chat.diagnostics else None
+    messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
+    return Request(messages, sampling, interventions, diagnose, n=n, baseline=bool(chat.baseline))
+
+
+def automatic(chat: ChatRequest, serving: Serving, settings: Settings) -> Auto | None:
+    """Steering whose way the engine is to find; None where it is stated, or nothing is to be steered."""
+    for given in chat.interventions.values():
+        if isinstance(given.form, NamedSteering) and given.form.toward == "auto":
+            return steers.automatic(given.form, serving, settings)
+    return None
+
+
+def _interventions(chat: ChatRequest, serving: Serving, settings: Settings) -> Iterator[Asked]:
+    pictures = len(list(image_urls(chat.messages))) if chat.messages else None
+    for name, given in chat.interventions.items():
+        for one in given.asked:
+            _supported(".".join(one.path), one.kind, one.name(), serving)
+            yield one
+        if given.form is not None:
+            _supported(name, "", name, serving)
+        if isinstance(given.form, NamedSteering) and (found := steers.stated(given.form, serving, settings, pictures)):
+            yield Steering(found)
+
+
+def _supported(param: str, kind: str, name: str, serving: Serving) -> None:
+    if name not in serving.able.interventions:
+        of_kind = f" of kind {kind}" if kind else ""
+        raise BadRequest(f"'{param}'{of_kind} is not supported by this server's engine.", param, "unsupported_value")
+
+
+def _sampling(chat: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise BadRequest("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+
+    def either(value: float | None, name: str, neutral: float) -> float:
+        return float(defaults.get(name, neutral)) if value is None else value
+
+    top_k = int(either(chat.top_k, "top_k", 0))
+    return Sampling(
+        max_tokens=chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens,
+        temperature=either(chat.temperature, "temperature", 1.0),
+        top_p=either(chat.top_p, "top_p", 1.0),
+        top_k=0 if top_k == -1 else top_k,  # -1 is how other servers spell "off"
+        min_p=chat.min_p or 0.0,
+        repetition_penalty=either(chat.repetition_penalty, "repetition_penalty", 1.0),
+        frequency_penalty=chat.frequency_penalty or 0.0,
+        presence_penalty=chat.presence_penalty or 0.0,
+        logit_bias=dict(chat.logit_bias or {}),
+        seed=chat.seed,
+        stop=tuple(chat.stop or ()),
+        logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+    )
+
+
+def _diagnose(wire: Diagnostics, earlier: Earlier | None, readouts: frozenset[str]) -> Diagnose:
+    include = frozenset(cheap() & readouts if wire.include is None else wire.include)
+    if wire.compare_to is not None:
+        include |= {"drift"}
+    layers = tuple(wire.layers) if isinstance(wire.layers, list) else None
+    last = wire.layers["last"] if isinstance(wire.layers, dict) else None
+    diagnose = Diagnose(
+        include,
+        layers,
+        last,
+        wire.heatmaps,
+        wire.causal,
+        wire.discount_sinks,
+        wire.target_image,
+        wire.spans,
+        wire.residual_rows,
+        wire.drift_rows,
+        earlier,
+    )
+    for one in diagnose.readouts:
+        if one.name not in readouts:
+            beside = one.name not in include and one.name in Diagnostics.model_fields
+            param = f"diagnostics.{one.name if beside else 'include'}"
+            raise BadRequest(
+                f"'{param}': the readout {one.name!r} is not supported by this server's engine.",
+                param,
+                "unsupported_value",
+            )
+    return diagnose
+
+
+def _message(message: Message, param: str, images: ImageLoader) -> dict[str, Any]:
+    if isinstance(message.content, str):
+        return {"role": message.role, "content": message.content}
+    parts: list[dict[str, Any]] = []
+    for i, part in enumerate(message.content):
+        if part.type == "image":
+            assert part.image is not None
+            where = f"{param}.content[{i}].image_url"
+            parts.append({"type": "image", "image": images.load(part.image, where)})
+        else:
+            span = {"span": part.span} if part.span else {}
+            parts.append({"type": "text", "text": part.text, **span})
+    return {"role": message.role, "content": parts}

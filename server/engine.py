@@ -1,0 +1,109 @@
+"""What the server needs of an engine, and all that it knows of one. `server.process.local` makes Helmsight's own fit;
+whatever else does as much can stand behind the same wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from steering import Auto, Chunk, Request, Result, Steer, TextBounds
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine serves, and what it can do.
+
+    `name` and `fingerprint` are the model's; `folder` is where its checkpoint lies, None where that is nowhere near.
+    `context_length` is how many tokens prompt and answer may have together, `text` how much text a request may hold,
+    `image_size` (width, height) the one that all images are brought to, None where they keep their own.
+    `generation_defaults` are the checkpoint's own sampling values. `interventions` and `readouts` are the names of those
+    that can be asked for; a request for another one is refused before it gets here.
+    """
+
+    name: str
+    fingerprint: str
+    layers: int
+    hidden_size: int
+    context_length: int
+    text: TextBounds
+    device: str
+    dtype: str
+    image_size: tuple[int, int] | None = None
+    folder: Path | None = None
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    interventions: frozenset[str] = frozenset()
+    readouts: frozenset[str] = frozenset()
+
+
+@runtime_checkable
+class Completion(Protocol):
+    """The answers of one request, while they are generated."""
+
+    prompt_tokens: int
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Chunks of all choices as they come; raises Fault when the request failed. Ends early after `cancel`."""
+
+    def result(self) -> Result:
+        """Wait for the whole request; raises Fault when it failed or was cancelled."""
+
+    def generated(self, index: int) -> int:
+        """How many tokens of choice `index` there are so far."""
+
+    def cancel(self) -> None:
+        """Stop generating; harmless when the request is finished."""
+
+
+@runtime_checkable
+class Turn(Protocol):
+    """A place in the engine's queue for one client, who may need several requests because one depends on another."""
+
+    def submit(self, request: Request) -> Completion:
+        """Queue a request. Raises RequestError when it is wrong, Busy when the queue is full, Fault when the engine is
+        closed."""
+
+    def decide(self, request: Request, auto: Auto, begun: Callable[[Completion], object]) -> Request:
+        """The request, steered the way that is found for it. `begun` is given everything that runs for that, so that it can
+        be cancelled; raises Fault then. Needed where `interventions` has "steering"."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Generates answers for any number of threads."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it serves, and what it can do; the same as long as it lives."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are being worked on."""
+
+    def start(self) -> None:
+        """Work on requests from now on."""
+
+    def stop(self, drain: float = 0.0) -> None:
+        """Refuse new requests, let running ones finish for `drain` seconds, cancel the rest; returns when done."""
+
+    def turn(self) -> AbstractContextManager[Turn]:
+        """A place in the queue until the end of the block. What is submitted in it is answered while the engine drains."""
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters since the start and gauges of now: "running", "waiting", "slots" and "max_waiting" at least."""
+
+    # -- where `interventions` has "steering" --------------------------------------------------------------------------
+
+    def magnitudes(self) -> torch.Tensor:
+        """(layers,) mean |h| of the model after each layer, which strengths are measured in."""
+
+    def check_steer(self, steer: Steer, images: int | None = None) -> None:
+        """Raise VectorError or RequestError unless a vector can be added to the model's states, in a prompt of so many
+        images; None where the prompt is not known."""
+
+    def check_auto(self, auto: Auto) -> None:
+        """Raise VectorError or RequestError unless the way can be found, and the vector be added."""

@@ -1,0 +1,1 @@
+"""Images of requests, from what the client sends to pictures."""

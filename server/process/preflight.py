@@ -1,0 +1,265 @@
+"""What can be seen of a model before it is loaded: `serve` ends with one sentence rather than open a port for nothing.
+
+Files are looked at here, without importing anything that takes time. What only transformers knows, whether it knows the
+architecture and whether that reads images, is asked in a process of its own (`python -m server.preflight`), because the
+process that forks the workers must not import torch; it is spared models of the types that the test suite serves.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError
+
+from server.settings import Settings, SettingsError
+
+TESTED = frozenset(
+    {
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "llava_onevision", "internvl"),
+        *("gemma3", "glm4v", "idefics3", "paligemma", "mistral3", "aya_vision"),
+    }
+)
+"""Types that the engine is tested with, which nobody needs to ask transformers about."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+"""Files of which a folder has one at least; what transformers reads them with is not known here."""
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_DEVICE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d+)?")
+_GPUS = ("nvidia[0-9]*", "nvidiactl", "nvhost-gpu", "nvgpu", "kfd", "dxg")
+"""Of /dev: those of NVIDIA's driver, Jetson's, AMD's and Windows' own."""
+CALIBRATION = "helmsight.calibration/1"
+_PARTS: dict[str, Any] = {
+    **dict.fromkeys(("divergence", "sinks"), list), "flags": dict, "surprise": (int, float),
+    **dict.fromkeys(("samples", "tokens", "images", "contexts"), int), "fingerprint": str, "format": str,
+}  # fmt: skip
+MAX_HEADER = 100_000_000
+"""Bytes of a safetensors header, as the format bounds it."""
+ASKING_SECONDS = 120
+
+
+def preflight(settings: Settings) -> None:
+    """Raise SettingsError, in one sentence, for a model that cannot be served; what passes may still fail to load."""
+    if settings.dtype not in DTYPES:
+        raise SettingsError(f"--dtype {settings.dtype[:64]!r} is not known; it is one of {', '.join(DTYPES)}")
+    if not _DEVICE.fullmatch(settings.device):
+        raise SettingsError(f"--device {settings.device[:64]!r} is not known; it is auto, cpu, cuda, cuda:1 and so on")
+    if settings.device.startswith("cuda") and not any(True for name in _GPUS for _ in Path("/dev").glob(name)):
+        raise SettingsError(f"--device {settings.device}: this machine has no GPU that torch could use")
+    folder = Path(settings.model).expanduser()
+    if not folder.is_dir():
+        _check_name(settings, folder)
+        return
+    config = check_folder(folder)
+    if config.get("model_type") not in TESTED or not isinstance(config.get("vision_config"), dict):
+        _ask_transformers(settings)
+
+
+def _check_name(settings: Settings, path: Path) -> None:
+    """A name on the hub: to be downloaded, or in the cache of earlier downloads."""
+    name = settings.model
+    if path.exists():
+        raise SettingsError(f"the model {name!r} is a file; a checkpoint is a folder")
+    if name.count("/") > 1 or name.startswith((".", "/", "~")) or "\\" in name:
+        raise SettingsError(f"the model {name!r} cannot be served: there is no such folder")
+    if settings.download:
+        return
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 -- only for names
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
+
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        cached = None
+    if not isinstance(cached, str):
+        raise SettingsError(
+            f"the model {name!r} cannot be served: there is no such folder, and no model of that name has been downloaded "
+            "from the hub; --download would allow it"
+        )
+    check_folder(Path(cached).parent, name)
+    _ask_transformers(settings)
+
+
+def check_folder(folder: Path, shown: str | None = None) -> dict[str, Any]:
+    """The config of a checkpoint whose files are whole; raises SettingsError naming the first file that is not."""
+
+    def wrong(why: str) -> SettingsError:
+        return SettingsError(f"the model {shown or str(folder)!r} cannot be served: {why}")
+
+    if not (folder / "config.json").is_file():
+        raise wrong("the folder has no config.json, so that it is no checkpoint")
+    for file in sorted(folder.glob("*.json")):
+        try:
+            json.loads(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise wrong(f"{file.name} is damaged: {error}") from None
+    config = json.loads((folder / "config.json").read_bytes())
+    if not isinstance(config, dict):
+        raise wrong("config.json is damaged: it holds no object")
+    if not any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
+        raise wrong(
+            "the folder has neither preprocessor_config.json nor processor_config.json, so that it takes no images"
+        )
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise wrong("the folder has no tokenizer.json, nor a tokenizer in another format")
+    if why := wrong_texts(folder):
+        raise wrong(why)
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        names = ["model.safetensors"]
+    elif index.is_file():
+        shards = json.loads(index.read_bytes())
+        shards = shards.get("weight_map") if isinstance(shards, dict) else None
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise wrong(f"{index.name} is damaged: it names no files")
+        names = sorted(set(shards.values()))
+    else:
+        raise wrong("the folder has neither model.safetensors nor an index of several; other formats are not read")
+    for name in names:
+        if not (folder / name).is_file():
+            raise wrong(f"{name}, which {index.name} names, is missing")
+        if why := damage(folder / name):
+            raise wrong(f"{name} {why}")
+        if why := misfit(folder / name, config):
+            raise wrong(f"{name} {why}")
+    return config
+
+
+def wrong_texts(folder: Path) -> str | None:
+    """What is wrong with what a folder says of its tokens, its chats and its calibration; None where nothing is. All JSON
+    files can be read."""
+
+    def read(name: str) -> Any:
+        return json.loads((folder / name).read_bytes()) if (folder / name).is_file() else None
+
+    tokenizer = read("tokenizer.json")
+    if (folder / "tokenizer.json").is_file() and not (
+        isinstance(tokenizer, dict)
+        and isinstance(tokenizer.get("model"), dict)
+        and isinstance(tokenizer.get("added_tokens"), list)
+    ):
+        return "tokenizer.json is damaged: it holds no 'model' or no 'added_tokens'"
+    for name, template in templates(folder, read):
+        try:
+            Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+        except TemplateSyntaxError as error:
+            if "unknown tag 'generation'" not in str(error):  # transformers' own
+                return f"{name} is no template: {error.message} (line {error.lineno})"
+    if (folder / "calibration.json").is_file() and (why := wrong_calibration(read("calibration.json"))):
+        return f"calibration.json is no calibration: {why}; make it anew or remove it"
+    return None
+
+
+def templates(folder: Path, read: Any) -> Iterator[tuple[str, str]]:
+    """(file, template) of every chat template of a folder."""
+    if (folder / "chat_template.jinja").is_file():
+        yield "chat_template.jinja", (folder / "chat_template.jinja").read_text("utf-8", "replace")
+    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
+        content = read(name)
+        if isinstance(content, dict) and isinstance(content.get("chat_template"), str):
+            yield name, content["chat_template"]
+
+
+def wrong_calibration(content: Any) -> str | None:
+    """What is wrong with the form of a calibration; its numbers are compared with the model once that is loaded."""
+    if not isinstance(content, dict):
+        return "it holds no object"
+    if content.get("format") != CALIBRATION:
+        return f"its format is not {CALIBRATION!r}"
+    if missing := sorted({"fingerprint", "divergence"} - content.keys()):
+        return f"it has no {missing[0]!r}"
+    for name, value in content.items():
+        if name not in _PARTS:
+            return f"it has an unknown part {name[:64]!r}"
+        if value is not None and not isinstance(value, _PARTS[name]):
+            return f"its part {name!r} is of a wrong kind"
+    return None
+
+
+def misfit(file: Path, config: dict[str, Any]) -> str | None:
+    """Where the embedding of tokens is not as wide as the config says the language model is; None elsewhere."""
+    text = config.get("text_config")
+    width = (text if isinstance(text, dict) else config).get("hidden_size")
+    for name, entry in header_of(file).items():
+        if name.endswith("embed_tokens.weight") and entry.get("dtype") in ("F64", "F32", "F16", "BF16"):
+            shape = entry.get("shape")
+            if isinstance(width, int) and isinstance(shape, list) and len(shape) == 2 and shape[1] != width:
+                return f"does not fit config.json: {name} is {shape[1]} wide, and 'hidden_size' is {width}"
+    return None
+
+
+def header_of(file: Path) -> dict[str, Any]:
+    """The header of a safetensors file that is whole."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header: dict[str, Any] = json.loads(stream.read(length))
+    return header
+
+
+def damage(file: Path) -> str | None:
+    """What is wrong with a safetensors file, by its header and its length; None where nothing is."""
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > min(MAX_HEADER, size - 8):
+                return "is damaged: it is no safetensors file, or its header was cut off"
+            header = json.loads(stream.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except (struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return "is damaged: its header is no safetensors header"
+    if size < expected:
+        return f"was cut off: it has {size} bytes instead of {expected}"
+    return f"is damaged: it has {size} bytes instead of {expected}" if size > expected else None
+
+
+def _ask_transformers(settings: Settings) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "server.process.preflight",
+        settings.model,
+        *(["--download"] if settings.download else []),
+    ]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=ASKING_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return  # loading will tell
+    said = asked.stdout.strip().rpartition("\n")[2]
+    if asked.returncode == 1 and said:
+        raise SettingsError(f"the model {settings.model!r} cannot be served: {said}")
+
+
+def refusal(model: str, download: bool) -> str | None:
+    """Why transformers or the engine refuse a model by its config; None where they do not."""
+    from transformers import AutoConfig  # noqa: PLC0415 -- takes seconds
+
+    import steering  # noqa: PLC0415
+
+    try:
+        steering.refuse_structure(
+            AutoConfig.from_pretrained(model, local_files_only=not download, trust_remote_code=False)
+        )
+    except Exception as error:
+        return one_sentence(error)
+    return None
+
+
+def one_sentence(error: BaseException) -> str:
+    """The first paragraph of an error's message on one line; libraries go on with advice on their own options."""
+    said = " ".join(str(error).strip().partition("\n\n")[0].split())
+    return said[:400] or type(error).__name__
+
+
+if __name__ == "__main__":
+    found = refusal(sys.argv[1], "--download" in sys.argv[2:])
+    print(found or "")
+    sys.exit(1 if found else 0)

@@ -1,0 +1,383 @@
+"""gunicorn's worker for Helmsight: a loop that waits for all clients at once, and threads that only answer.
+
+gunicorn's own threaded worker gives a connection to a thread as soon as it is there, and the thread then waits for its
+head, its body, and for the client to take every byte of the answer: as many slow clients as there are threads stop the
+server, /health included. Here nothing that waits for a client holds a thread. One loop reads heads and bodies, within
+limits of time and size that start with the connection (`intake`), a thread gets the whole request, and what the client
+does not take at once of the answer waits in memory for the loop to send (`connection`). A server that reads whole requests
+before it answers exists (waitress), but without gunicorn's supervision and without the client's socket, by
+which a client that left is noticed while its answer is still queued. Of gunicorn remain the master process with its
+signals and its heartbeat, the parser of heads, the WSGI environment, responses and logs.
+
+Requests that carry no body have threads of their own, so that health and metrics are not queued behind chats.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gunicorn.http.message import Request
+from gunicorn.workers.base import Worker as BaseWorker
+
+from server.process import gateway
+from server.process.connection import Connection, Output
+from server.process.intake import Intake, Refused
+from server.process.resources import Threads, raise_file_limit
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+log = logging.getLogger("helmsight")
+
+DRAIN_MARGIN = 3.0
+"""Seconds of the graceful timeout kept for closing down after the last answer."""
+LIGHT = 8
+"""Threads for requests without a body."""
+QUEUED = 256
+"""Requests that may wait for a thread; more are refused, by the loop itself."""
+ALL_INPUT = 512 * 2**20
+"""Bytes of all requests that are still coming in, beyond which the largest of them is refused."""
+LINGER = 2.0
+LINGER_BYTES = 64 * 2**20
+"""Seconds and bytes for which a closing connection is read on: a client that still sends would otherwise see it reset
+before it has read the answer."""
+SWEEP = 0.25
+"""Seconds between two looks at the deadlines."""
+ACCEPTED = 64
+"""Connections taken in one turn of the loop."""
+SPARE_FILES = 256
+"""Open files that are not for connections."""
+
+
+class Worker(BaseWorker):
+    """Also drains on SIGTERM: it keeps accepting, so that new requests get a clean 503 instead of a connection that nobody
+    answers, until the running ones are done."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._draining = False
+        self._connections: dict[Connection, None] = {}
+        self._reading: dict[Connection, None] = {}  # those that wait for bytes of their clients, oldest first
+        self._due: collections.deque[Callable[[], object]] = collections.deque()
+        self._accepting = False
+        self._next_sweep = 0.0
+        self._output = Output()
+
+    @classmethod
+    def check_config(cls, cfg: Any, log: Any) -> None:
+        if cfg.is_ssl:
+            raise SystemExit("helmsight: TLS is for a proxy in front of the server, not for the server itself")
+
+    def init_process(self) -> None:
+        self.prepare()
+        super().init_process()
+
+    def prepare(self) -> None:
+        """Make what the loop needs, in the process that will run it."""
+        self._selector = selectors.DefaultSelector()
+        self._wakes, self._wake_end = socket.socketpair()
+        self._wakes.setblocking(False)
+        self._wake_end.setblocking(False)
+        self._chats = Threads(max(1, self.cfg.threads - LIGHT), "helmsight-chat")
+        self._light = Threads(LIGHT, "helmsight-light")
+        self._most = max(16, min(self.cfg.worker_connections, raise_file_limit() - SPARE_FILES))
+
+    # -- signals -----------------------------------------------------------------------------------------------------------
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self._draining:
+            self._draining = True
+            threading.Thread(target=self._drain, args=(sig, frame), name="helmsight-drain", daemon=True).start()
+
+    def handle_quit(self, sig: int, frame: FrameType | None) -> None:
+        # Without this the interpreter would wait at its exit for the threads of all running answers.
+        stopper = threading.Thread(target=self._stop_engine, args=(0.0,), daemon=True)
+        stopper.start()
+        stopper.join(timeout=2.0)
+        for connection in list(self._connections):
+            connection.give_up()
+        self._end_threads()
+        super().handle_quit(sig, frame)
+
+    def _drain(self, sig: int, frame: FrameType | None) -> None:
+        log.info("draining: new requests are refused, running ones get up to %d s", self.cfg.graceful_timeout)
+        self._stop_engine(max(self.cfg.graceful_timeout - DRAIN_MARGIN, 0.0))
+        super().handle_exit(sig, frame)
+
+    def _stop_engine(self, seconds: float) -> None:
+        app = getattr(self, "wsgi", None)  # a signal may come before the application is made
+        if app is not None:
+            app.extensions["helmsight"].runtime.drain(seconds)
+
+    def _end_threads(self) -> None:
+        for threads in (self._chats, self._light):
+            threads.end()
+
+    # -- the loop ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until a signal ends it, then let what is being answered come to its end."""
+        self._settings = self.wsgi.extensions["helmsight"].settings
+        self._selector.register(self._wakes, selectors.EVENT_READ, self._woken)
+        while self.alive and self.ppid == os.getppid():
+            self._accept_if(self._has_place())
+            self._turn()
+        self._accept_if(False)
+        for listener in self.sockets:
+            listener.close()
+        for connection in list(self._reading):
+            self._close(connection)
+        last = time.monotonic() + self.cfg.graceful_timeout
+        while self._connections and time.monotonic() < last and self.ppid == os.getppid():
+            self._turn()
+        for connection in list(self._connections):
+            self._close(connection)
+        self._end_threads()
+        for end in (self._selector, self._wakes, self._wake_end):
+            end.close()
+
+    def _turn(self) -> None:
+        """Wait for something to do, do it, and look at the deadlines now and then."""
+        self.notify()
+        for key, _ in self._selector.select(SWEEP):
+            key.data()
+        while self._due:
+            self._due.popleft()()
+        now = time.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP
+            for connection in [one for one in self._connections if one.late(now)]:
+                self._too_late(connection)
+            self._bound_input()
+
+    def later(self, act: Callable[[], object]) -> None:
+        """Have the loop do something soon; any thread may call it."""
+        self._due.append(act)
+        with contextlib.suppress(OSError):  # a full buffer wakes as well
+            self._wake_end.send(b"\0")
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakes.recv(65_536)
+
+    # -- connections that come and go --------------------------------------------------------------------------------------
+
+    def _has_place(self) -> bool:
+        """Whether one more connection can be served, if need be instead of one that waits for its client."""
+        return len(self._connections) < self._most or bool(self._reading)
+
+    def _accept_if(self, accepting: bool) -> None:
+        if accepting != self._accepting:
+            for listener in self.sockets:
+                if accepting:
+                    listener.setblocking(False)
+                    self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
+                else:
+                    self._selector.unregister(listener)
+            self._accepting = accepting
+
+    def _accept(self, listener: Any) -> None:
+        for _ in range(ACCEPTED):
+            if not self._has_place():
+                return
+            if len(self._connections) >= self._most:
+                self._close(next(iter(self._reading)))  # whoever keeps us waiting longest makes room
+            try:
+                sock, client = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS) and self._reading:
+                    self._close(next(iter(self._reading)))
+                return
+            sock.setblocking(False)
+            settings = self._settings
+            intake = Intake(self.cfg, client, settings.max_request_bytes)
+            connection = Connection(
+                sock, client, listener.getsockname(), intake, self._output, settings.read_timeout, self._to_send
+            )
+            connection.deadline = time.monotonic() + settings.read_timeout
+            self._connections[connection] = self._reading[connection] = None
+            self._watch(connection, selectors.EVENT_READ)
+            self._read(connection)  # most clients have sent their request by now
+
+    def _watch(self, connection: Connection, events: int) -> None:
+        """Have the loop told of these events of a connection, 0 for none."""
+        watched = self._selector.get_map().get(connection.sock)
+        if watched is None:
+            if events:
+                self._selector.register(connection.sock, events, partial(self._ready, connection))
+        elif not events:
+            self._selector.unregister(connection.sock)
+        elif watched.events != events:
+            self._selector.modify(connection.sock, events, watched.data)
+
+    def _ready(self, connection: Connection) -> None:
+        try:
+            if connection.state == "reading":
+                self._read(connection)
+            elif connection.state == "lingering":
+                self._read_off(connection)
+            elif connection.state in ("answering", "flushing"):
+                self._send(connection)
+        except Exception:  # one connection's trouble must not end the loop
+            log.exception("a connection could not be served")
+            self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        if connection.state == "answering":  # a thread is using it, and finds it broken
+            self._watch(connection, 0)
+            connection.give_up()
+        elif connection.state != "closed":
+            self._watch(connection, 0)
+            self._reading.pop(connection, None)
+            del self._connections[connection]
+            connection.close()
+
+    def _too_late(self, connection: Connection) -> None:
+        if connection.state == "reading" and connection.intake.begun:
+            self._refuse(connection, Refused(408, "request_timeout", "The request did not arrive in time."))
+        else:
+            self._close(connection)
+
+    # -- reading -----------------------------------------------------------------------------------------------------------
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            data = connection.receive()
+        except OSError:
+            data = b""
+        if data == b"":
+            self._close(connection)
+        elif data is not None:
+            if not connection.intake.begun and connection.intake.number:  # a further request begins
+                self._reading[connection] = self._reading.pop(connection)
+                connection.deadline = time.monotonic() + self._settings.read_timeout
+            self._feed(connection, data)
+
+    def _feed(self, connection: Connection, data: bytes) -> None:
+        """Give a connection's intake what has come, and its request to a thread once it is whole."""
+        intake = connection.intake
+        try:
+            state = intake.feed(data)
+        except Refused as refusal:
+            self._refuse(connection, refusal)
+            return
+        if state == "whole":
+            self._dispatch(connection)
+        elif intake.expects:
+            intake.expects = False
+            connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _bound_input(self) -> None:
+        """Refuse the largest requests that are coming in while all of them together are too large."""
+        held = sum(connection.intake.held for connection in self._reading)
+        for connection in sorted(self._reading, key=lambda one: one.intake.held, reverse=True):
+            if held <= ALL_INPUT:
+                break
+            held -= connection.intake.held
+            self._refuse(connection, _FULL)
+
+    def _refuse(self, connection: Connection, refusal: Refused) -> None:
+        """Answer a request that no thread gets to see, and close its connection."""
+        log.info(
+            "refused a request from %s: %d %s", connection.client or "a local client", refusal.status, refusal.code
+        )
+        app = self.wsgi.extensions["helmsight"]
+        app.metrics.requests.labels("unread", "other", str(refusal.status)).inc()
+        self._reading.pop(connection, None)
+        connection.intake.drop()
+        connection.state = "answering"
+        with contextlib.suppress(OSError):
+            connection.sendall(refusal.response())
+        self._answered(connection, keep=False)
+
+    # -- answering ---------------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, connection: Connection) -> None:
+        del self._reading[connection]
+        keep = connection.intake.complete
+        request = connection.intake.take()
+        size = request.body.getbuffer().nbytes
+        threads = self._chats if size else self._light
+        if threads.queued >= QUEUED or threads.queued_bytes + size > ALL_INPUT:
+            self._refuse(connection, _FULL)
+            return
+        connection.state = "answering"
+        self._watch(connection, selectors.EVENT_WRITE if connection.sending else 0)
+        threads.submit(size, partial(self._answer, connection, request, keep))
+
+    def _answer(self, connection: Connection, request: Request, keep: bool) -> None:
+        """Have the application answer; runs in a thread."""
+        keep = keep and not self._draining and bool(self.cfg.keepalive)
+        keep = gateway.answer(self.wsgi, connection, request, keep, self.cfg, self.log)
+        self.later(partial(self._answered, connection, keep))
+
+    def _answered(self, connection: Connection, keep: bool) -> None:
+        """The answer is complete; its last bytes may still wait to be taken."""
+        connection.state, connection.keep = "flushing", keep
+        if connection.broken:
+            self._close(connection)
+        elif connection.sending:
+            self._watch(connection, selectors.EVENT_WRITE)
+        else:
+            self._taken(connection)
+
+    def _to_send(self, connection: Connection) -> None:
+        """Watch for a client that takes more, now that there is more; any thread may call it."""
+
+        def watch() -> None:
+            if connection.state in ("answering", "flushing") and connection.sending:
+                self._watch(connection, selectors.EVENT_WRITE)
+
+        self.later(watch)
+
+    def _send(self, connection: Connection) -> None:
+        connection.flush()
+        if connection.broken:
+            self._close(connection)
+        elif not connection.sending:
+            if connection.state == "flushing":
+                self._taken(connection)
+            else:
+                self._watch(connection, 0)
+
+    def _taken(self, connection: Connection) -> None:
+        """The client has its answer: on to its next request, or to the end."""
+        if connection.keep and self.alive and not self._draining:
+            connection.state = "reading"
+            begun = connection.intake.begun
+            connection.deadline = time.monotonic() + (self._settings.read_timeout if begun else self.cfg.keepalive)
+            self._reading[connection] = None
+            self._watch(connection, selectors.EVENT_READ)
+            self._feed(connection, b"")
+        else:
+            connection.state, connection.deadline = "lingering", time.monotonic() + LINGER
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_WR)
+            self._watch(connection, selectors.EVENT_READ)
+            self._read_off(connection)
+
+    def _read_off(self, connection: Connection) -> None:
+        """Read what a client still sends on a connection that is about to be closed."""
+        try:
+            data = connection.receive()
+        except OSError:
+            data = b""
+        connection.drained += len(data or b"")
+        if data == b"" or connection.drained > LINGER_BYTES:
+            self._close(connection)
+
+
+_FULL = Refused(503, "server_busy", "The server has too many requests at once.", retry_after=1)

@@ -1,0 +1,92 @@
+"""The pages: the playground at /, the dashboard at /dashboard, their static files, and the sample scenes of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flask import Blueprint, Response, render_template, request
+
+from server.api.context import context
+from server.encode import json_response
+from server.errors import ApiError
+from server.web.samples import list_samples, sample_picture
+
+blueprint = Blueprint("page", __name__, template_folder="../templates")
+
+STATIC = Path(__file__).parents[1] / "static"
+KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+
+@blueprint.get("/")
+def playground() -> Response:
+    """Ask, steer, and see where the model looked."""
+    return _page("playground.html")
+
+
+@blueprint.get("/dashboard")
+def dashboard() -> Response:
+    """The journal of diagnostics, live."""
+    return _page("dashboard.html")
+
+
+@blueprint.get("/static/<name>")
+def static_file(name: str) -> Response:
+    """A script, a style sheet or the icon of the pages."""
+    # Compared with what is there instead of joined to the folder: no name from a request becomes a path.
+    for file in STATIC.iterdir():
+        if file.name == name and file.suffix in KINDS:
+            return _file(file, KINDS[file.suffix])
+    raise ApiError(404, "There is no such file.", code="unknown_file")
+
+
+@blueprint.get("/samples")
+def samples() -> Response:
+    """The sample scenes in the model's folder: {"object": "list", "data": [{"title", "images", "question", "context"}]}."""
+    found = list_samples(context().runtime.serving().able.folder)
+    return json_response({"object": "list", "data": [sample.model_dump() for sample in found]})
+
+
+@blueprint.get("/samples/<name>")
+def sample(name: str) -> Response:
+    """A picture of a sample scene."""
+    found = sample_picture(context().runtime.serving().able.folder, name)
+    if found is None:
+        raise ApiError(404, "No sample has such a picture.", code="unknown_sample")
+    return _cached(Response(found[0], content_type=found[1]))
+
+
+@blueprint.after_request
+def secure(response: Response) -> Response:
+    """Nothing on these pages comes from elsewhere, runs inline, or is framed."""
+    response.headers["Content-Security-Policy"] = POLICY
+    response.headers["Referrer-Policy"] = "no-referrer"
+    return response
+
+
+def _page(template: str) -> Response:
+    return _cached(Response(render_template(template), content_type="text/html; charset=utf-8"))
+
+
+def _file(path: Path, kind: str) -> Response:
+    return _cached(Response(path.read_bytes(), content_type=kind))
+
+
+def _cached(response: Response) -> Response:
+    """Kept by the browser, but asked for again each time: an update of the server is seen at once."""
+    response.headers["Cache-Control"] = "no-cache"
+    response.add_etag()
+    response.make_conditional(request)
+    return response

@@ -1,0 +1,45 @@
+"""Kinds of values that several fields have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Integer = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
+Flag = Annotated[bool, Field(strict=True)]
+Layers = Annotated[list[Integer], Field(max_length=1024)]
+
+NO_SWITCH = "must be true, false or an object"
+
+
+class Strict(BaseModel):
+    """An object of Helmsight's own: unknown keys are errors that list the known ones."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            names = [field.alias or name for name, field in cls.model_fields.items()]
+            for key in value:
+                if key not in names:
+                    known = ", ".join(names)
+                    raise PydanticCustomError(
+                        "unknown_key", "unknown; allowed: {known}", {"key": key[:64], "known": known}
+                    )
+        return value
+
+
+def switch(value: Any) -> Any:
+    """true means all defaults, false means off, an object is itself."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return {}
+    if not isinstance(value, dict):
+        raise PydanticCustomError("switch", NO_SWITCH)
+    return value

@@ -1,0 +1,95 @@
+"""The messages of a chat: turns, parts, images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Discriminator, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+
+class Part(BaseModel):
+    """One part of a message's content; `image` holds the URL of an image part."""
+
+    type: str
+    text: str | None = None
+    span: Literal["context"] | None = None
+    image: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalise(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise PydanticCustomError("part", "must be an object with a 'type'")
+        kind = value.get("type")
+        if kind in ("text", "input_text"):
+            if not isinstance(value.get("text"), str):
+                raise PydanticCustomError("part_text", "a text part needs a string in 'text'")
+            return {"type": "text", "text": value["text"], "span": value.get("span")}
+        if kind in ("image_url", "input_image"):
+            url = value.get("image_url")
+            if isinstance(url, dict):
+                url = url.get("url")
+            if not isinstance(url, str):
+                raise PydanticCustomError("part_image", "an image part needs a URL in 'image_url.url'")
+            return {"type": "image", "image": url}
+        raise PydanticCustomError(
+            "part_type", "unsupported content type '{kind}'; allowed: text, image_url", {"kind": str(kind)[:64]}
+        )
+
+
+class Message(BaseModel):
+    """One turn of the chat; "developer" is read as "system"."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<parts>")],
+        Discriminator(lambda content: "<text>" if isinstance(content, str) else "<parts>"),
+    ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalise(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise PydanticCustomError("message", "must be an object with 'role' and 'content'")
+        role, content = value.get("role"), value.get("content")
+        if role in ("tool", "function") or value.get("tool_calls") or value.get("function_call"):
+            raise PydanticCustomError("unsupported", "tool calls and tool messages are not supported")
+        if role == "developer":
+            role = "system"
+        if role not in ("system", "user", "assistant"):
+            raise PydanticCustomError(
+                "role", "unknown role '{role}'; allowed: system, developer, user, assistant", {"role": str(role)[:64]}
+            )
+        if content is None and role == "assistant":
+            content = ""
+        if not isinstance(content, (str, list)):
+            raise PydanticCustomError("content", "'content' must be a string or a list of parts")
+        if content == []:
+            raise PydanticCustomError("content", "'content' must not be an empty list")
+        return {"role": role, "content": content}
+
+    @model_validator(mode="after")
+    def _images_of_users_only(self) -> Self:
+        if self.role != "user" and isinstance(self.content, list) and any(p.type == "image" for p in self.content):
+            raise PydanticCustomError("image_role", "images are allowed in user messages only")
+        return self
+
+
+def texts_of(messages: Iterable[Message]) -> list[str]:
+    """Every text of a chat that the model reads."""
+    return [
+        text
+        for message in messages
+        for text in ([message.content] if isinstance(message.content, str) else [p.text for p in message.content])
+        if text is not None
+    ]
+
+
+def image_urls(messages: Iterable[Message]) -> Iterator[tuple[str, str]]:
+    """(URL, path of its field) of every image, in order."""
+    for i, message in enumerate(messages):
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if part.image is not None:
+                yield part.image, f"messages[{i}].content[{j}].image_url"

@@ -1,0 +1,163 @@
+"""Images from requests: what is decoded how, and what is refused before it costs memory."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from server.errors import BadRequest
+from server.images.load import ImageLoader
+from server.settings import Settings
+from tests.server.conftest import data_uri
+
+
+def load(url: str, **limits: Any) -> Image.Image:
+    return ImageLoader(Settings(**limits)).load(url, "image")
+
+
+def refusal(url: str, **limits: Any) -> str | None:
+    with pytest.raises(BadRequest) as caught:
+        load(url, **limits)
+    assert caught.value.param in ("image", "messages")
+    return caught.value.code
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and ends where its pixels would begin."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body)) + b"\0\0\1\0IDAT"
+
+
+def as_uri(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64," + base64.b64encode(data).decode()
+
+
+def corner(image: Image.Image) -> tuple[int, ...]:
+    pixel = image.getpixel((0, 0))
+    assert isinstance(pixel, tuple)
+    return pixel
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_supported_formats_become_rgb(kind: str) -> None:
+    image = load(data_uri(Image.new("RGB", (10, 6), (250, 0, 0)), kind))
+    assert (image.mode, image.size) == ("RGB", (10, 6))
+    assert np.allclose(corner(image), (250, 0, 0), atol=4)
+
+
+def test_transparency_is_flattened_on_white() -> None:
+    assert corner(load(data_uri(Image.new("RGBA", (4, 4), (255, 0, 0, 0))))) == (255, 255, 255)
+    assert corner(load(data_uri(Image.new("RGBA", (4, 4), (255, 0, 0, 51))))) == (255, 204, 204)
+    palette = Image.new("P", (4, 4), 0)
+    assert corner(load(data_uri(palette, "GIF", transparency=0))) == (255, 255, 255)
+
+
+def test_exif_orientation_is_applied() -> None:
+    image = Image.new("RGB", (20, 10), "white")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    assert load(data_uri(image, "JPEG", exif=exif)).size == (10, 20)
+
+
+def test_the_first_frame_of_an_animation_counts() -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    image = load(data_uri(frames[0], "GIF", save_all=True, append_images=frames[1:]))
+    assert corner(image) == (255, 0, 0)
+
+
+def test_sixteen_bit_grey_is_scaled_not_clipped() -> None:
+    grey = Image.fromarray(np.full((4, 4), 0x8000, np.uint16))
+    assert corner(load(data_uri(grey))) == (128, 128, 128)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["data:image/png;base64,", "data:;base64,", "data:image/png;charset=x;base64,", "DATA:image/png;BASE64,"]
+)
+def test_data_uris_in_all_spellings(prefix: str) -> None:
+    assert load(prefix + data_uri().partition(",")[2]).size == (84, 84)
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("", "invalid_image_url"),
+        ("/etc/passwd", "invalid_image_url"),
+        ("file:///etc/passwd", "invalid_image_url"),
+        ("ftp://example.com/a.png", "invalid_image_url"),
+        ("http://example.com/a.png", "remote_images_disabled"),
+        ("HTTPS://example.com/a.png", "remote_images_disabled"),
+        ("data:image/png,plain", "invalid_image_url"),
+        ("data:text/html;base64,AAAA", "invalid_image"),
+        ("data:image/png;base64,", "invalid_image"),
+        ("data:image/png;base64,!!!!", "invalid_base64"),
+        ("data:image/png;base64,AAA", "invalid_base64"),
+        ("data:image/png;base64,AA AA", "invalid_base64"),
+        ("data:image/png;base64,\u00e9AAA", "invalid_base64"),
+        (as_uri(b"hello, this is no image"), "invalid_image"),
+        (as_uri(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"), "invalid_image"),
+        (as_uri(png_header(10, 10)), "invalid_image"),
+    ],
+)
+def test_what_is_no_image_is_refused(url: str, code: str) -> None:
+    assert refusal(url) == code
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_truncated_images_are_refused(kind: str) -> None:
+    noise = Image.effect_noise((64, 64), 80).convert("RGB")
+    data = base64.b64decode(data_uri(noise, kind).partition(",")[2])
+    assert refusal(as_uri(data[: len(data) // 2])) == "invalid_image"
+
+
+def test_formats_beyond_the_list_are_refused_even_if_pillow_knows_them() -> None:
+    assert refusal(data_uri(kind="TIFF")) == "invalid_image"
+
+
+@pytest.mark.parametrize("size", [(50_000, 50_000), (2**31 - 1, 2**31 - 1), (100_000, 900)])
+def test_a_bomb_is_refused_by_its_header(size: tuple[int, int]) -> None:
+    assert refusal(as_uri(png_header(*size))) == "image_too_large"
+
+
+def test_a_small_file_of_many_pixels_is_refused_before_they_are_decoded() -> None:
+    buffer = io.BytesIO()
+    Image.new("1", (7000, 7000)).save(buffer, "PNG")
+    assert len(buffer.getvalue()) < 20_000
+    assert refusal(as_uri(buffer.getvalue())) == "image_too_large"
+
+
+def test_bytes_are_bounded() -> None:
+    noise = data_uri(Image.effect_noise((64, 64), 80))
+    assert refusal(noise, max_image_bytes=1024) == "image_too_large"
+
+
+def test_remote_images_are_fetched_once_and_only_where_switched_on() -> None:
+    data = base64.b64decode(data_uri().partition(",")[2])
+    fetched: list[str] = []
+
+    def fetch(url: str, param: str) -> bytes:
+        fetched.append(url)
+        return data
+
+    loader = ImageLoader(Settings(max_images=3), fetch)
+    loader.fetch_remote([("https://a.example/1", "a"), (data_uri(), "b"), ("https://a.example/1", "c")])
+    assert loader.load("https://a.example/1", "a").size == (84, 84)
+    assert fetched == ["https://a.example/1"]
+    with pytest.raises(BadRequest, match="at most 3 images"):
+        loader.fetch_remote([(f"https://a.example/{i}", "a") for i in range(9)])
+    assert len(fetched) <= 1 + 3
+
+
+def test_number_and_sum_of_pixels_are_bounded() -> None:
+    loader = ImageLoader(Settings(max_images=2, max_request_pixels=150))
+    loader.load(data_uri(Image.new("RGB", (10, 10))), "a")
+    with pytest.raises(BadRequest, match="together"):
+        loader.load(data_uri(Image.new("RGB", (10, 10))), "b")
+    with pytest.raises(BadRequest, match="at most 2 images"):
+        loader.load(data_uri(Image.new("RGB", (1, 1))), "c")

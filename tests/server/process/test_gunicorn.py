@@ -1,0 +1,223 @@
+"""The server as it is run: gunicorn, one worker, the model loaded after the fork, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.server.api.test_streams import post_and_hold, wait_for
+from tests.server.conftest import data_uri, user
+from tests.server.fakes import checkpoint
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+SERVE = [sys.executable, "-m", "server.cli", "serve", "--threads", "1", "--slots", "4"]
+STOP_ID = str(json.loads((checkpoint() / "generation_config.json").read_text())["eos_token_id"])
+ENDLESS = {"logit_bias": {STOP_ID: -100}, "temperature": 0}
+
+
+class Server:
+    """A server process on a free port."""
+
+    def __init__(self, command: list[str], log: Path, **environ: str):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "HELMSIGHT_PORT": str(port), **environ},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def get(self, route: str) -> requests.Response:
+        return requests.get(self.url + route, timeout=20)
+
+    def post(self, **fields: Any) -> requests.Response:
+        body = {"messages": [user(data_uri(), "Describe the picture.")], **fields}
+        return requests.post(self.url + "/v1/chat/completions", json=body, timeout=60)
+
+    def stats(self, name: str) -> float:
+        (line,) = [line for line in self.get("/metrics").text.splitlines() if line.startswith(name + " ")]
+        return float(line.split()[1])
+
+    def wait_until_ready(self) -> Server:
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                return self.get("/ready").ok
+            except requests.ConnectionError:
+                return False
+
+        wait_for(ready, seconds=60)
+        return self
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def begin(command: list[str], **environ: str) -> Server:
+            server = Server(command, tmp_path / "server.log", **environ)
+            stack.callback(server.end)
+            return server
+
+        yield begin
+
+
+def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
+    server = start([*SERVE, "--graceful-timeout", "20", "--max-body", "20000"])
+    wait_for(lambda: "Listening at" in server.log.read_text(), seconds=20)
+    assert server.get("/health").status_code == 200
+    server.wait_until_ready()
+    assert server.post(max_tokens=4).json()["choices"][0]["finish_reason"] == "length"
+    assert "text/event-stream" in server.post(stream=True, max_tokens=2).headers["Content-Type"]
+
+    # Bodies without a length, too long, and malformed.
+    json_type = {"Content-Type": "application/json"}
+    chat = server.url + "/v1/chat/completions"
+    pieces = (b"x" * 1000 for _ in range(30))
+    assert requests.post(chat, data=pieces, headers=json_type, timeout=20).status_code == 413
+    assert requests.post(chat, data=b"x" * 30_000, headers=json_type, timeout=20).status_code == 413
+    body = json.dumps({"messages": [user("hi")], "max_tokens": 2}).encode()
+    assert requests.post(chat, data=iter([body]), headers=json_type, timeout=20).status_code == 200
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as connection:
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n"
+        )
+        assert b" 400 " in connection.recv(1000)
+
+    # A client that leaves frees its slots.
+    connection = post_and_hold(server.url, stream=True, n=4, max_tokens=1800, **ENDLESS)
+    wait_for(lambda: server.stats("helmsight_running") == 4)
+    connection.close()
+    wait_for(lambda: server.stats("helmsight_running") == 0)
+
+    # SIGTERM: the running answer is finished, a new one is refused, then the process ends.
+    answers: list[requests.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(server.post(max_tokens=400, **ENDLESS)))
+    thread.start()
+    wait_for(lambda: server.stats("helmsight_running") == 1)
+    server.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: server.get("/ready").json()["status"] == "draining")
+    refused = server.post()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_draining")
+    assert "Retry-After" in refused.headers
+    thread.join()
+    assert answers[0].json()["usage"]["completion_tokens"] == 400
+    assert server.process.wait(20) == 0
+
+
+def test_the_last_answers_are_in_the_journal_when_the_server_has_ended(start: Start, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.db"
+    server = start([*SERVE, "--journal", str(journal)]).wait_until_ready()
+    connection = post_and_hold(server.url, stream=True, max_tokens=200, n=2, **ENDLESS)
+    wait_for(lambda: server.stats("helmsight_running") == 2)
+    server.process.send_signal(signal.SIGTERM)
+    while connection.recv(65_536):
+        pass
+    connection.close()
+    assert server.process.wait(20) == 0
+    command = [sys.executable, "-m", "server.cli", "journal", "export", "--journal", str(journal)]
+    exported = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    rows = [json.loads(line) for line in exported.splitlines()]
+    assert sorted((row["choice"], row["finish_reason"]) for row in rows) == [(0, "length"), (1, "length")]
+    assert all(row["usage"]["completion_tokens"] == 200 for row in rows)
+
+
+def test_an_interrupt_ends_the_server_although_an_answer_is_running(start: Start) -> None:
+    server = start(SERVE).wait_until_ready()
+    connection = post_and_hold(server.url, stream=True, max_tokens=1800, n=4, **ENDLESS)
+    wait_for(lambda: server.stats("helmsight_running") == 4)
+    started = time.monotonic()
+    server.process.send_signal(signal.SIGINT)
+    server.process.wait(20)
+    assert time.monotonic() - started < 12
+    connection.close()
+
+
+def test_an_answer_that_outlasts_the_grace_is_cut_off_with_an_error(start: Start) -> None:
+    server = start([*SERVE, "--graceful-timeout", "4"]).wait_until_ready()
+    connection = post_and_hold(server.url, stream=True, max_tokens=1900, n=4, **ENDLESS)
+    wait_for(lambda: server.stats("helmsight_running") == 4)
+    server.process.send_signal(signal.SIGTERM)
+    received = b""
+    while piece := connection.recv(65_536):
+        received += piece
+    connection.close()
+    assert b'"code":"model_draining"' in received
+    assert server.process.wait(20) == 0
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_sentence_and_an_exit_status(
+    start: Start, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint(), model)
+    config = json.loads((model / "config.json").read_text())
+    config["text_config"]["intermediate_size"] += 8  # which only the weights tell to be wrong
+    (model / "config.json").write_text(json.dumps(config))
+    server = start([*SERVE, "--model", str(model)])
+    assert server.process.wait(60) not in (0, None)
+    said = server.log.read_text()
+    assert said.count("could not be loaded") == 1
+    assert "Traceback" not in said
+
+
+def test_no_client_writes_a_line_into_the_log(start: Start) -> None:
+    server = start(SERVE, HELMSIGHT_API_KEYS="secret-key").wait_until_ready()
+    for path in ("/v1/models%0d%0aFAKE%20LINE", "/v1/models%1b[31mFAKE", "/v1/models%c2%85FAKE"):
+        assert server.get(path).status_code == 401
+    requests.get(server.url + "/health", headers={"User-Agent": "a\tFAKE"}, timeout=10)
+    lines = server.log.read_text().splitlines()
+    assert sum("FAKE" in line for line in lines) == 3
+    assert not any(line.startswith("FAKE") for line in lines)
+    assert all(line.isprintable() for line in lines)
+
+
+def test_plain_gunicorn_serves_with_the_file_in_deploy(start: Start) -> None:
+    command = [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "server.wsgi:app"]
+    server = start(command, HELMSIGHT_THREADS="1", HELMSIGHT_API_KEYS="secret-key").wait_until_ready()
+    assert server.get("/v1/models").status_code == 401
+    headers = {"Authorization": "Bearer secret-key"}
+    assert requests.get(server.url + "/v1/models", headers=headers, timeout=10).status_code == 200
+
+
+def test_a_signal_while_the_worker_still_boots_ends_the_server(start: Start) -> None:
+    server = start(SERVE)
+    wait_for(lambda: "Booting worker" in server.log.read_text(), seconds=20)
+    time.sleep(0.3)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0

@@ -1,0 +1,226 @@
+"""The worker's loop: whoever waits for bytes, or does not take any, holds up nobody else."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import requests
+from flask import Flask
+
+from server.app import create_app
+from server.process import connection as connections
+from server.process import worker as workers
+from server.settings import Settings
+from tests.server.api.test_streams import head, wait_for
+from tests.server.conftest import user
+from tests.server.fakes import FakeEngine
+
+Serve = Callable[[Flask], int]
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY = json.dumps({"messages": [user("hi")]}).encode()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[int], socket.socket]]:
+    with ExitStack() as stack:
+        yield lambda port: stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+
+
+Connect = Callable[[int], socket.socket]
+
+
+def answer(connection: socket.socket) -> tuple[int, bytes]:
+    """(status, body) of one answer with a length."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(65_536)
+        assert piece, f"the connection ended after {data!r}"
+        data += piece
+    lines, _, body = data.partition(b"\r\n\r\n")
+    length = next(
+        int(line.split(b":")[1]) for line in lines.split(b"\r\n") if line.lower().startswith(b"content-length")
+    )
+    while len(body) < length:
+        body += connection.recv(65_536)
+    return int(lines.split()[1]), body
+
+
+def app_of(fake: FakeEngine, **settings: object) -> Flask:
+    return create_app(Settings(slots=1, max_waiting=2, **settings), engine=fake)  # type: ignore[arg-type]
+
+
+def test_slow_heads_and_bodies_hold_up_nobody(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
+    port = serve_worker(app_of(fake))
+    slow = [connect(port) for _ in range(150)]
+    for number, connection in enumerate(slow):
+        connection.sendall(HEALTH[:-4] if number % 3 else head(1000) + b"{")
+    started = time.monotonic()
+    for _ in range(10):
+        assert requests.get(f"http://127.0.0.1:{port}/health", timeout=10).status_code == 200
+    chat = requests.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=json.loads(BODY), timeout=10)
+    assert chat.json()["choices"][0]["message"]["content"] == "Hello world"
+    assert time.monotonic() - started < 5, "one of 19 threads waits for each slow client"
+
+
+@pytest.mark.parametrize("sent", [b"GET /health HTTP/1.1\r\nHost: ", head(1000) + b"{"])
+def test_the_deadline_starts_with_the_connection(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect, sent: bytes
+) -> None:
+    connection = connect(serve_worker(app_of(fake, read_timeout=0.8)))
+    started = time.monotonic()
+    connection.sendall(sent)
+    connection.settimeout(0.1)
+    received = b""
+    while not received and time.monotonic() < started + 8:
+        connection.sendall(b" ")
+        try:
+            received = connection.recv(1000)
+        except TimeoutError:
+            continue
+    assert b" 408 " in received
+    assert b'"code":"request_timeout"' in received
+    assert 0.7 < time.monotonic() - started < 4
+
+
+def test_connections_stay_open_and_take_several_requests_at_once(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect
+) -> None:
+    connection = connect(serve_worker(app_of(fake)))
+    for _ in range(3):
+        connection.sendall(HEALTH)
+        assert answer(connection)[0] == 200
+    connection.sendall(head(len(BODY)) + BODY + HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    received = b""
+    while piece := connection.recv(65_536):
+        received += piece
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert received.index(b"Hello world") < received.rindex(b'"ok"')
+
+
+def test_a_client_that_asks_whether_to_continue_is_told(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect
+) -> None:
+    connection = connect(serve_worker(app_of(fake)))
+    connection.sendall(head(len(BODY)).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+    assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    connection.sendall(BODY)
+    assert answer(connection)[0] == 200
+
+
+def test_old_clients_get_an_answer_and_the_end(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
+    connection = connect(serve_worker(app_of(fake)))
+    connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+    received = b""
+    while piece := connection.recv(65_536):
+        received += piece
+    assert received.endswith(b'{"status":"ok"}')
+
+
+def test_broken_requests_are_refused_in_openais_format(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
+    port = serve_worker(app_of(fake, max_body=2000))
+    for sent, status in (
+        (b"nonsense\r\n\r\n", 400),
+        (head(3).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n"), 400),
+        (head(3000), 413),
+        (head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"xyz\r\n", 400),
+        (head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"FFF\r\n" + b"a" * 4095, 413),
+    ):
+        connection = connect(port)
+        connection.sendall(sent)
+        found, body = answer(connection)
+        assert found == status
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+        assert connection.recv(1000) == b"", "its connection is closed"
+
+
+def test_answers_that_nobody_takes_hold_no_thread(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
+    fake.script = ("x" * 100_000,) * 100
+    port = serve_worker(app_of(fake))
+    body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
+    lazy = [connect(port) for _ in range(30)]
+    for connection in lazy:
+        connection.sendall(head(len(body)) + body)
+    wait_for(lambda: len(fake.completions) == 30, seconds=60)
+    for connection in lazy[:2]:  # and whoever comes back to read still finds everything
+        received = 0
+        while piece := connection.recv(1 << 20):
+            received += piece.count(b"x")
+            if piece.endswith(b"0\r\n\r\n"):
+                break
+        assert received >= 10_000_000
+
+
+def test_a_client_that_takes_too_little_is_given_up(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LAG", 100_000)
+    fake.script = ("x" * 100_000,) * 200
+    connection = connect(serve_worker(app_of(fake, read_timeout=0.8)))
+    body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
+    connection.sendall(head(len(body)) + body)
+    wait_for(lambda: bool(fake.completions))
+    assert fake.completions[0].cancelled.wait(10)
+
+
+def test_whoever_waits_longest_makes_room_for_a_newcomer(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "raise_file_limit", lambda: workers.SPARE_FILES + 20)
+    port = serve_worker(app_of(fake))
+    idle = [connect(port) for _ in range(60)]
+    assert requests.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+    assert idle[0].recv(10) == b""
+
+
+def test_requests_that_are_too_large_together_cost_the_largest(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "ALL_INPUT", 1_000_000)
+    port = serve_worker(app_of(fake))
+    large, small = connect(port), connect(port)
+    large.sendall(head(2_000_000) + b" " * 900_000)
+    small.sendall(head(300_000) + b" " * 200_000)
+    assert answer(large)[0] == 503
+    small.sendall(BODY.rjust(100_000))
+    assert answer(small)[0] == 200
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException, no Exception."""
+
+
+def test_a_panic_ends_its_request_alone(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = serve_worker(app_of(fake))
+    good = fake.submit
+
+    def submit(request: object) -> object:
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(fake, "submit", submit)
+    connection = connect(port)
+    connection.sendall(head(len(BODY)) + BODY)
+    status, body = answer(connection)
+    assert (status, json.loads(body)["error"]["code"]) == (500, "internal_error")
+    monkeypatch.setattr(fake, "submit", good)
+    connection = connect(port)
+    connection.sendall(head(len(BODY)) + BODY)
+    assert answer(connection)[0] == 200
+
+
+def test_health_is_not_queued_behind_chats(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
+    hold = threading.Event()
+    fake.script = (hold,)
+    port = serve_worker(app_of(fake))
+    for _ in range(40):
+        connect(port).sendall(head(len(BODY)) + BODY)
+    wait_for(lambda: len(fake.completions) >= 11)
+    assert requests.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+    hold.set()

@@ -1,0 +1,262 @@
+"""The wire schema: what is accepted, what is refused, and how clearly."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase, CompletionCreateParamsStreaming
+
+from server.errors import BadRequest
+from server.wire.chat import ChatRequest, with_interventions
+from server.wire.parse import parse as parse_body
+from server.wire.steering import Steering
+from steering import Generate, See, Think
+
+CHAT = with_interventions(ChatRequest)
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return parse_body(json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode(), CHAT)
+
+
+def content(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"temperature": "hot"}, "temperature", "invalid_value"),
+        ({"temperature": True}, "temperature", "invalid_value"),
+        ({"seed": 1.5}, "seed", "invalid_value"),
+        ({"seed": 10**400}, "seed", "invalid_value"),
+        ({"n": "2"}, "n", "invalid_value"),
+        ({"stream": 1}, "stream", "invalid_value"),
+        ({"stop": 5}, "stop", "invalid_value"),
+        ({"stop": [1]}, "stop[0]", "invalid_value"),
+        ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
+        ({"logit_bias": {"5": "a"}}, "logit_bias.5", "invalid_value"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
+        ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
+        ({"functions": [{}]}, "functions", "unsupported_value"),
+        ({"modalities": ["audio"]}, "modalities", "unsupported_value"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": "hi"}, "messages", "invalid_value"),
+        ({"messages": [1]}, "messages[0]", "invalid_value"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0]", "invalid_value"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "unsupported_value"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]", "unsupported_value"),
+        ({"messages": [{"role": "user"}]}, "messages[0]", "invalid_value"),
+        (content(), "messages[0]", "invalid_value"),
+        (content(1), "messages[0].content[0]", "invalid_value"),
+        (content({"type": "text", "text": "a"}, {"type": "file"}), "messages[0].content[1]", "unsupported_value"),
+        (content({"type": "text"}), "messages[0].content[0]", "invalid_value"),
+        (content({"type": "image_url", "image_url": {}}), "messages[0].content[0]", "invalid_value"),
+        (content({"type": "text", "text": "a", "span": "story"}), "messages[0].content[0].span", "invalid_value"),
+        ({"steering": 1}, "steering", "invalid_value"),
+        ({"steering": {"towards": "text"}}, "steering.towards", "unknown_parameter"),
+        ({"steering": {"toward": "left"}}, "steering.toward", "invalid_value"),
+        ({"steering": {"strength": "1"}}, "steering.strength", "invalid_value"),
+        ({"steering": {"vectors": [{}]}}, "steering.vectors[0].name", "missing_required_parameter"),
+        ({"steering": {"vectors": [{"name": "a", "size": 1}]}}, "steering.vectors[0].size", "unknown_parameter"),
+        ({"steering": {"vectors": [{"name": "a", "scale": 1, "strength": 1}]}}, "steering.vectors[0]", "invalid_value"),
+        ({"steering": {"apply": {"token": "all"}}}, "steering.apply.token", "unknown_parameter"),
+        ({"steering": {"vectors": [], "toward": "text"}}, "steering", "invalid_value"),
+        ({"steering": {"vectors": [], "auto": {}}}, "steering", "invalid_value"),
+        ({"steering": {"auto": {"criterion": "drop"}}}, "steering", "invalid_value"),
+        ({"steering": {"toward": "text", "auto": {}}}, "steering", "invalid_value"),
+        ({"steering": {"toward": "auto", "auto": "surprise"}}, "steering.auto", "invalid_value"),
+        ({"steering": {"toward": "auto", "auto": {"criterion": "kl"}}}, "steering.auto.criterion", "invalid_value"),
+        ({"steering": {"toward": "auto", "auto": {"quantile": 0.9}}}, "steering.auto.quantile", "unknown_parameter"),
+        ({"steering": {"toward": "auto", "auto": {"bound": "5"}}}, "steering.auto.bound", "invalid_value"),
+        ({"steering": {"toward": "auto", "auto": {"one_degraded": 1}}}, "steering.auto.one_degraded", "invalid_value"),
+        ({"sage": 1}, "sage", "invalid_value"),
+        ({"sage": {"sea": True}}, "sage.sea", "unknown_parameter"),
+        ({"sage": {"see": {"alfa": 1}}}, "sage.see.alfa", "unknown_parameter"),
+        ({"sage": {"see": {"reading": 1}}}, "sage.see.reading", "invalid_value"),
+        ({"diagnostics": {"spans": ["whole"]}}, "diagnostics.spans", "invalid_value"),
+        ({"sage": {"think": {"gamma": "0.9"}}}, "sage.think.gamma", "invalid_value"),
+        ({"sage": {"generate": {"weight": 1}}}, "sage.generate.weight", "unknown_parameter"),
+        ({"sage": {"generate": {"refresh": 1.5}}}, "sage.generate.refresh", "invalid_value"),
+        ({"contrast": True}, "contrast", "invalid_value"),
+        ({"contrast": {"alpha": 1}}, "contrast", "invalid_value"),
+        ({"contrast": {"kind": "dola"}}, "contrast", "invalid_value"),
+        ({"contrast": {"kind": "vcd", "instruction": "x"}}, "contrast.instruction", "unknown_parameter"),
+        ({"contrast": {"kind": "icd", "beta": "1"}}, "contrast.beta", "invalid_value"),
+        ({"diagnostics": {"included": []}}, "diagnostics.included", "unknown_parameter"),
+        ({"diagnostics": {"include": "focus"}}, "diagnostics.include", "invalid_value"),
+        ({"diagnostics": {"layers": "some"}}, "diagnostics.layers", "invalid_value"),
+        ({"diagnostics": {"layers": {"last": "2"}}}, "diagnostics.layers", "invalid_value"),
+        ({"diagnostics": {"layers": {"first": 2}}}, "diagnostics.layers", "invalid_value"),
+        ({"baseline": {}}, "baseline", "invalid_value"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(**fields)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+    assert param in caught.value.message
+
+
+def test_messages_say_what_is_allowed() -> None:
+    for fields, expected in (
+        ({"steering": {"toward": "left"}}, "'steering.toward' must be 'vision', 'text' or 'auto'; got 'left'."),
+        (
+            {"diagnostics": {"x": 1}},
+            "'diagnostics.x' is unknown; allowed: include, layers, heatmaps, causal, discount_sinks, target_image, spans, "
+            "residual_rows, drift_rows, compare_to.",
+        ),
+        ({"temperature": "hot"}, "'temperature' must be a valid number; got 'hot'."),
+    ):
+        with pytest.raises(BadRequest) as caught:
+            parse(**fields)
+        assert caught.value.message == expected
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"null", b"{", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b'{"x": "\\ud800"}']
+)
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_body(body, CHAT)
+    assert caught.value.code == "invalid_json"
+
+
+def test_unknown_fields_of_openai_are_tolerated() -> None:
+    chat = parse(user="me", metadata={"a": "b"}, store=True, service_tier="auto", parallel_tool_calls=True, tools=[])
+    assert chat.messages[0].content == "hi"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("steer", "steering"), ("steerings", "steering"), ("Steering", "steering"), ("diagnostic", "diagnostics"),
+        ("Sage", "sage"), ("sages", "sage"), ("baselines", "baseline"), ("base_line", "baseline"), ("contrasts", "contrast"),
+    ],
+)  # fmt: skip
+def test_a_field_nearly_called_as_one_of_our_own_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse(**{name: True})
+    assert str(caught.value) == f"'{name}' is unknown; did you mean '{meant}'?"
+    assert (caught.value.param, caught.value.code) == (name, "unknown_parameter")
+    assert parse(**{name: None}) == parse()
+
+
+def test_no_field_of_openai_or_of_servers_like_this_one_is_taken_for_our_own() -> None:
+    fields = {*CompletionCreateParamsBase.__annotations__, *CompletionCreateParamsStreaming.__annotations__}
+    assert {"store", "service_tier", "safety_identifier"} <= fields
+    others = {"stop_token_ids", "min_tokens", "length_penalty", "guided_choice", "chat_template", "echo", "priority",
+              "use_beam_search", "ignore_eos", "skip_special_tokens", "message", "stream_option", "metrics"}  # fmt: skip
+    for name in (fields | others) - set(CHAT.model_fields):
+        assert parse(**{name: "x"}) == parse(), name
+
+
+def test_countless_unknown_fields_take_no_time() -> None:
+    began = time.monotonic()
+    parse(**{f"unknown {i}": 1 for i in range(30_000)})
+    assert time.monotonic() - began < 1
+
+
+def test_nulls_mean_absent() -> None:
+    names = ("temperature", "n", "stop", "seed", "stream", "logit_bias", "tools", "steering", "sage", "diagnostics")
+    assert parse(**dict.fromkeys(names)) == parse()
+
+
+def test_a_single_stop_string_is_a_list_of_one() -> None:
+    assert parse(stop="END").stop == ["END"]
+
+
+def test_developer_is_system_and_an_empty_assistant_turn_is_text() -> None:
+    chat = parse(messages=[{"role": "developer", "content": "x"}, {"role": "assistant", "content": None}])
+    assert [(m.role, m.content) for m in chat.messages] == [("system", "x"), ("assistant", "")]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}},
+        {"type": "image_url", "image_url": "data:x"},
+        {"type": "input_image", "image_url": "data:x"},
+    ],
+)
+def test_all_spellings_of_an_image_part_are_one(part: dict[str, Any]) -> None:
+    (message,) = parse(**content(part)).messages
+    assert isinstance(message.content, list)
+    assert (message.content[0].type, message.content[0].image) == ("image", "data:x")
+
+
+def test_images_belong_to_users() -> None:
+    with pytest.raises(BadRequest, match="user messages"):
+        parse(messages=[{"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}])
+
+
+@pytest.mark.parametrize("field", ["steering", "diagnostics"])
+def test_true_means_defaults_and_false_means_off(field: str) -> None:
+    assert getattr(parse(**{field: True}), field) == getattr(parse(**{field: {}}), field) is not None
+    assert getattr(parse(**{field: False}), field) is None
+
+
+@pytest.mark.parametrize("alias", ["scale", "strength", "coefficient"])
+def test_scale_has_aliases(alias: str) -> None:
+    chat = parse(steering={"vectors": [{"name": "a", alias: -2}]})
+    form = chat.interventions["steering"].form
+    assert isinstance(form, Steering)
+    assert form.vectors is not None
+    assert form.vectors[0].scale == -2.0
+
+
+def test_stages_of_sage_are_on_unless_false() -> None:
+    assert parse(sage=False).interventions == {}
+    everything = parse(sage=True).interventions["sage"]
+    assert everything == parse(sage={}).interventions["sage"]
+    assert everything.asked == (See(alpha=0.1), Think(gamma=0.9), Generate(weight=0.5))
+    chosen = parse(sage={"see": False, "generate": {"lambda": 0.2}}).interventions["sage"]
+    assert chosen.asked == (Think(), Generate(weight=0.2))
+    assert parse(sage=dict.fromkeys(("see", "think", "generate"), False)).interventions["sage"].asked == ()
+
+
+def test_every_optional_field_of_openais_may_be_null() -> None:
+    fields = set(CompletionCreateParamsStreaming.__annotations__) | set(CompletionCreateParamsBase.__annotations__)
+    nothing: dict[str, Any] = dict.fromkeys(fields - {"messages", "model"})
+    message = {"role": "user", "content": [{"type": "text", "text": "hi"}], "name": None, "tool_calls": None}
+    chat = parse_body(json.dumps({**nothing, "model": None, "messages": [message]}).encode(), CHAT)
+    assert chat.stream is None
+    options = {"include_usage": None, "include_obfuscation": None}
+    body = {"messages": [message], "stream": True, "stream_options": options}
+    chat = parse_body(json.dumps(body).encode(), CHAT)
+    assert chat.stream_options is not None
+    assert not chat.stream_options.include_usage
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        b"[" + b"[]," * 100_000 + b"1]",
+        b"[" + b'"a",' * 400_000 + b"1]",
+        b"[" + rb'"\",",' * 200_000 + b"1]",
+        b"{" + b'"a":1,' * 100_000 + b'"b":1}',
+    ],
+)
+def test_bodies_of_countless_values_are_refused_before_they_are_read(extra: bytes) -> None:
+    started = time.monotonic()
+    with pytest.raises(BadRequest) as caught:
+        parse_body(b'{"messages": [], "x": ' + extra + b"}", CHAT)
+    assert caught.value.code == "too_many_values"
+    assert time.monotonic() - started < 2
+
+
+def test_commas_in_texts_are_no_values() -> None:
+    text = json.dumps({"messages": [{"role": "user", "content": 'a,"b\\",' * 100_000}]})
+    assert len(parse_body(text.encode(), CHAT).messages) == 1
+
+
+def test_parts_are_counted_before_they_are_looked_at() -> None:
+    parts = [{"type": "wrong"}] * 101
+    with pytest.raises(BadRequest) as caught:
+        parse_body(json.dumps({"messages": [{"role": "user", "content": parts}]}).encode(), CHAT, parts=100)
+    assert caught.value.code == "too_many_parts"
