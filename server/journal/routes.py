@@ -11,14 +11,14 @@ from typing import Any
 from flask import Blueprint, Response, request
 from sqlalchemy.exc import SQLAlchemyError
 
-from server.api.context import context
-from server.encode import dumps
+from server.context import context
+from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
 from server.journal.errors import REASONS, JournalError
-from server.journal.queries import CONTRAST, SAGE, TOWARD, Filters, answer, page, place, stream
-from server.journal.schema import FINISH_REASONS, FLAGS
+from server.journal.queries import Filters, answer, page, place, stream
 from server.journal.summary import summarise
+from server.journal.words import WORDED
 
 log = logging.getLogger("helmsight")
 
@@ -27,14 +27,7 @@ blueprint = Blueprint("journal", __name__)
 MAX_LIMIT = 1000
 MAX_TEXT = 256
 LATEST = 1e11  # the year 5138
-CHOICES = {
-    "toward": TOWARD,
-    "sage": SAGE,
-    "contrast": CONTRAST,
-    "flag": FLAGS,
-    "finish_reason": FINISH_REASONS,
-    "format": ("json", "jsonl"),
-}
+FORMATS = ("json", "jsonl")
 FILTERS = tuple(Filters.__dataclass_fields__)
 PAGING = ("limit", "before", "format")
 
@@ -53,7 +46,7 @@ def list_rows() -> Response:
     limit = _integer(given, "limit", MAX_LIMIT) or 50
     with _reading() as database, database.engine.connect() as connection:
         found = page(connection, filters, limit, before)
-    return _json({"object": "list", "data": found.rows, "has_more": found.next is not None, "next": found.next})
+    return json_response({"object": "list", "data": found.rows, "has_more": found.next is not None, "next": found.next})
 
 
 @blueprint.get("/v1/diagnostics/summary")
@@ -63,7 +56,7 @@ def summary() -> Response:
     release = _begin_heavy()
     try:
         with _reading() as database, database.engine.connect() as connection:
-            return _json(summarise(connection, filters))
+            return json_response(summarise(connection, filters))
     finally:
         release()
 
@@ -78,11 +71,11 @@ def get_rows(identity: str) -> Response:
             rows = answer(connection, identity)
     if not rows:
         raise ApiError(404, "The journal holds no answer of this id.", code="unknown_answer", param="id")
-    return _json({"object": "list", "data": rows})
+    return json_response({"object": "list", "data": rows})
 
 
 def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
-    """The query's parameters; raises a 400 for those that are unknown, repeated, or not one of the allowed words."""
+    """The query's parameters; raises a 400 for those that are unknown or repeated, and for a format that is unknown."""
     given: dict[str, str] = {}
     for name, values in request.args.lists():
         if name not in allowed:
@@ -91,15 +84,20 @@ def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
         if len(values) > 1:
             raise BadRequest(f"'{name}' must be given once.", name)
         given[name] = values[0]
-    for name, words in CHOICES.items():
-        if name in given and given[name] not in words:
-            raise BadRequest(f"'{name}' must be one of {', '.join(words)}; got {given[name][:64]!r}.", name)
+    if (form := given.get("format", FORMATS[0])) not in FORMATS:
+        raise BadRequest(f"'format' must be one of {', '.join(FORMATS)}; got {form[:64]!r}.", "format")
     return given
 
 
 def filters_of(given: dict[str, str]) -> Filters:
     """The filters among the parameters; raises a 400 naming the one that is wrong."""
     filters: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
+    for name, words in WORDED.items():
+        if name in filters:
+            try:
+                words.check(name, filters[name])
+            except ValueError as error:
+                raise BadRequest(str(error), name) from None
     for name in ("model", "vector"):
         if name in filters and not (0 < len(filters[name]) <= MAX_TEXT and filters[name].isprintable()):
             raise BadRequest(f"'{name}' must have 1 to {MAX_TEXT} printable characters.", name)
@@ -200,7 +198,3 @@ def _jsonl(filters: Filters, limit: int | None, before: int | None) -> Response:
 
 def _lines(rows: list[dict[str, Any]]) -> str:
     return "".join(dumps(row) + "\n" for row in rows)
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(dumps(value), mimetype="application/json")

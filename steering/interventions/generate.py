@@ -37,8 +37,8 @@ NAME = "sage.generate"
 
 
 class Generate(Options):
-    """`weight` is lambda; `top` the share of an image's patches that each map puts forward; the mask is rebuilt every
-    `refresh` tokens, 0 for never."""
+    """Logits are contrasted with those of a masked image. `weight` is lambda; `top` the share of an image's patches that
+    each map puts forward; the mask is rebuilt every `refresh` tokens, 0 for never."""
 
     path = ("sage", "generate")
     twin = True
@@ -76,6 +76,10 @@ class Generate(Options):
             "rebuilt": [{"token": mask.token, "masked": mask.patches} for mask in rebuilt],
             "changed": taken.changed,
         }
+
+    def brief(self, report: dict[str, Any]) -> dict[str, Any]:
+        """The numbers of patches and of rebuilt masks in the place of both."""
+        return report | {"masked": [len(patches) for patches in report["masked"]], "rebuilt": len(report["rebuilt"])}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 from steering.readouts import attention
+from steering.readouts.numbers import spread
 
 NAME = "sage.see"
 Reading = Literal["transfer", "scale"]
@@ -40,7 +41,8 @@ LEAST = torch.finfo(torch.float32).tiny
 
 
 class See(Options):
-    """`shallow` layers, counted from the first, have the fixed alpha (None: the model's first quarter)."""
+    """Attention to the images is enhanced. `shallow` layers, counted from the first, have the fixed alpha (None: the
+    model's first quarter)."""
 
     path = ("sage", "see")
     needs_image = True
@@ -78,6 +80,9 @@ class See(Options):
             "share_before": sum(before) / len(before) if before else None,
             "share_after": sum(after) / len(after) if after else None,
         }
+
+    def brief(self, report: dict[str, Any]) -> dict[str, Any]:
+        return report | {name: spread(report[name]) for name in ("alpha", "alpha_max")}
 
 
 class SeeRows(AttentionHook):

@@ -83,6 +83,10 @@ class Asked(ABC):
         """What was done, as JSON, out of what `Slots.take` measured."""
         return {}
 
+    def brief(self, report: Any) -> Any:
+        """Its report without what grows with the answer or the images, for whoever keeps many of them."""
+        return report
+
 
 class Part(ABC):
     """One of several things that make one intervention together, as vectors that are added."""
