@@ -11,7 +11,7 @@ from typing import Any
 from flask import Blueprint, Response, request
 from sqlalchemy.exc import SQLAlchemyError
 
-from server.context import context
+from server.api.context import context
 from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database

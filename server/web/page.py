@@ -11,7 +11,7 @@ from server.api.context import context
 from server.encode import json_response
 from server.errors import ApiError
 from server.journal.words import WORDED
-from server.samples import list_samples, sample_picture
+from server.web.samples import list_samples, sample_picture
 
 blueprint = Blueprint("page", __name__, template_folder="../templates")
 

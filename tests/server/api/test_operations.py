@@ -17,7 +17,7 @@ from server.process.runtime import Runtime, Serving
 from server.settings import Settings
 from steering.auto import reliability
 from steering.protocol import intervention, readout
-from steering.protocol.readout import Answer, Readout, Scalar
+from steering.protocol.readout import FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
@@ -214,7 +214,7 @@ def test_what_readouts_keep_is_counted(fake: FakeEngine, monkeypatch: pytest.Mon
         def signals(self, options: steering.Diagnose) -> frozenset[Signal]:
             return frozenset()
 
-        def read(self, answer: Answer) -> Any:
+        def read(self, answer: FinishedAnswer) -> Any:
             raise NotImplementedError
 
         def summary(self, said: Any) -> Mapping[str, Scalar]:

@@ -27,7 +27,7 @@ from tests.server.api.test_operations import samples
 from tests.server.api.test_streams import Live, events, post_and_hold, wait_for
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
-from tests.server.journals import settled
+from tests.server.journal.journals import settled
 
 Serve = Callable[..., FlaskClient]
 

@@ -22,7 +22,7 @@ from server.journal.queries import Filters, answer, cursor, page, place, stream
 from server.journal.retention import prune
 from server.journal.schema import ROWS, VERSION_TABLE, metadata
 from server.journal.summary import summarise
-from tests.server.journals import HOUR, START, put, row
+from tests.server.journal.journals import HOUR, START, put, row
 
 
 def ids(database: Database, filters: Filters | None = None, limit: int = 100) -> list[int]:

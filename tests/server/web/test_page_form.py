@@ -11,7 +11,7 @@ from flask import Flask
 
 from server.app import create_app
 from server.settings import Settings
-from tests.server.browser import Visit
+from tests.server.web.browser import Visit
 from tests.server.fakes import FakeEngine
 
 NUDGE = {

@@ -16,7 +16,7 @@ import steering
 from server.app import create_app
 from server.journal.words import WORDED
 from server.settings import Settings
-from tests.server.browser import Visit, drop, until
+from tests.server.web.browser import Visit, drop, until
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine, checkpoint
 

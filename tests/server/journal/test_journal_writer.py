@@ -27,9 +27,9 @@ from tests.server.api.test_operations import samples
 from tests.server.api.test_streams import wait_for
 from tests.server.conftest import ask
 from tests.server.fakes import FakeEngine
-from tests.server.journals import Postgres, put, row, settled
+from tests.server.journal.journals import Postgres, put, row, settled
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 Begin = Callable[..., Journal]
 
 
@@ -228,7 +228,7 @@ def test_a_newer_journal_is_left_alone_and_the_server_goes_on(fake: FakeEngine, 
 WRITER = """
 import sys
 from server.journal.writer import Journal
-from tests.server.journals import row, settled
+from tests.server.journal.journals import row, settled
 journal = Journal(sys.argv[1], days=1e4)
 journal.start()
 for number in range(300):

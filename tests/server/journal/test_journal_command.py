@@ -18,7 +18,7 @@ from sqlalchemy import text
 from server.cli import main
 from server.journal.database import Place, open_database
 from server.journal.schema import VERSION_TABLE
-from tests.server.journals import START, put, row
+from tests.server.journal.journals import START, put, row
 
 
 @pytest.fixture
