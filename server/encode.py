@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """An HTTP response with a value in JSON."""
-    from flask import Response  # noqa: PLC0415 -- commands encode too, and need no web server
+    # Imported here: the journal's command writes JSON without a web framework.
+    from flask import Response  # noqa: PLC0415
 
     return Response(dumps(value), status, headers, mimetype="application/json")
 
