@@ -10,17 +10,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from server import settings as server_settings
+from server.journal.words import WORDED
 
 if TYPE_CHECKING:
     from server.journal.database import Database
     from server.journal.queries import Filters
 
 SETTINGS = ("journal", "journal_days", "journal_max_rows")
-FILTERS = ("since", "until", "model", "vector", "toward", "sage", "contrast", "flag", "finish_reason")
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -60,11 +62,17 @@ def _add_filters(part: argparse.ArgumentParser) -> None:
         )
     part.add_argument("--model", help="name of the model")
     part.add_argument("--vector", help="name of a steering vector that was asked for")
-    part.add_argument("--toward", choices=("vision", "text", "other", "none"))
-    part.add_argument("--sage", choices=("see", "think", "generate", "none"))
-    part.add_argument("--contrast", choices=("vcd", "icd", "pai", "none"))
-    part.add_argument("--flag", choices=("perceptual_blindness", "dissociation"))
-    part.add_argument("--finish-reason", choices=("stop", "length", "cancelled", "error"))
+    for name, words in WORDED.items():
+        option = f"--{name.replace('_', '-')}"
+        part.add_argument(option, type=partial(_word, name), metavar="WORD", help=words.about)
+
+
+def _word(name: str, text: str) -> str:
+    try:
+        WORDED[name].check(name, text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _time(text: str) -> float:
@@ -122,7 +130,7 @@ def _command(work: Callable[[Database, argparse.Namespace], None]) -> Callable[[
 def _filters(arguments: argparse.Namespace) -> Filters:
     from server.journal.queries import Filters
 
-    return Filters(**{name: getattr(arguments, name) for name in FILTERS})
+    return Filters(**{one.name: getattr(arguments, one.name) for one in fields(Filters)})
 
 
 def export(database: Database, arguments: argparse.Namespace) -> None:
@@ -141,10 +149,10 @@ def export(database: Database, arguments: argparse.Namespace) -> None:
 
 
 COLUMNS = (
-    "id", "choice", "created", "model", "finish_reason", "streamed", "temperature", "top_p", "max_tokens", "seed", "n",
-    "prompt_tokens", "completion_tokens", "images", "first_token", "total", "attention_ratio", "focused_image",
+    "id", "choice", "created", "model", "finish_reason", "streamed", "interventions", "temperature", "top_p", "max_tokens",
+    "seed", "n", "prompt_tokens", "completion_tokens", "images", "first_token", "total", "attention_ratio", "focused_image",
     "focus_share", "target_image", "correct", "decay_slope", "kl", "perceptual_blindness", "dissociation", "dose",
-    "asked", "applied", "metadata", "prompt", "answer",
+    "readouts", "asked", "applied", "metadata", "prompt", "answer",
 )  # fmt: skip
 
 
@@ -156,6 +164,8 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     for name in ("sampling", "usage", "latency", "diagnostics", "texts"):
         nested |= row[name] or {}
     nested |= {name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata")}
+    more = {name: value for name, value in row["diagnostics"].items() if name not in COLUMNS}
+    nested |= {"interventions": " ".join(row["interventions"]), "readouts": dumps(more) if more else None}
     found = {**row, **nested}
     return {name: found.get(name) for name in COLUMNS}
 

@@ -9,17 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, func, select
+from sqlalchemy import Column, ColumnElement, Connection, RowMapping, Select, and_, func, select
 
+from server.encode import dumps
 from server.journal.database import Database
 from server.journal.schema import DIAGNOSTICS, ROWS
+from server.journal.words import NONE
 
 CHUNK = 500
 """Rows read at a time when many are streamed: no transaction stays open while a slow client reads."""
 
-TOWARD = ("vision", "text", "other", "none")
-SAGE = ("see", "think", "generate", "none")
-CONTRAST = ("vcd", "icd", "pai", "none")
+GROUPS = ("sage", "contrast")
+"""Interventions whose names begin alike, which have filters of their own."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Filters:
     toward: str | None = None
     sage: str | None = None
     contrast: str | None = None
+    intervention: str | None = None
     flag: str | None = None
     finish_reason: str | None = None
 
@@ -44,19 +46,29 @@ class Filters:
             terms.append(row.created >= self.since)
         if self.until is not None:
             terms.append(row.created < self.until)
-        for name in ("model", "toward", "contrast", "finish_reason"):
+        for name in ("model", "toward", "finish_reason"):
             if (value := getattr(self, name)) is not None:
                 terms.append(row[name] == value)
         if self.vector is not None:
-            # Neither LIKE, which SQLite takes without regard to case, nor a function that only one database has.
-            terms.append(func.replace(row.vectors, f"|{self.vector}|", "") != row.vectors)
-        if self.sage == "none":
-            terms += [row.sage_see.is_(False), row.sage_think.is_(False), row.sage_generate.is_(False)]
-        elif self.sage is not None:
-            terms.append(row[f"sage_{self.sage}"].is_(True))
+            terms.append(_holds(row.vectors, f"|{self.vector}|"))
+        if self.intervention is not None:
+            none = self.intervention == NONE
+            terms.append(row.interventions == "|" if none else _holds(row.interventions, f"|{self.intervention}|"))
+        for name in GROUPS:
+            if (value := getattr(self, name)) == NONE:
+                terms.append(~_holds(row.interventions, f"|{name}."))
+            elif value is not None:
+                terms.append(_holds(row.interventions, f"|{name}.{value}|"))
         if self.flag is not None:
-            terms.append(row[self.flag].is_(True))
+            own = self.flag in row
+            terms.append(row[self.flag].is_(True) if own else _holds(row.readouts, f"{dumps(self.flag)}:true"))
         return and_(True, *terms)
+
+
+def _holds(column: Column[str], text: str) -> ColumnElement[bool]:
+    """Whether a text is part of a column's."""
+    # Neither LIKE, which SQLite takes without regard to case, nor a function that only one database has.
+    return func.replace(column, text, "") != column
 
 
 @dataclass(frozen=True)
@@ -130,13 +142,14 @@ def shown(row: RowMapping) -> dict[str, Any]:
         "model": row["model"],
         "finish_reason": row["finish_reason"],
         "streamed": row["streamed"],
+        "interventions": row["interventions"].strip("|").split("|") if row["interventions"] != "|" else [],
         "asked": json.loads(row["asked"]),
         "applied": _parsed(row["applied"]),
         "sampling": json.loads(row["sampling"]),
         "usage": {"prompt_tokens": row["prompt_tokens"], "completion_tokens": row["completion_tokens"]},
         "images": row["images"],
         "latency": {"first_token": row["first_token"], "total": row["total"]},
-        "diagnostics": {name: row[name] for name in DIAGNOSTICS},
+        "diagnostics": {name: row[name] for name in DIAGNOSTICS} | (_parsed(row["readouts"]) or {}),
         "metadata": _parsed(row["metadata"]),
         "texts": texts,
     }

@@ -16,9 +16,9 @@ from server.encode import dumps
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
 from server.journal.errors import REASONS, JournalError
-from server.journal.queries import CONTRAST, SAGE, TOWARD, Filters, answer, page, place, stream
-from server.journal.schema import FINISH_REASONS, FLAGS
+from server.journal.queries import Filters, answer, page, place, stream
 from server.journal.summary import summarise
+from server.journal.words import WORDED
 
 log = logging.getLogger("helmsight")
 
@@ -27,14 +27,7 @@ blueprint = Blueprint("journal", __name__)
 MAX_LIMIT = 1000
 MAX_TEXT = 256
 LATEST = 1e11  # the year 5138
-CHOICES = {
-    "toward": TOWARD,
-    "sage": SAGE,
-    "contrast": CONTRAST,
-    "flag": FLAGS,
-    "finish_reason": FINISH_REASONS,
-    "format": ("json", "jsonl"),
-}
+FORMATS = ("json", "jsonl")
 FILTERS = tuple(Filters.__dataclass_fields__)
 PAGING = ("limit", "before", "format")
 
@@ -82,7 +75,7 @@ def get_rows(identity: str) -> Response:
 
 
 def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
-    """The query's parameters; raises a 400 for those that are unknown, repeated, or not one of the allowed words."""
+    """The query's parameters; raises a 400 for those that are unknown or repeated, and for a format that is unknown."""
     given: dict[str, str] = {}
     for name, values in request.args.lists():
         if name not in allowed:
@@ -91,15 +84,20 @@ def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
         if len(values) > 1:
             raise BadRequest(f"'{name}' must be given once.", name)
         given[name] = values[0]
-    for name, words in CHOICES.items():
-        if name in given and given[name] not in words:
-            raise BadRequest(f"'{name}' must be one of {', '.join(words)}; got {given[name][:64]!r}.", name)
+    if (form := given.get("format", FORMATS[0])) not in FORMATS:
+        raise BadRequest(f"'format' must be one of {', '.join(FORMATS)}; got {form[:64]!r}.", "format")
     return given
 
 
 def filters_of(given: dict[str, str]) -> Filters:
     """The filters among the parameters; raises a 400 naming the one that is wrong."""
     filters: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
+    for name, words in WORDED.items():
+        if name in filters:
+            try:
+                words.check(name, filters[name])
+            except ValueError as error:
+                raise BadRequest(str(error), name) from None
     for name in ("model", "vector"):
         if name in filters and not (0 < len(filters[name]) <= MAX_TEXT and filters[name].isprintable()):
             raise BadRequest(f"'{name}' must have 1 to {MAX_TEXT} printable characters.", name)

@@ -53,6 +53,9 @@ ROWS = Table(
     Column("metadata", Text),
     Column("prompt", Text),
     Column("answer", Text),
+    # These are last only because a table grows at its end.
+    Column("interventions", Text, nullable=False, server_default="|"),  # |name|name|, as the registry names them
+    Column("readouts", Text),  # the scalars of readouts that have no column of their own, as JSON
     Index("helmsight_journal_id", "id"),
     Index("helmsight_journal_created", "created"),
     sqlite_autoincrement=True,
@@ -70,7 +73,6 @@ DIAGNOSTICS = (
     "dissociation",
     "dose",
 )
-"""The scalar diagnostics, in the order in which a row shows them."""
+"""The scalar diagnostics that have columns of their own, in the order in which a row shows them."""
 
 FLAGS = ("perceptual_blindness", "dissociation")
-FINISH_REASONS = ("stop", "length", "cancelled", "error")

@@ -17,8 +17,7 @@ import pytest
 from sqlalchemy import insert
 
 from server.journal.database import Database
-from server.journal.scalars import scalars
-from server.journal.schema import ROWS
+from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.writer import Journal
 
 HOUR = 472_222
@@ -34,7 +33,8 @@ def row(number: int = 0, **columns: Any) -> dict[str, Any]:
         "finish_reason": "stop", "streamed": False, "intervention": "none", "toward": "none", "sage_see": False,
         "sage_think": False, "sage_generate": False, "contrast": "none", "vectors": "|", "prompt_tokens": 3,
         "completion_tokens": 2, "images": 0, "first_token": 0.1, "total": 0.2, "answer_correct": None, "sampling": "{}",
-        "asked": "{}", "applied": None, "metadata": None, "prompt": None, "answer": None, **scalars(None, None), **columns,
+        "asked": "{}", "applied": None, "metadata": None, "prompt": None, "answer": None, "interventions": "|",
+        "readouts": None, **dict.fromkeys(DIAGNOSTICS), **columns,
     }  # fmt: skip
 
 

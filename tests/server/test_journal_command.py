@@ -29,7 +29,13 @@ def journal(place: str) -> str:
         database,
         row(0, toward="vision", intervention="steer:vision", dose=0.5, correct=True),
         row(1, metadata='{"user":"a,\\"b\\""}', applied='{"sage":null}', prompt="user: =1+1\nhi", answer="ü"),
-        row(2, perceptual_blindness=True, finish_reason="length"),
+        row(
+            2,
+            perceptual_blindness=True,
+            finish_reason="length",
+            interventions="|steering|sage.see|",
+            readouts='{"norm":2.5}',
+        ),
         row(3, created=time.time()),
     )
     database.close()
@@ -50,6 +56,9 @@ def test_export_writes_json_lines(journal: str, capsys: pytest.CaptureFixture[st
         (("--flag", "perceptual_blindness", "--finish-reason", "length"), [2]),
         (("--since", str(START + 1), "--until", "2024-01-01"), [2, 1]),
         (("--limit", "2"), [3, 2]),
+        (("--sage", "see"), [2]),
+        (("--intervention", "steering", "--contrast", "none"), [2]),
+        (("--intervention", "none", "--until", "2024-01-01"), [1, 0]),
         (("--model", "nobody"), []),
     ):
         assert run("export", "--journal", journal, *arguments) == 0
@@ -64,6 +73,8 @@ def test_export_writes_a_table(journal: str, capsys: pytest.CaptureFixture[str])
     assert (rows[3]["dose"], rows[3]["correct"], rows[3]["kl"], rows[1]["perceptual_blindness"]) == (
         "0.5", "True", "", "True",
     )  # fmt: skip
+    assert (rows[1]["interventions"], rows[1]["readouts"]) == ("steering sage.see", '{"norm":2.5}')
+    assert (rows[2]["interventions"], rows[2]["readouts"]) == ("", "")
     assert (rows[2]["prompt"], rows[2]["answer"]) == ("user: =1+1\nhi", "ü")
     assert json.loads(rows[2]["metadata"]) == {"user": 'a,"b"'}
 
@@ -121,9 +132,17 @@ def test_what_is_no_journal_is_one_clear_line(tmp_path: Path, journal: str, caps
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
     assert run("export", "--journal", "mysql://u:secret-word@host/x") == 2
     assert "secret-word" not in capsys.readouterr().err
-    for arguments in (("--since", "yesterday"), ("--since", "nan"), ("--limit", "0"), ("--toward", "left")):
+    for arguments, said in (
+        (("--since", "yesterday"), "--since"),
+        (("--since", "nan"), "--since"),
+        (("--limit", "0"), "--limit"),
+        (("--toward", "left"), "must be one of vision, text, other, none; got 'left'"),
+        (("--sage", "all"), "must be one of see, think, generate, none; got 'all'"),
+        (("--intervention", "sage"), "must be one of sage.see, sage.think, steering, sage.generate, contrast.vcd"),
+    ):
         with pytest.raises(SystemExit):
             run("export", "--journal", journal, *arguments)
+        assert said in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough_and_no_torch(tmp_path: Path) -> None:

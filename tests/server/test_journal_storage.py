@@ -47,15 +47,65 @@ def test_an_older_database_is_migrated_and_keeps_its_rows(database: Database) ->
     put(database, row(1), row(2))
     config = Config()
     config.set_main_option("script_location", str(journal_database.MIGRATIONS))
-    with database.writer.begin() as connection:  # back to the first revision: two indexes fewer
+    with database.writer.begin() as connection:  # back to the first revision: two indexes and two columns fewer
         for index in ("helmsight_journal_id", "helmsight_journal_created"):
             connection.execute(text(f"DROP INDEX {index}"))
+        for column in ("interventions", "readouts"):
+            connection.execute(text(f"ALTER TABLE helmsight_journal DROP COLUMN {column}"))
         config.attributes["connection"] = connection
         command.stamp(config, "0001")
     again = open_database(database.place)
     test_the_migrations_make_what_the_schema_says(again)
     assert ids(again) == [2, 1]
     again.close()
+
+
+OLD = {
+    "|": {"contrast": "none"},
+    "|steering|": {"vectors": "|a|modality-preference|", "toward": "vision"},
+    "|sage.think|": {"sage_think": True},
+    "|sage.see|sage.generate|": {"sage_see": True, "sage_generate": True},
+    "|steering|sage.see|sage.think|sage.generate|": {
+        "vectors": "|a|",
+        **dict.fromkeys(("sage_see", "sage_think", "sage_generate"), True),
+    },
+    "|contrast.icd|": {"contrast": "icd"},
+    "|steering|contrast.vcd|": {"vectors": "|a|", "contrast": "vcd"},
+}
+"""The interventions that rows of the version before had, by their names, and how their columns told of them."""
+
+
+def test_rows_of_the_version_before_are_found_by_the_names_of_their_interventions(place: str) -> None:
+    first = open_database(Place.of(place))
+    config = Config()
+    config.set_main_option("script_location", str(journal_database.MIGRATIONS))
+    new = {"interventions", "readouts"}
+    with first.writer.begin() as connection:
+        connection.execute(text("DROP TABLE helmsight_journal"))
+        connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+        for number, columns in enumerate(OLD.values()):
+            old = {name: value for name, value in row(number, **columns).items() if name not in new}
+            places = ", ".join(f":{name}" for name in old)
+            connection.execute(text(f"INSERT INTO helmsight_journal ({', '.join(old)}) VALUES ({places})"), old)
+    first.close()
+
+    database = open_database(Place.of(place))
+    with database.engine.connect() as connection:
+        found = connection.execute(select(ROWS).order_by(ROWS.c.key)).mappings().all()
+    assert [one["interventions"] for one in found] == list(OLD)
+    for one, (number, columns) in zip(found, enumerate(OLD.values()), strict=True):
+        assert {name: one[name] for name in row() if name != "interventions"} == {
+            name: value for name, value in row(number, **columns).items() if name != "interventions"
+        }
+    assert ids(database, Filters(sage="see")) == [4, 3]
+    assert ids(database, Filters(intervention="steering")) == [6, 4, 1]
+    with database.writer.begin() as connection:  # a server of the version before, beside this one, goes on writing
+        old = {name: value for name, value in row(7).items() if name not in new}
+        connection.execute(ROWS.insert(), old)
+    assert ids(database, Filters(intervention="none")) == [7, 0]
+    database.close()
 
 
 def test_a_newer_database_is_refused_untouched(database: Database) -> None:
@@ -117,12 +167,13 @@ def test_filters_choose_rows(database: Database) -> None:
         row(0, model="other"),
         row(1, toward="vision", vectors="|modality-preference|"),
         row(2, toward="text", vectors="|a|modality-preference|"),
-        row(3, sage_see=True, sage_generate=True),
-        row(4, contrast="vcd", finish_reason="cancelled"),
+        row(3, interventions="|sage.see|sage.generate|"),
+        row(4, interventions="|steering|contrast.vcd|", finish_reason="cancelled"),
         row(5, perceptual_blindness=True, dissociation=False),
         row(6, perceptual_blindness=False, dissociation=True, finish_reason="error"),
+        row(7, model="toy", toward="other", interventions="|nudge|", readouts='{"norm":2.5,"odd":true,"even":false}'),
     )
-    assert ids(database) == [6, 5, 4, 3, 2, 1, 0]
+    assert ids(database) == [7, 6, 5, 4, 3, 2, 1, 0]
     for filters, expected in (
         ({"model": "other"}, [0]),
         ({"model": "OTHER"}, []),
@@ -136,13 +187,21 @@ def test_filters_choose_rows(database: Database) -> None:
         ({"sage": "see"}, [3]),
         ({"sage": "think"}, []),
         ({"sage": "generate"}, [3]),
-        ({"sage": "none"}, [6, 5, 4, 2, 1, 0]),
+        ({"sage": "none"}, [7, 6, 5, 4, 2, 1, 0]),
         ({"contrast": "vcd"}, [4]),
-        ({"contrast": "none"}, [6, 5, 3, 2, 1, 0]),
+        ({"contrast": "none"}, [7, 6, 5, 3, 2, 1, 0]),
+        ({"intervention": "sage.generate"}, [3]),
+        ({"intervention": "contrast.vcd", "contrast": "vcd"}, [4]),
+        ({"intervention": "steering", "contrast": "none"}, []),
+        ({"intervention": "nudge"}, [7]),
+        ({"intervention": "sage"}, []),
+        ({"intervention": "none"}, [6, 5, 2, 1, 0]),
+        ({"flag": "odd"}, [7]),
+        ({"flag": "even"}, []),
         ({"flag": "perceptual_blindness"}, [5]),
         ({"flag": "dissociation"}, [6]),
         ({"finish_reason": "cancelled"}, [4]),
-        ({"since": START + 5}, [6, 5]),
+        ({"since": START + 5}, [7, 6, 5]),
         ({"until": START + 2}, [1, 0]),
         ({"since": START + 1, "until": START + 3, "toward": "text"}, [2]),
     ):

@@ -1,0 +1,50 @@
+"""The words that the journal's filters know: those about interventions and readouts are what is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+NONE = "none"
+"""The word for rows without any."""
+TOWARD = ("vision", "text", "other", NONE)
+FINISH_REASONS = ("stop", "length", "cancelled", "error")
+
+
+class Words(NamedTuple):
+    """What the words of a filter are about, and which there are."""
+
+    about: str
+    known: Callable[[], tuple[str, ...]]
+
+    def check(self, name: str, word: str) -> None:
+        """Raise ValueError, with the sentence to show, unless the filter of that name knows a word."""
+        if word not in (known := self.known()):
+            raise ValueError(f"'{name}' must be one of {', '.join(known)}; got {word[:64]!r}.")
+
+
+def interventions(head: str = "") -> tuple[str, ...]:
+    """The names of interventions that begin with `head`, without it, in the order of the registry."""
+    # Imported where it is asked: who reads a database with a command is not to wait for torch.
+    from steering.protocol.intervention import REGISTRY  # noqa: PLC0415
+
+    return *(name.removeprefix(head) for name in REGISTRY if name.startswith(head)), NONE
+
+
+def flags() -> tuple[str, ...]:
+    """What readouts say of an answer that is true or false."""
+    from steering.protocol.readout import REGISTRY  # noqa: PLC0415
+
+    return tuple(name for one in REGISTRY.values() for name, kind in one.scalars.items() if kind is bool)
+
+
+WORDED = {
+    "toward": Words("whither it was steered: vision, text, other or none", lambda: TOWARD),
+    "sage": Words("a stage of SAGE, or none", partial(interventions, "sage.")),
+    "contrast": Words("a contrastive decoder, or none", partial(interventions, "contrast.")),
+    "intervention": Words("an intervention by its name, such as sage.see, or none", interventions),
+    "flag": Words("what a readout says that is true or false", flags),
+    "finish_reason": Words("how it ended: stop, length, cancelled or error", lambda: FINISH_REASONS),
+}
+"""The filters that take one of a few words."""
