@@ -75,6 +75,10 @@ class Generate(Options):
             "changed": taken.changed,
         }
 
+    def brief(self, report: dict[str, Any]) -> dict[str, Any]:
+        """The numbers of patches and of rebuilt masks in the place of both."""
+        return report | {"masked": [len(patches) for patches in report["masked"]], "rebuilt": len(report["rebuilt"])}
+
 
 @dataclass(frozen=True)
 class Mask:

@@ -31,6 +31,7 @@ from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Batch, Chunk, Computed, Pool, Slots
 from steering.readouts import attention
+from steering.readouts.numbers import spread
 
 NAME = "sage.see"
 LEAST = torch.finfo(torch.float32).tiny
@@ -76,6 +77,9 @@ class See(Options):
             "share_before": sum(before) / len(before) if before else None,
             "share_after": sum(after) / len(after) if after else None,
         }
+
+    def brief(self, report: dict[str, Any]) -> dict[str, Any]:
+        return report | {name: spread(report[name]) for name in ("alpha", "alpha_max")}
 
 
 class SeeRows(AttentionHook):

@@ -83,6 +83,10 @@ class Asked(ABC):
         """What was done, as JSON, out of what `Slots.take` measured."""
         return {}
 
+    def brief(self, report: Any) -> Any:
+        """Its report without what grows with the answer or the images, for whoever keeps many of them."""
+        return report
+
 
 class Options(BaseModel, Asked):
     """Options that a client writes as they are. The fields' defaults and ranges stand in the class and nowhere else; a value

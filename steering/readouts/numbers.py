@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -17,3 +18,8 @@ def mean(values: Sequence[float | None]) -> float | None:
     """The mean of the numbers that exist, None where there are none."""
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if found else None
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """How many numbers there are, their mean and the largest, both None where there are none."""
+    return {"count": len(values), "mean": mean(values), "max": max(values, default=None)}
