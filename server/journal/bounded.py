@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from server.encode import dumps
-from server.journal.scalars import number
 
 MAX_ITEMS = 64
 MAX_TEXT = 256
@@ -62,21 +62,22 @@ def clean(text: str, limit: int, end: bool = False) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def reduced(applied: Mapping[str, Any]) -> dict[str, Any]:
-    """The `applied` report without lists that grow with the answer or the images: their statistics and counts instead."""
-    report = dict(applied)
-    sage = report.get("sage")
-    if not isinstance(sage, Mapping):
-        return report
-    sage = report["sage"] = dict(sage)
-    if isinstance(see := sage.get("see"), Mapping):
-        lists = {name: statistics(see.get(name)) for name in ("alpha", "alpha_max") if name in see}
-        sage["see"] = {**see, **lists}
-    if isinstance(generate := sage.get("generate"), Mapping):
-        counts: dict[str, Any] = {}
-        if isinstance(masked := generate.get("masked"), (list, tuple)):
-            counts["masked"] = [len(patches) if isinstance(patches, (list, tuple)) else patches for patches in masked]
-        if isinstance(rebuilt := generate.get("rebuilt"), (list, tuple)):
-            counts["rebuilt"] = len(rebuilt)
-        sage["generate"] = {**generate, **counts}
-    return report
+def number(value: Any) -> float | None:
+    """A finite number as a float."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def changed(tree: Any, path: Sequence[str], change: Callable[[Any], Any]) -> Any:
+    """A copy of nested objects in which what stands at a path is changed; the same where nothing stands there."""
+    if not path:
+        return change(tree)
+    head, *rest = path
+    if not isinstance(tree, Mapping) or tree.get(head) is None:
+        return tree
+    return {**tree, head: changed(tree[head], rest, change)}

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from server.encode import dumps
-from server.journal.bounded import clean, encoded, reduced
+from server.journal.bounded import changed, clean, encoded
 from server.journal.scalars import scalars
+from server.journal.schema import DIAGNOSTICS
 from server.journal.writer import Journal
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
-from steering import Choice, Options, Request, Steer, Steering
+from steering import Asked, Choice, Options, Request, Steer, Steering
+from steering.protocol.intervention import REGISTRY
+from steering.protocol.readout import Scalar
 
 LABEL = 128
 """Characters kept of a model's name."""
+STAGES = ("see", "think", "generate")
 
 
 @dataclass
@@ -25,8 +30,7 @@ class Entry:
     journal: Journal
     shared: dict[str, Any]
     """The columns that all choices have in common."""
-    secret: frozenset[str] = frozenset()
-    """Texts of a prompt that interventions report, which the journal is not to keep."""
+    asked: Mapping[str, Asked] = field(default_factory=dict)
     partial: dict[int, str] = field(default_factory=dict)
     recorded: int | None = None
     """The number of the last row of a finished choice."""
@@ -40,7 +44,7 @@ class Entry:
             return None
         try:
             columns = shared(chat, request, answer_id, model, prompt_tokens, journal.text_limit)
-            return cls(journal, columns, secret_texts(chat, journal.text_limit))
+            return cls(journal, columns, request.asked)
         except Exception as error:
             journal.refused(error)
             return None
@@ -67,7 +71,7 @@ class Entry:
     def given_up(self, index: int, reason: str, tokens: int, first_token: float | None, total: float) -> None:
         """Write the row of a choice that came to no end after so many tokens: `reason` is "cancelled" or "error"."""
         try:
-            row = self.shared | scalars(None, None) | self._times(first_token, total)
+            row = self.shared | columns_of(scalars(None, None)) | self._times(first_token, total)
             row |= {"choice": index, "finish_reason": reason, "completion_tokens": tokens, "applied": None}
             self.journal.record(row | {"answer": self._text(self.partial.get(index, ""))})
         except Exception as error:
@@ -79,10 +83,17 @@ class Entry:
             "choice": choice.index,
             "finish_reason": clean(choice.finish_reason, 16),
             "completion_tokens": len(choice.token_ids),
-            "applied": None if choice.applied is None else encoded(without(self.secret, reduced(choice.applied))),
+            "applied": None if choice.applied is None else encoded(self._brief(choice.applied)),
             "answer": self._text(choice.text),
-            **scalars(choice.applied, choice.diagnostics),
+            **columns_of(scalars(choice.applied, choice.diagnostics)),
         }
+
+    def _brief(self, applied: dict[str, Any]) -> Any:
+        """The report of what was applied, without long lists and texts that are not to be kept."""
+        found: Any = applied
+        for one in self.asked.values():
+            found = changed(found, one.path, one.brief)
+        return without_texts(found, self.asked, self.journal.text_limit)
 
     def _times(self, first_token: float | None, total: float) -> dict[str, Any]:
         return {"first_token": first_token, "total": total}
@@ -97,14 +108,10 @@ def shared(
 ) -> dict[str, Any]:
     """The columns that follow from the request alone. `text_limit` 0 keeps its texts out."""
     created = time.time()
-    steering = request.asked.get(Steering.name())
+    asked, sampling, metadata = request.asked, request.sampling, chat.metadata
+    steering = asked.get(Steering.name())
     steers = steering.steers if isinstance(steering, Steering) else ()
     toward = steered_toward(steers)
-    sampling, metadata = request.sampling, chat.metadata
-    stages = {name: f"sage.{name}" in request.asked for name in ("see", "think", "generate")}
-    contrast = next((one.kind for one in request.asked.values() if one.path == ("contrast",)), "none")
-    parts = ([] if toward == "none" else [f"steer:{toward}"]) + (["sage"] if any(stages.values()) else [])
-    parts += [] if contrast == "none" else [f"contrast:{contrast}"]
     right = (metadata or {}).get("answer_correct")
     return {
         "id": answer_id,
@@ -112,11 +119,12 @@ def shared(
         "hour": int(created // 3600),
         "model": clean(model, LABEL),
         "streamed": bool(chat.stream),
-        "intervention": "+".join(parts) or "none",
+        "interventions": listed(asked),
+        "intervention": clean(group_of(asked, toward), 64),
         "toward": toward,
-        **{f"sage_{name}": on for name, on in stages.items()},
-        "contrast": contrast,
-        "vectors": "".join(f"|{name}" for name in sorted({steer.vector.name for steer in steers})) + "|",
+        **{f"sage_{stage}": f"sage.{stage}" in asked for stage in STAGES},
+        "contrast": next((clean(one.kind, 16) for one in asked.values() if one.path == ("contrast",)), "none"),
+        "vectors": listed(sorted({steer.vector.name for steer in steers})),
         "prompt_tokens": prompt_tokens,
         "images": sum(1 for _ in image_urls(chat.messages)),
         "answer_correct": {"true": True, "false": False}.get(right or ""),
@@ -129,10 +137,23 @@ def shared(
                 "n": request.n,
             }
         ),
-        "asked": encoded(asked(chat, text_limit)),
+        "asked": encoded(without_texts(as_asked(chat), asked, text_limit)),
         "metadata": None if metadata is None else encoded_metadata(metadata),
         "prompt": clean(prompt_text(chat), text_limit, end=True) if text_limit else None,
     }
+
+
+def listed(names: Iterable[str]) -> str:
+    """|name|name|, in which a name is found together with what bounds it."""
+    return "".join(f"|{name}" for name in names) + "|"
+
+
+def group_of(asked: Mapping[str, Asked], toward: str) -> str:
+    """The answers with which the summary counts one: where it was steered to, and what else was asked for, the members of a
+    group together: steer:vision+sage+contrast:vcd."""
+    others = [asked[name] for name in REGISTRY if name in asked and name != Steering.name()]
+    heads = dict.fromkeys(f"{one.path[0]}:{one.kind}" if one.kind else one.path[0] for one in others)
+    return "+".join([*([] if toward == "none" else [f"steer:{toward}"]), *heads]) or "none"
 
 
 def steered_toward(steers: tuple[Steer, ...]) -> str:
@@ -141,35 +162,32 @@ def steered_toward(steers: tuple[Steer, ...]) -> str:
     return "none" if not ways else ways.pop() if len(ways) == 1 else "other"
 
 
-def asked(chat: ChatRequest, text_limit: int) -> dict[str, Any]:
+def columns_of(found: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Scalars in columns of their own, and all others in one."""
+    more = {name: value for name, value in found.items() if name not in DIAGNOSTICS}
+    return {name: found.get(name) for name in DIAGNOSTICS} | {"readouts": dumps(more) if more else None}
+
+
+def as_asked(chat: ChatRequest) -> dict[str, Any]:
     """The interventions and readouts as the client wrote them; None is off."""
-    sent = {name: given.sent for name, given in chat.interventions.items()}
-    diagnostics = None if chat.diagnostics is None else chat.diagnostics.model_dump(exclude_unset=True) or True
     return {
         **dict.fromkeys(chat.asking),
-        **without(secret_texts(chat, text_limit), sent),
+        **{name: given.sent for name, given in chat.interventions.items()},
         "baseline": bool(chat.baseline),
-        "diagnostics": diagnostics,
+        "diagnostics": None if chat.diagnostics is None else chat.diagnostics.model_dump(exclude_unset=True) or True,
     }
 
 
-def secret_texts(chat: ChatRequest, text_limit: int) -> frozenset[str]:
-    """Texts that the interventions of a request bring along and the journal does not keep: all but their defaults."""
+def without_texts(tree: Any, asked: Mapping[str, Asked], text_limit: int) -> Any:
+    """The same, where no texts are kept, with the length alone of those that interventions put into a prompt."""
     if text_limit:
-        return frozenset()
-    asked = [one for given in chat.interventions.values() for one in given.asked]
-    options = [type(one) for one in asked if isinstance(one, Options)]
-    defaults = [field.default for one in options for field in one.model_fields.values()]
-    return frozenset(text for one in asked for text in one.texts if text not in defaults)
-
-
-def without(texts: frozenset[str], value: Any) -> Any:
-    """A JSON value in which these texts are replaced by their length."""
-    if isinstance(value, dict):
-        return {key: without(texts, item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without(texts, item) for item in value]
-    return f"({len(value)} characters)" if isinstance(value, str) and value in texts else value
+        return tree
+    for one in asked.values():
+        for name, info in type(one).model_fields.items() if isinstance(one, Options) else ():
+            text = getattr(one, name)
+            if text in one.texts and text != info.default:
+                tree = changed(tree, (*one.path, info.alias or name), lambda text: f"({len(text)} characters)")
+    return tree
 
 
 def prompt_text(chat: ChatRequest) -> str:

@@ -3,62 +3,25 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
+
+from steering.protocol.readout import Scalar
+from steering.readouts.envelope import summary
 
 Report = Mapping[str, Any] | None
 
 
-def scalars(applied: Report, diagnostics: Report) -> dict[str, Any]:
-    """The scalar diagnostics of a choice, None where its reports lack them; names as in `schema.DIAGNOSTICS`.
+def scalars(applied: Report, diagnostics: Report) -> dict[str, Scalar]:
+    """What the readouts keep of a choice, by the names that they declare, and its `dose`, the mean over steering vectors.
 
-    `dose` is the mean over steering vectors, `kl` the mean over layers.
+    None where its reports lack it, and where it is not finite: one such number would spoil every mean.
     """
-    focus, modality, decay, residual, flags = (
-        _section(diagnostics, name) for name in ("focus", "modality", "decay", "residual", "flags")
-    )
-    steers = _section(applied, "steering", list)
-    return {
-        "attention_ratio": number(modality.get("attention_ratio")),
-        "focused_image": whole(focus.get("image")),
-        "focus_share": number(focus.get("share")),
-        "target_image": whole(focus.get("target_image")),
-        "correct": truth(focus.get("correct")),
-        "decay_slope": number(decay.get("slope")),
-        "kl": mean(residual.get("kl")),
-        "perceptual_blindness": truth(flags.get("perceptual_blindness")),
-        "dissociation": truth(flags.get("dissociation")),
-        "dose": mean([steer.get("dose") for steer in steers if isinstance(steer, Mapping)]),
-    }
+    found: dict[str, Scalar] = {**summary(diagnostics), "dose": _dose(applied or {})}
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in found.items()}
 
 
-def number(value: Any) -> float | None:
-    """A finite number as a float."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
-
-
-def whole(value: Any) -> int | None:
-    """An integer that a database can hold."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31 else None
-
-
-def truth(value: Any) -> bool | None:
-    """A bool."""
-    return value if isinstance(value, bool) else None
-
-
-def mean(values: Any) -> float | None:
-    """The mean of the finite numbers in a list, None where there are none."""
-    found = [x for x in map(number, values) if x is not None] if isinstance(values, (list, tuple)) else []
-    return sum(found) / len(found) if found else None
-
-
-def _section(report: Report, name: str, kind: type = Mapping) -> Any:
-    found = report.get(name) if isinstance(report, Mapping) else None
-    return found if isinstance(found, kind) else kind() if kind is list else {}
+def _dose(applied: Mapping[str, Any]) -> float | None:
+    doses = [steer["dose"] for steer in applied.get("steering", ()) if steer["dose"] is not None]
+    return statistics.fmean(doses) if doses else None
