@@ -159,12 +159,13 @@ COLUMNS = (
 def flat(row: dict[str, Any]) -> dict[str, Any]:
     """A row for a table: nested numbers in columns of their own, the rest as JSON."""
     from server.encode import dumps
+    from server.journal.schema import DIAGNOSTICS
 
-    nested: dict[str, Any] = {}
-    for name in ("sampling", "usage", "latency", "diagnostics", "texts"):
+    more = dict(row["diagnostics"])
+    nested: dict[str, Any] = {name: more.pop(name) for name in DIAGNOSTICS}
+    for name in ("sampling", "usage", "latency", "texts"):
         nested |= row[name] or {}
     nested |= {name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata")}
-    more = {name: value for name, value in row["diagnostics"].items() if name not in COLUMNS}
     nested |= {"interventions": " ".join(row["interventions"]), "readouts": dumps(more) if more else None}
     found = {**row, **nested}
     return {name: found.get(name) for name in COLUMNS}

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import pytest
 from flask.testing import FlaskClient
@@ -16,12 +16,14 @@ from pydantic import SecretStr
 import steering
 from server.app import create_app
 from server.journal import routes
-from server.journal.bounded import MAX_JSON, bounded, encoded, reduced
-from server.journal.entry import steered_toward
+from server.journal.bounded import MAX_JSON, bounded, changed, encoded
+from server.journal.entry import Entry, steered_toward
 from server.journal.scalars import scalars
 from server.journal.schema import DIAGNOSTICS
 from server.journal.writer import HEAVY
 from server.settings import JournalReadout, Settings
+from server.wire import ChatRequest, parse
+from steering.protocol import intervention, readout
 from tests.server.api.test_operations import samples
 from tests.server.api.test_streams import Live, events, post_and_hold, wait_for
 from tests.server.conftest import ask, data_uri, user
@@ -74,6 +76,7 @@ def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
         "model": answer["model"],
         "finish_reason": answer["choices"][0]["finish_reason"],
         "streamed": False,
+        "interventions": [],
         "asked": {"steering": None, "sage": None, "contrast": None, "baseline": False, "diagnostics": None},
         "applied": None,
         "sampling": {"temperature": 0.0, "top_p": 0.9, "max_tokens": 5, "seed": 7, "n": 1},
@@ -122,6 +125,13 @@ def test_interventions_and_readouts_are_those_of_the_answer(serve: Serve) -> Non
         assert row["diagnostics"]["target_image"] == focus.get("target_image")
         assert row["diagnostics"]["correct"] == focus.get("correct")
         assert row["diagnostics"]["decay_slope"] == (envelope.get("decay") or {}).get("slope")
+    assert [row["interventions"] for row in rows] == [
+        ["steering"],
+        ["steering"],
+        ["sage.see", "sage.think", "sage.generate"],
+        ["sage.see", "sage.generate"],
+        ["contrast.vcd"],
+    ]
     steered, composed, sage, _, contrast = (a["choices"][0]["applied"] for a in answers)
     assert rows[0]["applied"] == steered
     assert rows[0]["diagnostics"]["dose"] == steered["steering"][0]["dose"] > 0
@@ -147,6 +157,9 @@ def test_interventions_and_readouts_are_those_of_the_answer(serve: Serve) -> Non
         ("sage=see", [2, 3]),
         ("contrast=vcd", [4]),
         ("sage=none&toward=none", [4]),
+        ("intervention=sage.generate", [2, 3]),
+        ("intervention=steering", [0, 1]),
+        ("intervention=none", []),
     ):
         found = [row["id"] for row in client.get(f"/v1/diagnostics?{query}").json["data"]]
         assert found == [answers[i]["id"] for i in reversed(expected)], query
@@ -193,7 +206,7 @@ def test_readouts_for_the_journal_alone_are_not_the_clients(serve: Serve) -> Non
 
 
 def test_every_readout_of_the_settings_is_one_of_the_engines() -> None:
-    assert set(get_args(JournalReadout)) <= set(steering.READOUTS)
+    assert set(get_args(JournalReadout)) <= set(readout.REGISTRY)
 
 
 def test_readouts_for_the_journal_refuse_no_request(serve: Serve) -> None:
@@ -303,7 +316,7 @@ def test_texts_are_kept_only_when_switched_on_and_bounded(fake: FakeEngine, serv
 def test_metadata_is_kept_and_judges_answers(fake: FakeEngine, serve: Serve) -> None:
     client = serve(fake)
     for right, focused in (("true", False), ("true", True), ("false", False), ("maybe", False)):
-        fake.diagnostics = {"focus": {"image": 1, "target_image": 2, "correct": focused}}
+        fake.diagnostics = {"focus": {"image": 1, "share": 0.5, "target_image": 2, "correct": focused}}
         ask(client, metadata={"answer_correct": right, "user": "ünï\0"})
     rows = rows_of(client, 4)
     assert rows[0]["metadata"] == {"answer_correct": "maybe", "user": "ünï\ufffd"}
@@ -384,6 +397,7 @@ def test_streams_that_are_left_give_their_place_back(
         ("toward=left", "toward", "vision, text"),
         ("sage=all", "sage", "see, think, generate, none"),
         ("contrast=dola", "contrast", "vcd, icd, pai, none"),
+        ("intervention=sage", "intervention", "sage.see, sage.think, steering, sage.generate, contrast.vcd"),
         ("flag=red", "flag", "perceptual_blindness, dissociation"),
         ("finish_reason=done", "finish_reason", "cancelled"),
         ("format=xml", "format", "json, jsonl"),
@@ -433,7 +447,7 @@ def test_a_table_that_is_gone_is_a_503(fake: FakeEngine, serve: Serve) -> None:
 
 def test_metrics_count_rows_flags_and_numbers(fake: FakeEngine, serve: Serve) -> None:
     fake.diagnostics = {
-        "focus": {"image": 1, "share": 0.75},
+        "focus": {"image": 1, "share": 0.75, "target_image": None, "correct": None},
         "decay": {"slope": -0.002},
         "flags": {"perceptual_blindness": True, "dissociation": None},
     }
@@ -451,23 +465,93 @@ def test_metrics_count_rows_flags_and_numbers(fake: FakeEngine, serve: Serve) ->
     assert found['helmsight_journal_rows_total{outcome="dropped"}'] == found["helmsight_journal_waiting"] == 0
 
 
-def test_scalars_come_out_of_any_report() -> None:
+def test_scalars_are_those_that_exist_and_are_finite() -> None:
     assert scalars(None, None) == scalars({}, {}) == dict.fromkeys(DIAGNOSTICS)
-    odd = {"focus": None, "modality": [], "decay": {"slope": "steep"}, "residual": {"kl": None}, "flags": 3}
-    assert scalars({"steering": None}, odd) == scalars({"steering": [None, {"dose": None}]}, odd)
-    assert scalars({"steering": None}, odd) == dict.fromkeys(DIAGNOSTICS)
+    missing = {"focus": None, "decay": {"slope": None}, "residual": {"kl": [None]}}
+    assert scalars({"steering": [{"dose": None}], "sage": None}, missing) == dict.fromkeys(DIAGNOSTICS)
     applied = {"steering": [{"dose": 0.25}, {"dose": None}, {"dose": 0.75}]}
     envelope = {
         "focus": {"image": 2, "share": 0.5, "target_image": 1, "correct": False},
         "modality": {"attention_ratio": float("inf")},
         "decay": {"slope": -1},
-        "residual": {"kl": [1.0, None, 3.0, float("nan")]},
+        "residual": {"kl": [1.0, None, 3.0]},
         "flags": {"perceptual_blindness": True, "dissociation": None, "concentration": {"x": 1}},
     }
     assert scalars(applied, envelope) == {
         "attention_ratio": None, "focused_image": 2, "focus_share": 0.5, "target_image": 1, "correct": False,
         "decay_slope": -1.0, "kl": 2.0, "perceptual_blindness": True, "dissociation": None, "dose": 0.5,
     }  # fmt: skip
+
+
+def test_every_column_of_a_number_is_one_that_something_fills() -> None:
+    declared = {name for one in readout.REGISTRY.values() for name in one.scalars}
+    assert set(DIAGNOSTICS) == declared | {"dose"}
+
+
+class Nudge(steering.Options):
+    """An intervention that the journal has never heard of."""
+
+    path = ("toys", "nudge")
+    by: float = 1.0
+    whisper: str = "nothing"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.whisper,)
+
+    def brief(self, report: Any) -> Any:
+        return report | {"steps": len(report["steps"])}
+
+
+class Norm(readout.Readout):
+    """A readout that the journal has never heard of."""
+
+    name = "norm"
+    scalars: ClassVar[dict[str, type]] = {"norm": float, "odd": bool}
+
+    def signals(self, options: steering.Diagnose) -> frozenset[Any]:
+        return frozenset()
+
+    def read(self, answer: Any) -> Any:
+        raise NotImplementedError
+
+    def summary(self, said: Any) -> dict[str, Any]:
+        return {"norm": said["value"], "odd": said["odd"]}
+
+
+def test_what_is_registered_has_its_rows_and_filters(
+    fake: FakeEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve(fake)
+    ask(client)
+    plain = rows_of(client, 1)[0]["id"]
+    monkeypatch.setitem(intervention.REGISTRY, Nudge.name(), (Nudge, None))
+    monkeypatch.setitem(readout.REGISTRY, Norm.name, Norm())
+    chat = parse(json.dumps({"messages": [user("hi")]}).encode(), ChatRequest)
+    asked = [steering.Vcd(), Nudge(whisper="a private word"), steering.See()]
+    request = steering.Request([], interventions=asked)
+    entry = Entry.of(journal_of(client), chat, request, "chatcmpl-toy", "m", 3)
+    assert entry is not None
+    applied = {"toys": {"nudge": {"by": 1.0, "whisper": "a private word", "steps": [0.1, 0.2]}}}
+    diagnostics = {"version": 2, "norm": {"value": 2.5, "odd": True}}
+    entry.finished(steering.Choice(0, "", (), "stop", None, applied, diagnostics), 0.1, 0.2)
+    entry.given_up(1, "error", 0, None, 0.2)
+
+    broken, row, _ = rows_of(client, 3)
+    assert row["interventions"] == ["contrast.vcd", "toys.nudge", "sage.see"]
+    assert row["applied"] == {"toys": {"nudge": {"by": 1.0, "whisper": "(14 characters)", "steps": 2}}}
+    assert row["diagnostics"] == dict.fromkeys(DIAGNOSTICS) | {"norm": 2.5, "odd": True}
+    assert broken["diagnostics"] == dict.fromkeys(DIAGNOSTICS) | {"norm": None, "odd": None}
+    for query, expected in (
+        ("intervention=toys.nudge&flag=odd", ["chatcmpl-toy"]),
+        ("intervention=toys.nudge&sage=see&contrast=vcd", ["chatcmpl-toy"] * 2),
+        ("intervention=none", [plain]),
+    ):
+        found = client.get(f"/v1/diagnostics?{query}")
+        assert [one["id"] for one in found.json["data"]] == expected, query
+    assert "toys.nudge" in client.get("/v1/diagnostics?intervention=nudge").json["error"]["message"]
+    groups = client.get("/v1/diagnostics/summary").json["by_intervention"]
+    assert [group["intervention"] for group in groups] == ["sage+contrast:vcd+toys", "none"]
 
 
 def test_reports_are_bounded() -> None:
@@ -485,9 +569,23 @@ def test_reports_are_bounded() -> None:
     assert json.loads(encoded({"big": 2**70, "nan": float("nan"), "object": object()})) == {
         "big": 2.0**70, "nan": None, "object": "object",
     }  # fmt: skip
-    assert reduced({"sage": {"see": {"alpha": []}, "generate": {"masked": [[1, 2], []], "rebuilt": [{}]}}}) == {
-        "sage": {
-            "see": {"alpha": {"count": 0, "mean": None, "max": None}},
-            "generate": {"masked": [2, 0], "rebuilt": 1},
-        }
+
+
+def test_what_grows_with_an_answer_is_brief() -> None:
+    see = {"reading": "scale", "alpha": [0.25, 0.75], "alpha_max": [], "share_before": None}
+    assert steering.See().brief(see) == {
+        "reading": "scale",
+        "alpha": {"count": 2, "mean": 0.5, "max": 0.75},
+        "alpha_max": {"count": 0, "mean": None, "max": None},
+        "share_before": None,
     }
+    generate = {"masked": [[1, 2], []], "rebuilt": [{"token": 3, "masked": [[1], []]}], "changed": 1}
+    assert steering.Generate().brief(generate) == {"masked": [2, 0], "rebuilt": 1, "changed": 1}
+
+
+def test_a_change_is_made_where_something_stands_and_to_a_copy() -> None:
+    tree = {"a": {"b": [1, 2], "c": 3}, "d": None, "e": True}
+    assert changed(tree, ("a", "b"), len) == {"a": {"b": 2, "c": 3}, "d": None, "e": True}
+    assert tree["a"] == {"b": [1, 2], "c": 3}
+    for nowhere in (("a", "z"), ("d", "b"), ("e", "b"), ("z",)):
+        assert changed(tree, nowhere, len) == tree
