@@ -13,8 +13,9 @@ FINISH_REASONS = ("stop", "length", "cancelled", "error")
 
 
 class Words(NamedTuple):
-    """What the words of a filter are about, and which there are."""
+    """What a filter is called on a page and what it is about, and which words it knows."""
 
+    title: str
     about: str
     known: Callable[[], tuple[str, ...]]
 
@@ -40,11 +41,11 @@ def flags() -> tuple[str, ...]:
 
 
 WORDED = {
-    "toward": Words("whither it was steered: vision, text, other or none", lambda: TOWARD),
-    "sage": Words("a stage of SAGE, or none", partial(interventions, "sage.")),
-    "contrast": Words("a contrastive decoder, or none", partial(interventions, "contrast.")),
-    "intervention": Words("an intervention by its name, such as sage.see, or none", interventions),
-    "flag": Words("what a readout says that is true or false", flags),
-    "finish_reason": Words("how it ended: stop, length, cancelled or error", lambda: FINISH_REASONS),
+    "toward": Words("Toward", "whither it was steered: vision, text, other or none", lambda: TOWARD),
+    "sage": Words("SAGE", "a stage of SAGE, or none", partial(interventions, "sage.")),
+    "contrast": Words("Contrast", "a contrastive decoder, or none", partial(interventions, "contrast.")),
+    "intervention": Words("Intervention", "an intervention by its name, such as sage.see, or none", interventions),
+    "flag": Words("Flag", "what a readout says that is true or false", flags),
+    "finish_reason": Words("Finish", "how it ended: stop, length, cancelled or error", lambda: FINISH_REASONS),
 }
 """The filters that take one of a few words."""

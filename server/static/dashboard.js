@@ -12,7 +12,9 @@ const EVERY = 4000;
 const PAGE = 30;
 const HOUR = 3600;
 const RANGES = { "6h": 6 * HOUR, "24h": 24 * HOUR, "7d": 168 * HOUR, "30d": 720 * HOUR, all: null };
-const FILTERS = ["model", "toward", "sage", "contrast", "flag", "finish_reason"];
+const FILTERS = [...new Set([...byId("filters").elements].map(({ name }) => name))].filter(
+  (name) => name && name !== "range",
+);
 const MEASURES = {
   attention_ratio: ["attention ratio", (row) => row.diagnostics?.attention_ratio, short],
   focus_share: ["focus share", (row) => row.diagnostics?.focus_share, short],
@@ -20,7 +22,7 @@ const MEASURES = {
   kl: ["KL", (row) => row.diagnostics?.kl, short],
   total: ["total time", (row) => row.latency?.total, seconds],
 };
-const GROUPS = ["plain", "toward vision", "toward text", "SAGE", "contrast", "other vectors"];
+const GROUPS = ["plain", "toward vision", "toward text", "SAGE", "contrast", "other"];
 
 const state = { paused: false, timer: null, running: null, cursors: [], next: null, shown: {}, problem: null };
 

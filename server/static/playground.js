@@ -2,16 +2,17 @@
 
 import { ServerError, getBlob, getJson, storedKey, streamChat } from "./api.js";
 import { byId, copyButton, h, seconds, short } from "./dom.js";
-import { readForm, showContrast, showError } from "./form.js";
+import { readForm, showError } from "./form.js";
+import { Interventions } from "./interventions.js";
 import { askForKey, onKey } from "./key.js";
 import { Look, wordBar, wordsOf } from "./look.js";
+import { words } from "./names.js";
 import { Tray, listen } from "./pictures.js";
-import { readoutCards } from "./readouts.js";
+import { DRAWN, readoutCards } from "./readouts.js";
 import { asCurl, asPython, bodyOf, fileName } from "./request.js";
 
-const READOUTS = ["focus", "modality", "decay", "residual", "patches", "tam", "flags"];
 const DEFAULT_VECTOR = "modality-preference"; // the server's own
-const state = { model: null, running: null, choice: null, sent: [] };
+const state = { model: null, interventions: null, running: null, choice: null, sent: [] };
 const look = new Look();
 const tray = new Tray(byId("tray"), {
   changed: update,
@@ -43,10 +44,15 @@ function showModel(model) {
   );
   byId("model").className = "model on";
   tray.limit = model.limits?.images ?? Infinity;
-  const offered = READOUTS.filter((name) => !model.readouts || model.readouts.includes(name));
+  state.interventions = new Interventions(byId("interventions"), model.interventions, ["steering"]);
   byId("include").replaceChildren(
-    ...offered.map((name) =>
-      h("label", { class: "check" }, h("input", { type: "checkbox", value: name, checked: true }), h("span", {}, name)),
+    ...model.readouts.map((name) =>
+      h(
+        "label",
+        { class: "check" },
+        h("input", { type: "checkbox", value: name, checked: DRAWN.includes(name) }),
+        h("span", {}, words(name)),
+      ),
     ),
   );
 }
@@ -122,12 +128,12 @@ function update() {
   helm.style.setProperty("--calibrated-from", at(-Math.min(state.range?.[1] ?? 0, high)));
   helm.style.setProperty("--calibrated-to", at(Math.min(state.range?.[1] ?? 0, high)));
   const auto = byId("auto").checked;
-  const words =
+  const said =
     strength === 0
       ? "off"
       : `${Math.abs(strength).toFixed(1)}${auto ? ", auto" : ` toward ${strength > 0 ? "vision" : "text"}`}`;
-  byId("helm-value").textContent = words;
-  helm.setAttribute("aria-valuetext", words);
+  byId("helm-value").textContent = said;
+  helm.setAttribute("aria-valuetext", said);
   byId("helm-text").className = strength < 0 && !auto ? "on" : "";
   byId("helm-vision").className = strength > 0 && !auto ? "on" : "";
   byId("helm-off").hidden = strength === 0;
@@ -141,10 +147,7 @@ function update() {
       : auto
         ? "The way is found for each request; it needs a picture and a text context."
         : published + (state.range ? `${known} ${state.range[0]} to ${state.range[1]}.` : ""));
-  for (const stage of ["see", "think", "generate"]) {
-    for (const input of document.querySelectorAll(`input[id^="${stage}-"]`)) input.disabled = !byId(stage).checked;
-  }
-  const form = readForm(state.model, tray.pictures);
+  const form = readForm(state.model, tray.pictures, state.interventions);
   byId("send").disabled = !state.model || state.running !== null;
   showCode(form);
 }
@@ -173,18 +176,18 @@ async function sendForm(event) {
   event.preventDefault();
   if (state.running || !state.model) return;
   showError(null);
-  const form = readForm(state.model, tray.pictures);
+  const form = readForm(state.model, tray.pictures, state.interventions);
   if (!form.question) return showError(new ServerError(0, { message: "Write a question first.", param: "question" }));
   const abort = new AbortController();
   state.running = abort;
   begin(form);
   const started = performance.now();
   try {
-    await receive(form, abort.signal, started);
+    await stream(form, abort.signal, started);
   } catch (error) {
     byId("answer-meta").textContent = error.name === "AbortError" ? "Stopped." : "Broken off.";
     if (error.status === 401) askForKey(error);
-    else if (error.name !== "AbortError") showError(error);
+    else if (error.name !== "AbortError") showError(error, state.interventions);
     if (!byId("answer-live").textContent) byId("answers").hidden = true;
     byId("empty").hidden = !byId("answers").hidden;
   } finally {
@@ -207,11 +210,8 @@ function begin(form) {
   byId("base").hidden = !asked.baseline;
   byId("base-text").textContent = asked.baseline ? "…" : "";
   byId("readouts").replaceChildren();
-  const chips = [];
-  if (asked.steering) chips.push(`${asked.steering.toward} ${asked.steering.strength}`);
-  for (const stage of ["see", "think", "generate"])
-    if (asked.sage?.[stage]) chips.push(stage[0].toUpperCase() + stage.slice(1));
-  if (asked.contrast) chips.push(asked.contrast.kind.toUpperCase());
+  const steered = asked.steering ? [`${asked.steering.toward} ${asked.steering.strength}`] : [];
+  const chips = [...steered, ...state.interventions.names()];
   byId("answer-chips").replaceChildren(
     ...(chips.length ? chips : ["plain model"]).map((text) =>
       h("span", { class: chips.length ? "chip accent" : "chip" }, text),
@@ -219,23 +219,6 @@ function begin(form) {
   );
   byId("send").disabled = true;
   if (matchMedia("(max-width: 900px)").matches) byId("results").scrollIntoView({ block: "start" });
-}
-
-/** Stream the answer; a readout that the server does not have is left out and the request sent again. */
-async function receive(form, signal, started) {
-  for (;;) {
-    try {
-      return await stream(form, signal, started);
-    } catch (error) {
-      const missing =
-        error.code === "not_available" &&
-        error.param === "diagnostics.include" &&
-        form.include.find((name) => error.message.includes(`'${name}'`));
-      if (!missing) throw error;
-      form.include = form.include.filter((name) => name !== missing);
-      byId("include").querySelector(`input[value="${missing}"]`)?.closest("label").remove();
-    }
-  }
 }
 
 async function stream(form, signal, started) {
@@ -316,10 +299,6 @@ byId("form").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) sendForm(event);
 });
 byId("stop").addEventListener("click", () => state.running?.abort());
-byId("contrast").addEventListener("change", () => {
-  showContrast();
-  update();
-});
 byId("vector").addEventListener("change", useVector);
 // Auto needs a strength: a helm at 0 goes to 1, where it is seen, and back if it was not moved meanwhile.
 byId("auto").addEventListener("change", () => {

@@ -2,22 +2,54 @@
 
 import { lineChart, shareBar } from "./charts.js";
 import { h, percent, rawJson, short } from "./dom.js";
+import { acronym, title, words } from "./names.js";
 
 const colourOf = (image) => ((image - 1) % 6) + 1;
 
+const CARDS = {
+  focus: (said, { images }) => focusCard(said, images),
+  modality: (said, { other }) => modalityCard(said, other?.modality),
+  decay: (said, { other }) => decayCard(said, other?.decay),
+  residual: (said, { other }) => wide(residualCard(said, other?.residual)),
+  flags: (said) => flagsCard(said),
+};
+const MAPS = ["patches", "tam"]; // laid over the pictures: see look.js
+const ABOUT = ["version", "images", "rows", "heatmaps"];
+
+/** The readouts that have a drawing of their own. */
+export const DRAWN = [...Object.keys(CARDS), ...MAPS];
+
 /** Cards for the diagnostics of an answer; `other` is the baseline's envelope (dashed beside it) or null. */
 export function readoutCards(diagnostics, other, applied) {
-  const cards = [];
-  if (diagnostics?.focus) cards.push(focusCard(diagnostics.focus, diagnostics.images));
-  const modality = modalityCard(diagnostics?.modality, other?.modality);
-  if (modality) cards.push(modality);
-  if (diagnostics?.decay) cards.push(decayCard(diagnostics.decay, other?.decay));
-  if (diagnostics?.flags)
-    cards.push(cards.length % 2 ? flagsCard(diagnostics.flags) : wide(flagsCard(diagnostics.flags)));
-  if (diagnostics?.residual) cards.push(wide(residualCard(diagnostics.residual, other?.residual)));
+  const around = { images: diagnostics?.images, other };
+  const cards = Object.entries(diagnostics ?? {})
+    .filter(([name, said]) => said !== null && ![...MAPS, ...ABOUT].includes(name))
+    .map(([name, said]) => (CARDS[name] ?? plainCard(name))(said, around))
+    .filter(Boolean);
   if (applied || diagnostics) cards.push(wide(appliedCard(applied, diagnostics)));
   return cards;
 }
+
+/** A readout that has no drawing of its own: its lists of numbers as lines, and its numbers. */
+function plainCard(name) {
+  return (said) => {
+    const parts = Object.entries(typeof said === "object" && !Array.isArray(said) ? said : { [name]: said });
+    const lines = parts.filter(([, value]) => Array.isArray(value) && value.every(isNumber));
+    const numbers = parts.filter(([, value]) => value === null || typeof value !== "object");
+    return card(
+      name,
+      title(name),
+      null,
+      lines.map(([key, values]) =>
+        lineChart([{ name: words(key), values, colour: 1, strong: true }], { label: `${words(name)}: ${words(key)}` }),
+      ),
+      numbers.length > 0 &&
+        definitions(numbers.map(([key, value]) => [words(key), isNumber(value) ? short(value) : String(value)])),
+    );
+  };
+}
+
+const isNumber = (value) => value === null || typeof value === "number";
 
 function wide(element) {
   element.classList.add("wide");
@@ -179,29 +211,19 @@ function residualCard(residual, other) {
   );
 }
 
-const FLAGS = [
-  [
-    "perceptual_blindness",
-    "Perceptual blindness",
-    "neither map is concentrated anywhere",
-    "at least one of the maps is concentrated",
-  ],
-  [
-    "dissociation",
-    "Dissociation",
+const MEANINGS = {
+  perceptual_blindness: ["neither map is concentrated anywhere", "at least one of the maps is concentrated"],
+  dissociation: [
     "the answer rests on other patches than those looked at",
     "attention is spread out, or the answer rests on patches that are looked at",
   ],
-];
+};
+const BESIDE_FLAGS = ["concentration", "thresholds", "calibration"];
 const UNKNOWN = "there is no map of the picture, or it has too few patches to tell";
 
 function flagsCard(flags) {
-  const state = (value, raised, clear) =>
-    value === null || value === undefined
-      ? ["unknown", "not known", UNKNOWN]
-      : value
-        ? ["raised", "raised", raised]
-        : ["clear", "clear", clear];
+  const state = (value, [raised, clear] = ["", ""]) =>
+    value === null ? ["unknown", "not known", UNKNOWN] : value ? ["raised", "raised", raised] : ["clear", "clear", clear];
   const numbers = [
     ...Object.entries(flags.concentration ?? {}),
     ...Object.entries(flags.thresholds ?? {}).map(([name, value]) => [`threshold: ${name}`, value]),
@@ -213,18 +235,20 @@ function flagsCard(flags) {
     h(
       "ul",
       { class: "flags" },
-      FLAGS.map(([name, title, raised, clear]) => {
-        const [kind, words, meaning] = state(flags[name], raised, clear);
-        return h(
-          "li",
-          { class: kind },
-          h("b", {}, title),
-          h("span", { class: "chip" }, words),
-          h("small", {}, meaning),
-        );
-      }),
+      Object.entries(flags)
+        .filter(([name]) => !BESIDE_FLAGS.includes(name))
+        .map(([name, value]) => {
+          const [kind, said, meaning] = state(value, MEANINGS[name]);
+          return h(
+            "li",
+            { class: kind },
+            h("b", {}, title(name)),
+            h("span", { class: "chip" }, said),
+            h("small", {}, meaning),
+          );
+        }),
     ),
-    definitions(numbers.map(([name, value]) => [name.replaceAll("_", " "), short(value)])),
+    definitions(numbers.map(([name, value]) => [words(name), short(value)])),
   );
 }
 
@@ -273,30 +297,42 @@ export function appliedLines(applied) {
     }
     if (item.warning) lines.push(["warning", item.warning]);
   }
-  const { see, think, generate } = applied?.sage ?? {};
-  if (see)
-    lines.push([
-      "See",
-      [
-        see.reading,
-        `alpha ${short(mean(see.alpha))} on average`,
-        `image share ${percent(see.share_before)} to ${percent(see.share_after)}`,
-      ].join(", "),
-    ]);
-  if (think)
-    lines.push([
-      "Think",
-      `${percent(mean(think.suppressed))} of the updates damped, mean divergence ${short(mean(think.divergence))}`,
-    ]);
-  if (generate) lines.push(["Generate", contrasted(generate)]);
-  if (applied?.contrast) {
-    const { kind, changed, ...settings } = applied.contrast;
-    const shown = Object.entries(settings)
-      .filter(([, value]) => ["number", "string"].includes(typeof value))
-      .map(([name, value]) => `${name} ${typeof value === "number" ? short(value) : `“${value}”`}`);
-    lines.push([kind.toUpperCase(), [...shown, changedTokens(changed)].filter(Boolean).join(", ")]);
-  }
+  for (const [head, said] of Object.entries(applied ?? {}).filter(([head]) => head !== "steering"))
+    if (isGroup(said))
+      lines.push(...Object.entries(said).flatMap(([name, one]) => (one ? [lineOf(`${head}.${name}`, name, one)] : [])));
+    else if (said) lines.push(lineOf(head, head, said));
   return lines;
+}
+
+/** Whether a report holds those of the members of a group, null where one is off. */
+const isGroup = (said) => {
+  const values = Object.values(said ?? {});
+  return values.length > 0 && values.every((one) => one === null || (typeof one === "object" && !Array.isArray(one)));
+};
+
+function lineOf(path, name, said) {
+  const { kind, ...rest } = said;
+  return [kind ? acronym(kind) : title(name), (REPORTS[path] ?? settings)(rest)];
+}
+
+/** What was done, in words, by the place of its report. */
+const REPORTS = {
+  "sage.see": (said) =>
+    [
+      said.reading,
+      `alpha ${short(mean(said.alpha))} on average`,
+      `image share ${percent(said.share_before)} to ${percent(said.share_after)}`,
+    ].join(", "),
+  "sage.think": (said) =>
+    `${percent(mean(said.suppressed))} of the updates damped, mean divergence ${short(mean(said.divergence))}`,
+  "sage.generate": contrasted,
+};
+
+function settings({ changed, ...rest }) {
+  const shown = Object.entries(rest)
+    .filter(([, value]) => ["number", "string"].includes(typeof value))
+    .map(([name, value]) => `${name} ${typeof value === "number" ? short(value) : `“${value}”`}`);
+  return [...shown, changedTokens(changed)].filter(Boolean).join(", ");
 }
 
 function contrasted(generate) {

@@ -25,8 +25,7 @@ export function extras(form) {
     const toward = form.auto ? "auto" : form.strength > 0 ? "vision" : "text";
     fields.steering = { ...vector, toward, strength: Math.abs(form.strength) };
   }
-  if (form.sage.see || form.sage.think || form.sage.generate) fields.sage = form.sage;
-  if (form.contrast) fields.contrast = form.contrast;
+  Object.assign(fields, form.interventions);
   if (form.baseline && Object.keys(fields).length) fields.baseline = true;
   if (form.include.length) fields.diagnostics = { include: form.include };
   return fields;

@@ -1,12 +1,13 @@
 // A row of the journal: in words, as a line of the table, and in full.
 
 import { h, percent, pretty, rawJson, seconds, short } from "./dom.js";
+import { labelOf, words } from "./names.js";
 import { appliedLines, listOf } from "./readouts.js";
 
-const FLAGS = [
-  ["perceptual_blindness", "blind"],
-  ["dissociation", "dissociated"],
-];
+/** What is true or false of an answer without being a failure. */
+const NO_FLAGS = ["correct"];
+const RAISED = { perceptual_blindness: "blind", dissociation: "dissociated" };
+const SHARES = ["focus_share"];
 const clock = new Intl.DateTimeFormat(undefined, {
   hour: "2-digit",
   minute: "2-digit",
@@ -31,7 +32,7 @@ function wayOf(row) {
 
 /** What was asked for beyond a plain answer: ["toward vision 1", "See", ...]. */
 export function interventionsOf(row) {
-  const { steering, sage, contrast } = row.asked ?? {};
+  const { steering } = row.asked ?? {};
   const found = [];
   if (steering?.vectors)
     found.push(...listOf(steering.vectors).map((item) => `${item.name} ${short(item.scale ?? 1)}`));
@@ -40,26 +41,32 @@ export function interventionsOf(row) {
     const said = way === null ? "not steered" : `${way} ${short(steering.strength ?? 1)}`;
     found.push(steering.toward === "auto" ? `auto: ${said}` : said);
   }
-  if (sage)
-    found.push(
-      ...["see", "think", "generate"]
-        .filter((stage) => sage === true || !(stage in sage) || sage[stage])
-        .map((stage) => stage[0].toUpperCase() + stage.slice(1)),
-    );
-  if (contrast?.kind) found.push(contrast.kind.toUpperCase());
-  return found;
+  return [...found, ...othersOf(row).map((path) => labelOf(path, kindOf(row, path)))];
 }
 
-/** 1 plain, 2 toward vision, 3 toward text, 4 SAGE, 5 a contrast, 6 other vectors: the colours of dots. */
+const othersOf = (row) =>
+  (row.interventions ?? []).filter((name) => name !== "steering").map((name) => name.split("."));
+
+/** The end of a name is a kind where several share a place, and else where it stands. */
+function kindOf(row, path) {
+  const place = path.slice(0, -1).reduce((at, name) => at?.[name], row.asked);
+  return place?.kind === path.at(-1) ? place.kind : "";
+}
+
+/** 1 plain, 2 toward vision, 3 toward text, 4 SAGE, 5 a contrast, 6 anything else: the colours of dots. */
 export function colourOf(row) {
-  const { steering, sage, contrast } = row.asked ?? {};
+  const { steering } = row.asked ?? {};
   if (steering?.vectors) return 6;
   const way = steering && wayOf(row);
   if (way) return way === "text" ? 3 : 2;
-  return contrast ? 5 : sage ? 4 : 1;
+  const heads = othersOf(row).map(([head]) => head);
+  return heads.length === 0 ? 1 : heads.includes("contrast") ? 5 : heads.includes("sage") ? 4 : 6;
 }
 
-export const raised = (row) => FLAGS.filter(([name]) => row.diagnostics?.[name]).map(([, word]) => word);
+export const raised = (row) =>
+  Object.entries(row.diagnostics ?? {})
+    .filter(([name, value]) => value === true && !NO_FLAGS.includes(name))
+    .map(([name]) => RAISED[name] ?? words(name));
 
 /** A line of the table; `open(row)` shows it in full. */
 export function tableRow(row, open) {
@@ -125,18 +132,9 @@ export function tableRow(row, open) {
 export function rowDetail(row) {
   const said = row.diagnostics ?? {};
   const yes = (value) => (value === null || value === undefined ? "–" : value ? "yes" : "no");
-  const numbers = [
-    ["attention ratio", short(said.attention_ratio)],
-    ["focused picture", short(said.focused_image)],
-    ["focus share", percent(said.focus_share)],
-    ["target picture", short(said.target_image)],
-    ["focus correct", yes(said.correct)],
-    ["decay slope", short(said.decay_slope)],
-    ["KL", short(said.kl)],
-    ["dose", short(said.dose)],
-    ["perceptual blindness", yes(said.perceptual_blindness)],
-    ["dissociation", yes(said.dissociation)],
-  ];
+  const shown = (name, value) =>
+    typeof value === "boolean" ? yes(value) : SHARES.includes(name) ? percent(value) : short(value);
+  const numbers = Object.entries(said).map(([name, value]) => [words(name), shown(name, value)]);
   const facts = [
     ["model", row.model],
     ["time", new Date(1000 * row.created).toLocaleString()],
@@ -148,7 +146,7 @@ export function rowDetail(row) {
     ["first token", seconds(row.latency?.first_token)],
     ["total", seconds(row.latency?.total)],
     ...Object.entries(row.sampling ?? {}).map(([name, value]) => [
-      name.replaceAll("_", " "),
+      words(name),
       value === null ? "–" : String(value),
     ]),
   ];

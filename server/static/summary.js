@@ -2,6 +2,7 @@
 
 import { barChart, boxStrip, lineChart } from "./charts.js";
 import { h, percent, seconds, short } from "./dom.js";
+import { title, words } from "./names.js";
 
 const HOUR = 3600;
 const VALUES = [
@@ -19,7 +20,7 @@ const VALUES = [
 export function tiles(summary) {
   const { values, flags, finish_reasons: ends, focus, ivm } = summary;
   const failed = (ends.error ?? 0) + (ends.cancelled ?? 0);
-  const rate = (flag) => (flag?.known ? percent(flag.raised / flag.known) : "–");
+  const rate = (flag) => (flag.known ? percent(flag.raised / flag.known) : "–");
   const of = (part, known) =>
     known ? `${part.toLocaleString("en-US")} of ${known.toLocaleString("en-US")}` : "not known";
   return [
@@ -27,12 +28,7 @@ export function tiles(summary) {
     tile("Attention ratio", short(values.attention_ratio?.p50), "median, image over text"),
     tile("Focus on target", percent(focus.accuracy), of(focus.correct, focus.known)),
     tile("Right, focus wrong", percent(ivm.rate), ivm.known ? `IVM, ${of(ivm.implicit, ivm.known)}` : "IVM, not known"),
-    tile(
-      "Perceptual blindness",
-      rate(flags.perceptual_blindness),
-      of(flags.perceptual_blindness?.raised ?? 0, flags.perceptual_blindness?.known),
-    ),
-    tile("Dissociation", rate(flags.dissociation), of(flags.dissociation?.raised ?? 0, flags.dissociation?.known)),
+    ...Object.entries(flags).map(([name, flag]) => tile(title(name), rate(flag), of(flag.raised, flag.known))),
     tile("Time of an answer", seconds(values.total?.p50), `90 % within ${seconds(values.total?.p90)}`),
   ];
 }
@@ -84,7 +80,8 @@ export function charts(summary, span) {
         },
       ),
     );
-  const bars = grouped(hours);
+  const flags = Object.keys(summary.flags);
+  const bars = grouped(hours, ["count", ...flags]);
   const barsOf = (parts) =>
     bars.map((bar) => ({
       name: bar.name,
@@ -105,10 +102,7 @@ export function charts(summary, span) {
       "flags",
       `Flags per ${per}`,
       barChart(
-        barsOf([
-          ["perceptual_blindness", "perceptual blindness", 2],
-          ["dissociation", "dissociation", 4],
-        ]),
+        barsOf(flags.map((name, i) => [name, words(name), 2 + 2 * i])),
         { label: `Flags raised per ${per}`, empty: "No flag was raised in this time." },
       ),
     ),
@@ -150,8 +144,8 @@ function hourName(start, count) {
   return `${String(date.getHours()).padStart(2, "0")}:00`;
 }
 
-/** Bars of hours; of days where there are more than ten of them. */
-function grouped(hours) {
+/** Bars of hours with their sums of `counts`; of days where there are more than ten of them. */
+function grouped(hours, counts) {
   const daily = hours.length > 240;
   const bars = new Map();
   for (const hour of hours) {
@@ -160,9 +154,7 @@ function grouped(hours) {
     const bar = bars.get(key) ?? {
       name: hourName(hour.start, hours.length),
       title: daily ? "" : date.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hour12: false }),
-      count: 0,
-      perceptual_blindness: 0,
-      dissociation: 0,
+      ...Object.fromEntries(counts.map((name) => [name, 0])),
     };
     if (!bar.title || hours.length > 48)
       bar.title = [
@@ -171,7 +163,7 @@ function grouped(hours) {
       ]
         .join(" ")
         .trim();
-    for (const name of ["count", "perceptual_blindness", "dissociation"]) bar[name] += hour[name] ?? 0;
+    for (const name of counts) bar[name] += hour[name] ?? 0;
     bars.set(key, bar);
   }
   return [...bars.values()];

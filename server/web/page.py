@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from flask import Blueprint, Response, render_template, request
 
 from server.api.context import context
 from server.encode import json_response
 from server.errors import ApiError
+from server.journal.words import WORDED
 from server.web.samples import list_samples, sample_picture
 
 blueprint = Blueprint("page", __name__, template_folder="../templates")
@@ -39,7 +41,7 @@ def playground() -> Response:
 @blueprint.get("/dashboard")
 def dashboard() -> Response:
     """The journal of diagnostics, live."""
-    return _page("dashboard.html")
+    return _page("dashboard.html", filters=WORDED)
 
 
 @blueprint.get("/static/<name>")
@@ -76,8 +78,8 @@ def secure(response: Response) -> Response:
     return response
 
 
-def _page(template: str) -> Response:
-    return _cached(Response(render_template(template), content_type="text/html; charset=utf-8"))
+def _page(template: str, **values: Any) -> Response:
+    return _cached(Response(render_template(template, **values), content_type="text/html; charset=utf-8"))
 
 
 def _file(path: Path, kind: str) -> Response:

@@ -1,0 +1,91 @@
+// One option of an intervention as a field of the form, by its JSON schema.
+
+import { h } from "./dom.js";
+import { words } from "./names.js";
+
+/** A field of a form: `element` is what is shown; `value()` gives undefined where the default stands. */
+export function field(id, name, property, definitions) {
+  const { spec, optional } = resolved(property, definitions);
+  const make = spec.enum || "const" in spec ? choice : (MAKERS[spec.type] ?? json);
+  const { input, read } = make(spec, property.default ?? null, optional);
+  input.id = id;
+  const element = h("label", { class: `option ${input.type}`, for: id, title: range(spec) }, words(name), input);
+  const value = () => {
+    const found = read();
+    return found === undefined || JSON.stringify(found) === JSON.stringify(property.default) ? undefined : found;
+  };
+  return { name, element, input, value };
+}
+
+/** A property without references and without the null that it may also be. */
+function resolved(property, definitions) {
+  const followed = (one) => (one.$ref ? definitions[one.$ref.split("/").at(-1)] : one);
+  const choices = (property.anyOf ?? property.allOf ?? [property]).map(followed);
+  const some = choices.filter((one) => one.type !== "null");
+  return { spec: some.length === 1 ? some[0] : {}, optional: some.length < choices.length };
+}
+
+function choice(spec, standard, optional) {
+  const values = [...(optional ? [null] : []), ...(spec.enum ?? [spec.const])];
+  const input = h(
+    "select",
+    {},
+    values.map((value) => h("option", { value: JSON.stringify(value) }, value === null ? "none" : String(value))),
+  );
+  input.value = JSON.stringify(standard);
+  return { input, read: () => (input.value === "" ? undefined : JSON.parse(input.value)) };
+}
+
+function number(spec, standard, optional) {
+  const whole = spec.type === "integer";
+  const input = h("input", {
+    type: "number",
+    value: standard,
+    step: whole ? 1 : stepOf(standard ?? spec.maximum),
+    min: spec.minimum ?? (whole && "exclusiveMinimum" in spec ? spec.exclusiveMinimum + 1 : spec.exclusiveMinimum),
+    max: spec.maximum ?? (whole && "exclusiveMaximum" in spec ? spec.exclusiveMaximum - 1 : spec.exclusiveMaximum),
+    placeholder: optional ? "auto" : null,
+  });
+  return { input, read: () => (input.value.trim() === "" ? (optional ? null : undefined) : Number(input.value)) };
+}
+
+function flag(spec, standard) {
+  const input = h("input", { type: "checkbox", checked: standard === true });
+  return { input, read: () => input.checked };
+}
+
+function text(spec, standard, optional) {
+  const input = h("input", { type: "text", value: standard, maxlength: spec.maxLength });
+  return { input, read: () => (input.value === "" && optional ? null : input.value) };
+}
+
+/** Anything else, such as a list, is written as JSON; what is none goes to the server as text, which says what is wrong. */
+function json(spec, standard) {
+  const input = h("input", { type: "text", value: JSON.stringify(standard), spellcheck: "false" });
+  const read = () => {
+    try {
+      return JSON.parse(input.value);
+    } catch {
+      return input.value;
+    }
+  };
+  return { input, read };
+}
+
+const MAKERS = { number, integer: number, boolean: flag, string: text };
+
+/** How far a number goes with one press of an arrow key: half of its power of ten. */
+const stepOf = (value) => (value ? 10 ** Math.floor(Math.log10(Math.abs(value))) / 2 : 0.1);
+
+const LIMITS = [
+  ["minimum", "at least"],
+  ["exclusiveMinimum", "above"],
+  ["maximum", "at most"],
+  ["exclusiveMaximum", "below"],
+];
+
+/** The range of a number in words, null where it has none. */
+const range = (spec) =>
+  LIMITS.filter(([name]) => name in spec)
+    .map(([name, said]) => `${said} ${spec[name]}`)
+    .join(", ") || null;
