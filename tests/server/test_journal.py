@@ -22,7 +22,8 @@ from server.journal.scalars import scalars
 from server.journal.schema import DIAGNOSTICS
 from server.journal.writer import HEAVY
 from server.settings import JournalReadout, Settings
-from server.wire import ChatRequest, parse
+from server.wire.chat import ChatRequest, with_interventions
+from server.wire.parse import parse
 from steering.protocol import intervention, readout
 from tests.server.api.test_operations import samples
 from tests.server.api.test_streams import Live, events, post_and_hold, wait_for
@@ -503,6 +504,9 @@ class Nudge(steering.Options):
         return report | {"steps": len(report["steps"])}
 
 
+NUDGE = {"nudge": {"whisper": "a private word"}}
+
+
 class Norm(readout.Readout):
     """A readout that the journal has never heard of."""
 
@@ -522,12 +526,11 @@ class Norm(readout.Readout):
 def test_what_is_registered_has_its_rows_and_filters(
     fake: FakeEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = serve(fake)
-    ask(client)
-    plain = rows_of(client, 1)[0]["id"]
     monkeypatch.setitem(intervention.REGISTRY, Nudge.name(), (Nudge, None))
     monkeypatch.setitem(readout.REGISTRY, Norm.name, Norm())
-    chat = parse(json.dumps({"messages": [user("hi")]}).encode(), ChatRequest)
+    client = serve(fake)
+    plain = ask(client).json["id"]
+    chat = parse(json.dumps({"messages": [user("hi")], "toys": NUDGE}).encode(), with_interventions(ChatRequest))
     asked = [steering.Vcd(), Nudge(whisper="a private word"), steering.See()]
     request = steering.Request([], interventions=asked)
     entry = Entry.of(journal_of(client), chat, request, "chatcmpl-toy", "m", 3)
@@ -539,6 +542,7 @@ def test_what_is_registered_has_its_rows_and_filters(
 
     broken, row, _ = rows_of(client, 3)
     assert row["interventions"] == ["contrast.vcd", "toys.nudge", "sage.see"]
+    assert row["asked"]["toys"] == {"nudge": {"whisper": "(14 characters)"}}
     assert row["applied"] == {"toys": {"nudge": {"by": 1.0, "whisper": "(14 characters)", "steps": 2}}}
     assert row["diagnostics"] == dict.fromkeys(DIAGNOSTICS) | {"norm": 2.5, "odd": True}
     assert broken["diagnostics"] == dict.fromkeys(DIAGNOSTICS) | {"norm": None, "odd": None}
