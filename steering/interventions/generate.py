@@ -35,8 +35,8 @@ NAME = "sage.generate"
 
 
 class Generate(Options):
-    """`weight` is lambda; `top` the share of an image's patches that each map puts forward; the mask is rebuilt every
-    `refresh` tokens, 0 for never."""
+    """Logits are contrasted with those of a masked image. `weight` is lambda; `top` the share of an image's patches that
+    each map puts forward; the mask is rebuilt every `refresh` tokens, 0 for never."""
 
     path = ("sage", "generate")
     twin = True

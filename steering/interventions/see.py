@@ -39,7 +39,8 @@ LEAST = torch.finfo(torch.float32).tiny
 
 
 class See(Options):
-    """`shallow` layers, counted from the first, have the fixed alpha (None: the model's first quarter)."""
+    """Attention to the images is enhanced. `shallow` layers, counted from the first, have the fixed alpha (None: the
+    model's first quarter)."""
 
     path = ("sage", "see")
     needs_image = True

@@ -27,8 +27,8 @@ NAME = "sage.think"
 
 
 class Think(Options):
-    """`gamma` scales the damped updates. D (nats) is compared with `threshold` in every layer or, where that is None, with
-    the layer's `quantile` of D as the model's calibration measured it."""
+    """FFN updates that override those of attention are damped. `gamma` scales them. D (nats) is compared with `threshold`
+    in every layer or, where that is None, with the layer's `quantile` of D as the model's calibration measured it."""
 
     path = ("sage", "think")
 
