@@ -60,9 +60,11 @@ function text(spec, standard, optional) {
 }
 
 /** Anything else, such as a list, is written as JSON; what is none goes to the server as text, which says what is wrong. */
-function json(spec, standard) {
-  const input = h("input", { type: "text", value: JSON.stringify(standard), spellcheck: "false" });
+function json(spec, standard, optional) {
+  const value = standard === null ? null : JSON.stringify(standard);
+  const input = h("input", { type: "text", value, spellcheck: "false", placeholder: optional ? "auto" : "JSON" });
   const read = () => {
+    if (input.value.trim() === "") return optional ? null : undefined;
     try {
       return JSON.parse(input.value);
     } catch {

@@ -35,7 +35,7 @@ export function interventionsOf(row) {
   const { steering } = row.asked ?? {};
   const found = [];
   if (steering?.vectors)
-    found.push(...listOf(steering.vectors).map((item) => `${item.name} ${short(item.scale ?? 1)}`));
+    found.push(...listOf(steering.vectors).map((item) => `${item.name} ${short(item.scale ?? item.strength ?? item.coefficient ?? 1)}`));
   else if (steering) {
     const way = wayOf(row);
     const said = way === null ? "not steered" : `${way} ${short(steering.strength ?? 1)}`;

@@ -213,9 +213,10 @@ def test_text_is_followed_where_the_helm_says_so(playground: Callable[..., Visit
     assert send(page) == "The green object is a diamond."
     assert page.locator("#base-text").text_content() == plain
     page.get_by_role("button", name="Set to 0").click()
-    page.locator("#see").check()
-    page.locator("#contrast").select_option("pai")
-    assert page.locator("#generate").is_disabled()
+    page.locator("#asked-sage-see").check()
+    page.locator("#asked-sage-generate").check()
+    page.locator("#asked-contrast").select_option("pai")
+    assert not page.locator("#asked-sage-generate").is_checked()  # both contrast the answer with another
     assert send(page) == plain
     shown = page.locator("#card-applied").inner_text()
     assert "See" in shown
@@ -583,7 +584,7 @@ def test_a_phone_needs_no_sideways_scrolling(playground: Callable[..., Visit], w
     assert opened.fits()
     pick(opened.page, "Which of three")
     opened.page.get_by_text("Sampling and readouts").click()
-    opened.page.locator("#contrast").select_option("icd")
+    opened.page.locator("#asked-contrast").select_option("icd")
     send(opened.page)
     assert opened.fits()
     opened.page.get_by_text("Raw JSON").click()
@@ -599,14 +600,14 @@ NAMELESS = """() => [...document.querySelectorAll("button, input, select, textar
 def test_everything_has_a_name(playground: Callable[..., Visit]) -> None:
     page = playground().page
     pick(page, GREEN)
-    page.locator("#contrast").select_option("vcd")
+    page.locator("#asked-contrast").select_option("vcd")
     send(page)
     assert page.evaluate(NAMELESS) == []
 
 
 def test_motion_is_left_out_where_the_person_says_so(playground: Callable[..., Visit]) -> None:
     page = playground().page
-    duration = "getComputedStyle(document.getElementById('see')).transitionDuration"
+    duration = "getComputedStyle(document.getElementById('asked-sage-see')).transitionDuration"
     assert page.evaluate(duration) == "0.15s"
     page.emulate_media(reduced_motion="reduce")
     assert page.evaluate(duration) == "0s"
@@ -693,26 +694,6 @@ def test_the_key_is_asked_for_and_kept_in_the_tab(
     assert "$HELMSIGHT_API_KEY" in page.locator("#code-text").text_content()
     assert page.evaluate("JSON.stringify({...localStorage}) + document.cookie + location.href").count("0123") == 0
     assert page.evaluate("JSON.stringify({...sessionStorage})").count("sk-0123456789") == 1
-
-
-def test_a_readout_that_the_server_lacks_is_left_out(playground: Callable[..., Visit]) -> None:
-    opened = playground()
-    opened.expected = ("400",)
-    page = opened.page
-
-    def lacking(route: Any) -> None:
-        if "tam" not in route.request.post_data_json["diagnostics"]["include"]:
-            route.continue_()
-            return
-        error = {"message": "The readout 'tam' is not available in this version.", "param": "diagnostics.include"}
-        route.fulfill(status=400, json={"error": {**error, "code": "not_available"}})
-
-    page.route("**/v1/chat/completions", lacking)
-    pick(page, GREEN)
-    assert send(page) == "The star is green."
-    assert page.locator("#error").is_hidden()
-    assert page.locator("#answer-words").is_hidden()
-    assert page.locator('canvas[data-drawn="true"]').count() == 1
 
 
 def test_what_a_model_says_is_text(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:
