@@ -14,6 +14,7 @@ from flask import Flask
 
 import steering
 from server.app import create_app
+from server.journal.words import WORDED
 from server.settings import Settings
 from tests.server.browser import Visit, drop, until
 from tests.server.conftest import data_uri, user
@@ -33,6 +34,7 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
         "model": "demo",
         "finish_reason": "stop",
         "streamed": True,
+        "interventions": [],
         "asked": {"steering": None, "sage": None, "contrast": None},
         "applied": None,
         "sampling": {"temperature": 0.0, "max_tokens": 8},
@@ -66,6 +68,7 @@ def hour(start: int, count: int, ratio: float, blind: int, apart: int) -> dict[s
 VECTOR = {"name": "v", "toward": "text", "strength": 1.5, "layers": [3], "tokens": 7, "dose": 0.5, "warning": None}
 STEERED = row(
     2,
+    interventions=["steering"],
     asked={"steering": {"toward": "text", "strength": 1.5}, "diagnostics": True},
     applied={"steering": [VECTOR]},
     metadata={"run": "<i>seven</i>"},
@@ -84,7 +87,13 @@ SAGE = {  # as the journal keeps it: statistics of long lists, counts of patches
 ROWS = [
     row(1),
     STEERED,
-    row(3, asked={"sage": {"think": None}}, applied={"sage": SAGE}, finish_reason="length"),
+    row(
+        3,
+        interventions=["sage.see", "sage.generate"],
+        asked={"sage": {"think": False}},
+        applied={"sage": SAGE},
+        finish_reason="length",
+    ),
     row(4, asked={"omitted": 20000}, applied={"omitted": 20000}, diagnostics={}, usage={}, sampling={}),
 ]
 SPREAD = {"count": 4, "mean": 0.2, "min": 0.1, "p10": 0.13, "p50": 0.25, "p90": 0.37, "max": 0.4}
@@ -247,7 +256,7 @@ def test_what_was_asked_for_automatically_is_shown_as_it_was_applied(
 ) -> None:
     asked = {"steering": {"toward": "auto"}}
     found = [
-        row(number, asked=asked, applied={"steering": [VECTOR | {"toward": toward}]})
+        row(number, interventions=["steering"], asked=asked, applied={"steering": [VECTOR | {"toward": toward}]})
         for number, toward in enumerate(("text", "vision", None), 1)
     ]
     monkeypatch.setitem(globals(), "ROWS", found)
@@ -262,6 +271,29 @@ def test_what_was_asked_for_automatically_is_shown_as_it_was_applied(
     assert page.locator("#dots .key").all_inner_texts() == ["plain"]
 
 
+def test_rows_of_what_the_page_has_never_heard_of(
+    known: Callable[..., tuple[Any, Journal]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"toys": {"nudge": True, "shade": {"kind": "red"}}, "contrast": {"kind": "vcd"}, "steering": None}
+    applied = {"toys": {"nudge": {"steps": 2}, "shade": {"kind": "red", "alpha": 0.5}}}
+    toy = row(1, interventions=["toys.nudge", "toys.shade.red"], asked=asked, applied=applied)
+    toy["diagnostics"] |= {"norm": 2.5, "odd": True, "even": False, "none_such": None, "correct": None}
+    contrasted = row(2, interventions=["toys.nudge", "contrast.vcd"], asked=asked)
+    monkeypatch.setitem(globals(), "ROWS", [toy, contrasted])
+    page, _ = known()
+    cells = page.locator("#rows tr").nth(0).locator("td")
+    assert cells.nth(1).inner_text().split() == ["Nudge", "RED"]
+    assert cells.nth(7).inner_text() == "odd"
+    assert page.locator("#rows tr").nth(1).locator("td").nth(1).inner_text().split() == ["Nudge", "VCD"]
+    assert page.locator("#dots .key").all_inner_texts() == ["contrast", "other"]
+    cells.nth(1).click()
+    dialog = page.get_by_role("dialog")
+    dialog.wait_for()
+    shown = dialog.locator("dl.numbers").first.locator("div").all_inner_texts()
+    assert shown[-4:] == ["norm\n2.50", "odd\nyes", "even\nno", "none such\n–"]
+    assert dialog.locator("dl.applied div").all_inner_texts() == ["Nudge\nsteps 2", "RED\nalpha 0.500"]
+
+
 def test_a_row_is_opened_by_its_address(known: Callable[..., tuple[Any, Journal]], visit: Callable[..., Visit]) -> None:
     page, _ = known("#chatcmpl-2")
     page.get_by_role("dialog").wait_for()
@@ -274,8 +306,9 @@ def test_filters_live_in_the_address(known: Callable[..., tuple[Any, Journal]]) 
     assert first.keys() == {"path", "since", "toward"}
     assert first["toward"] == "text"
     assert float(first["since"]) == pytest.approx(time.time() - 7 * 86400, abs=60)
-    page.get_by_label("SAGE").select_option("see")
-    page.get_by_label("Contrast").select_option("none")
+    page.get_by_role("combobox", name="SAGE").select_option("see")
+    page.get_by_role("combobox", name="Contrast").select_option("none")
+    page.get_by_role("combobox", name="Intervention").select_option("sage.think")
     page.get_by_label("Finish").select_option("length")
     page.get_by_role("combobox", name="Flag").select_option("dissociation")
     page.get_by_label("Model").fill("demo")
@@ -283,7 +316,7 @@ def test_filters_live_in_the_address(known: Callable[..., tuple[Any, Journal]]) 
     page.get_by_text("All", exact=True).click()
     until(page, "location.search.includes('range=all')")
     expected = {"range": "all", "model": "demo", "toward": "text", "sage": "see", "contrast": "none",
-                "flag": "dissociation", "finish_reason": "length"}  # fmt: skip
+                "intervention": "sage.think", "flag": "dissociation", "finish_reason": "length"}  # fmt: skip
     assert {name: value for name, (value,) in parse_qs(urlsplit(page.url).query).items()} == expected
     page.wait_for_timeout(300)
     asked = [query for query in journal.queries if query["path"].endswith("/summary")][-1]
@@ -292,6 +325,13 @@ def test_filters_live_in_the_address(known: Callable[..., tuple[Any, Journal]]) 
     until(page, "location.search === '?range=all'")
     page.reload()
     assert page.locator('input[name="range"]:checked').get_attribute("value") == "all"
+
+
+def test_filters_offer_the_words_that_the_server_knows(known: Callable[..., tuple[Any, Journal]]) -> None:
+    page, _ = known()
+    for name, words in WORDED.items():
+        offered = page.locator(f"#filters select[name={name}] option")
+        assert offered.evaluate_all("all => all.map((one) => one.value)") == ["", *words.known()]
 
 
 def test_it_refreshes_until_paused(known: Callable[..., tuple[Any, Journal]]) -> None:
