@@ -34,10 +34,11 @@ def interventions(head: str = "") -> tuple[str, ...]:
 
 
 def flags() -> tuple[str, ...]:
-    """What readouts say of an answer that is true or false."""
+    """What readouts say of an answer that is true or false, but for whether its focus is right, which is no flag."""
     from steering.protocol.readout import REGISTRY  # noqa: PLC0415
 
-    return tuple(name for one in REGISTRY.values() for name, kind in one.scalars.items() if kind is bool)
+    scalars = [scalar for one in REGISTRY.values() for scalar in one.scalars.items()]
+    return tuple(name for name, kind in scalars if kind is bool and name != "correct")
 
 
 WORDED = {

@@ -59,12 +59,15 @@ function showModel(model) {
 
 async function showVectors() {
   const { data } = await getJson("/v1/steering/vectors");
-  state.vectors = data.filter((vector) => vector.matches && vector.kind === "modality-preference");
+  const usable = (vector) => vector.matches && vector.kind === "modality-preference";
+  state.vectors = canSteer() ? data.filter(usable) : [];
   byId("vector").replaceChildren(...state.vectors.map((vector) => h("option", { value: vector.name }, vector.name)));
   if (state.vectors.some((vector) => vector.name === DEFAULT_VECTOR)) byId("vector").value = DEFAULT_VECTOR;
   byId("vector-row").hidden = state.vectors.length < 2;
   useVector();
 }
+
+const canSteer = () => state.model.interventions.some(({ name }) => name === "steering");
 
 function useVector() {
   const helm = byId("helm");
@@ -83,7 +86,9 @@ function useVector() {
   state.published = vector?.published ?? null;
   byId("helm-note").dataset.reason = vector
     ? ""
-    : "No steering vector of this server matches the model. Build one with “helmsight probe”.";
+    : canSteer()
+      ? "No steering vector of this server matches the model. Build one with “helmsight probe”."
+      : "The engine of this server does not steer.";
   update();
 }
 

@@ -31,12 +31,13 @@ NUDGE = {
 PLAIN = {"description": "Nothing to set", "properties": {}}
 ALPHA = {"description": "A twin.", "properties": {"alpha": {"type": "number", "default": 1.0, "minimum": 0}}}
 TOYS = [
-    {"name": "nudge", "path": ["nudge"], "kind": "", "twin": False, "schema": NUDGE},
-    {"name": "toys.spin", "path": ["toys", "spin"], "kind": "", "twin": False, "schema": PLAIN},
-    {"name": "toys.twist", "path": ["toys", "twist"], "kind": "", "twin": True, "schema": ALPHA},
+    {"name": "nudge", "path": ["nudge"], "kind": None, "twin": False, "schema": NUDGE},
+    {"name": "toys.spin", "path": ["toys", "spin"], "kind": None, "twin": False, "schema": PLAIN},
+    {"name": "toys.twist", "path": ["toys", "twist"], "kind": None, "twin": True, "schema": ALPHA},
+    {"name": "toys.hue.a", "path": ["toys", "hue"], "kind": "a", "twin": False, "schema": PLAIN},
     {"name": "shade.red", "path": ["shade"], "kind": "red", "twin": True, "schema": ALPHA},
     {"name": "shade.blue", "path": ["shade"], "kind": "blue", "twin": False, "schema": PLAIN},
-    {"name": "library", "path": ["library"], "kind": "", "twin": False, "schema": None},
+    {"name": "library", "path": ["library"], "kind": None, "twin": False, "schema": None},
 ]
 """Interventions as a catalogue has them: one that is alone, members of a group, kinds that exclude one another, and one that
 requests have no field for."""
@@ -74,6 +75,11 @@ def test_every_place_has_a_row_and_off_is_nothing(page: Any) -> None:
     assert page.get_by_label("Shade").locator("option").all_inner_texts() == ["none", "RED", "BLUE"]
     assert page.locator("#interventions .options:visible").count() == 0
     assert asked(page) == {}
+
+
+def test_an_engine_that_cannot_steer_has_no_helm(page: Any) -> None:
+    assert page.locator("#helm").is_disabled()
+    assert page.locator("#helm-note").inner_text() == "The engine of this server does not steer."
 
 
 def test_options_are_fields_of_their_types(page: Any) -> None:
@@ -115,10 +121,11 @@ def test_what_is_changed_is_asked_for_and_defaults_are_the_servers(page: Any) ->
 
 def test_a_group_says_of_each_member_whether_it_is_on(page: Any) -> None:
     page.get_by_label("Spin").check()
-    assert asked(page)["toys"] == {"spin": True, "twist": False}
+    assert asked(page)["toys"] == {"spin": True, "twist": False, "hue": False}
     page.get_by_label("Twist").check()
     page.get_by_label("alpha").fill("2")
-    assert asked(page)["toys"] == {"spin": True, "twist": {"alpha": 2}}
+    page.get_by_label("Hue").select_option("a")
+    assert asked(page)["toys"] == {"spin": True, "twist": {"alpha": 2}, "hue": {"kind": "a"}}
 
 
 def test_kinds_exclude_one_another_and_so_do_those_with_a_twin(page: Any) -> None:
@@ -126,13 +133,17 @@ def test_kinds_exclude_one_another_and_so_do_those_with_a_twin(page: Any) -> Non
     shade.select_option("blue")
     assert asked(page)["shade"] == {"kind": "blue"}
     page.get_by_label("Twist").check()
-    assert asked(page) == {"shade": {"kind": "blue"}, "toys": {"spin": False, "twist": True}, "baseline": True}
+    assert asked(page) == {
+        "shade": {"kind": "blue"},
+        "toys": {"spin": False, "twist": True, "hue": False},
+        "baseline": True,
+    }
     shade.select_option("red")
     assert asked(page) == {"shade": {"kind": "red"}, "baseline": True}
     page.locator("#asked-shade-alpha").fill("0.5")
     assert asked(page)["shade"] == {"kind": "red", "alpha": 0.5}
     page.get_by_label("Twist").check()
-    assert asked(page) == {"toys": {"spin": False, "twist": True}, "baseline": True}
+    assert asked(page) == {"toys": {"spin": False, "twist": True, "hue": False}, "baseline": True}
     assert shade.input_value() == ""
 
 
@@ -177,7 +188,7 @@ def test_everything_is_sent_and_a_readout_without_a_drawing_is_shown_in_numbers(
         page.get_by_role("button", name="Send").click()
     page.locator("#card-norm").wait_for()
     sent = caught.value.post_data_json
-    assert (sent["toys"], sent["shade"]) == ({"spin": True, "twist": False}, {"kind": "red"})
+    assert (sent["toys"], sent["shade"]) == ({"spin": True, "twist": False, "hue": False}, {"kind": "red"})
     assert sent["diagnostics"] == {"include": ["focus", "norm"]}
     assert page.locator("#answer-chips .chip").all_inner_texts() == ["Spin", "RED"]
     card = page.locator("#card-norm")
