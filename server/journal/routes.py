@@ -12,7 +12,7 @@ from flask import Blueprint, Response, request
 from sqlalchemy.exc import SQLAlchemyError
 
 from server.api.context import context
-from server.encode import dumps
+from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
 from server.journal.errors import REASONS, JournalError
@@ -46,7 +46,7 @@ def list_rows() -> Response:
     limit = _integer(given, "limit", MAX_LIMIT) or 50
     with _reading() as database, database.engine.connect() as connection:
         found = page(connection, filters, limit, before)
-    return _json({"object": "list", "data": found.rows, "has_more": found.next is not None, "next": found.next})
+    return json_response({"object": "list", "data": found.rows, "has_more": found.next is not None, "next": found.next})
 
 
 @blueprint.get("/v1/diagnostics/summary")
@@ -56,7 +56,7 @@ def summary() -> Response:
     release = _begin_heavy()
     try:
         with _reading() as database, database.engine.connect() as connection:
-            return _json(summarise(connection, filters))
+            return json_response(summarise(connection, filters))
     finally:
         release()
 
@@ -71,7 +71,7 @@ def get_rows(identity: str) -> Response:
             rows = answer(connection, identity)
     if not rows:
         raise ApiError(404, "The journal holds no answer of this id.", code="unknown_answer", param="id")
-    return _json({"object": "list", "data": rows})
+    return json_response({"object": "list", "data": rows})
 
 
 def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
@@ -198,7 +198,3 @@ def _jsonl(filters: Filters, limit: int | None, before: int | None) -> Response:
 
 def _lines(rows: list[dict[str, Any]]) -> str:
     return "".join(dumps(row) + "\n" for row in rows)
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(dumps(value), mimetype="application/json")

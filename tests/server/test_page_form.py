@@ -31,13 +31,13 @@ NUDGE = {
 PLAIN = {"description": "Nothing to set", "properties": {}}
 ALPHA = {"description": "A twin.", "properties": {"alpha": {"type": "number", "default": 1.0, "minimum": 0}}}
 TOYS = [
-    {"name": "nudge", "path": ["nudge"], "kind": None, "twin": False, "schema": NUDGE},
-    {"name": "toys.spin", "path": ["toys", "spin"], "kind": None, "twin": False, "schema": PLAIN},
-    {"name": "toys.twist", "path": ["toys", "twist"], "kind": None, "twin": True, "schema": ALPHA},
+    {"name": "nudge", "path": ["nudge"], "kind": "", "twin": False, "schema": NUDGE},
+    {"name": "toys.spin", "path": ["toys", "spin"], "kind": "", "twin": False, "schema": PLAIN},
+    {"name": "toys.twist", "path": ["toys", "twist"], "kind": "", "twin": True, "schema": ALPHA},
     {"name": "toys.hue.a", "path": ["toys", "hue"], "kind": "a", "twin": False, "schema": PLAIN},
     {"name": "shade.red", "path": ["shade"], "kind": "red", "twin": True, "schema": ALPHA},
     {"name": "shade.blue", "path": ["shade"], "kind": "blue", "twin": False, "schema": PLAIN},
-    {"name": "library", "path": ["library"], "kind": None, "twin": False, "schema": None},
+    {"name": "library", "path": ["library"], "kind": "", "twin": False, "schema": None},
 ]
 """Interventions as a catalogue has them: one that is alone, members of a group, kinds that exclude one another, and one that
 requests have no field for."""
