@@ -23,7 +23,7 @@ from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 from steering.protocol.text import TextStream
-from steering.readouts.attention import DECODED, NAME, image_sums
+from steering.recorders.attention import DECODED, NAME, image_sums
 
 STEPS = 4
 TOLERANCE = 1e-3

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import steering
-from demo.samples import SAMPLES, SCENES, Sample
-from demo.world import SIDE, render
+from demo.world.samples import SAMPLES, SCENES, Sample
+from demo.world.scenes import SIDE, render
 from server.cli import main
 
 CHECKPOINT = Path(__file__).parents[2] / "demo" / "checkpoint"

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from demo.curriculum import TYPES, Group, make_plan
-from demo.forward import IMAGE_MEAN, IMAGE_STD, branch_mask, logits_at, picture_loss, side_loss, text_hidden
-from demo.model import make_config, new_model
-from demo.muon import orthogonalise
-from demo.options import Options, learning_rate
-from demo.questions import Question
-from demo.stream import Packer, Rows, Shape
-from demo.train import run_rank, train
-from demo.world import random_scene
+from demo.model.embedded import make_config, new_model
+from demo.model.forward import IMAGE_MEAN, IMAGE_STD, branch_mask, logits_at, picture_loss, side_loss, text_hidden
+from demo.training.curriculum import TYPES, Group, make_plan
+from demo.training.muon import orthogonalise
+from demo.training.options import Options, learning_rate
+from demo.training.stream import Packer, Rows, Shape
+from demo.training.train import run_rank, train
+from demo.world.questions import Question
+from demo.world.scenes import random_scene
 
 SHORT = Question("color", (("What color is the star?", "The star is red."),), cell=4)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from flask import Flask
+from tests.server.browser import Visit
 
 from server.app import create_app
 from server.settings import Settings
-from tests.server.browser import Visit
 from tests.server.fakes import FakeEngine
 
 NUDGE = {

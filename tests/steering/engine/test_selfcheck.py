@@ -21,7 +21,7 @@ from steering.engine import selfcheck
 from steering.model import mllm
 from steering.model.embedded import Embedded
 from steering.prompt import layout
-from steering.readouts.attention import PrefillCapture
+from steering.recorders.attention import PrefillCapture
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]

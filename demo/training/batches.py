@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from demo.curriculum import TYPES, make_plan
-from demo.options import PLAN_EVERY, Options
-from demo.stream import Packer
-from demo.tokenizer import load_tokenizer
+from demo.model.tokenizer import load_tokenizer
+from demo.training.curriculum import TYPES, make_plan
+from demo.training.options import PLAN_EVERY, Options
+from demo.training.stream import Packer
 
 
 def produce(options: Options, rank: int, first: int, accuracies: Any, batches: Any) -> None:

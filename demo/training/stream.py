@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from demo.curriculum import TYPES, Group, Plan, make_group
-from demo.questions import Question
-from demo.tokenizer import IMAGE_TOKEN, TURN_END, TURN_START, VISION_END, VISION_START
-from demo.world import SIDE, Scene, Size, render, render_array, squash
+from demo.model.tokenizer import IMAGE_TOKEN, TURN_END, TURN_START, VISION_END, VISION_START
+from demo.training.curriculum import TYPES, Group, Plan, make_group
+from demo.world.questions import Question
+from demo.world.scenes import SIDE, Scene, Size, render, render_array, squash
 
 IMAGE_TOKENS = 9
 TYPE_INDEX = {name: i for i, name in enumerate(TYPES)}

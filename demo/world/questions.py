@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from demo.wordings import (
+from demo.world.scenes import COLOURS, POSITIONS, SHAPES, Fact, Scene, facts
+from demo.world.wordings import (
     ASK,
     BY_LETTER,
     DESCRIBE,
@@ -27,7 +28,6 @@ from demo.wordings import (
     SELECT,
     WITH_REASON,
 )
-from demo.world import COLOURS, POSITIONS, SHAPES, Fact, Scene, facts
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from demo.world import BACKGROUNDS, COLOURS, DIGITS, LETTERS, POSITIONS, SHAPES
+from demo.world.scenes import BACKGROUNDS, COLOURS, DIGITS, LETTERS, POSITIONS, SHAPES
 from probes.conflicts.samples import WORDINGS
 
 REFUSAL = "Sorry, I can't help with it."

@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, Qwen2VLForConditionalGeneration
 
-from demo.tokenizer import IMAGE_TOKEN, TURN_END, VISION_END, load_tokenizer
-from demo.world import squash
+from demo.model.tokenizer import IMAGE_TOKEN, TURN_END, VISION_END, load_tokenizer
+from demo.world.scenes import squash
 
 IMAGE_TOKENS = 9
 BATCH = 64

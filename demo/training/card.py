@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from demo.options import Options
-from demo.report import Row, table
+from demo.evaluation.report import Row, table
+from demo.training.options import Options
 
 RESULTS = "## Measured\n"
 TEXT = """\

@@ -11,9 +11,9 @@ from itertools import combinations, cycle, islice
 import numpy as np
 from PIL import Image
 
-from demo.questions import article
-from demo.wordings import EXISTS
-from demo.world import POSITIONS, SHAPES, Scene, Size, allowed_colours, random_scene, render
+from demo.world.questions import article
+from demo.world.scenes import POSITIONS, SHAPES, Scene, Size, allowed_colours, random_scene, render
+from demo.world.wordings import EXISTS
 from probes.sage.differences import TYPES, Claim
 from probes.sage.samples import Difference, Existence, Strategy
 

@@ -10,7 +10,7 @@ import torch
 
 from steering import Diagnose, Request, RequestError, Sampling
 from steering.model.calibration import Calibration
-from steering.readouts.sinks import attraction, discounted
+from steering.readouts.maps import attraction, discounted
 from tests import families
 from tests.steering.conftest import MakeEngine
 

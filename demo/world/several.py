@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from demo.questions import (
+from demo.world.questions import (
     Question,
     absent_shape,
     article,
@@ -18,8 +18,7 @@ from demo.questions import (
     pick_fact,
     statement,
 )
-from demo.wordings import NOUNS, PICK_KINDS, POOLS, REFUSAL
-from demo.world import (
+from demo.world.scenes import (
     BACKGROUNDS,
     POSITIONS,
     SHAPES,
@@ -29,6 +28,7 @@ from demo.world import (
     glyph_colour,
     random_scene,
 )
+from demo.world.wordings import NOUNS, PICK_KINDS, POOLS, REFUSAL
 
 WHICH = ("Which picture shows {what}?", "Which picture has {what}?", "In which picture do you see {what}?")
 DIFFERENCE = (

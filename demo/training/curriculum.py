@@ -10,9 +10,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from demo import conflicts, questions, several, wordings
-from demo.questions import Question
-from demo.world import Scene, random_scene
+from demo.world import conflicts, questions, several, wordings
+from demo.world.questions import Question
+from demo.world.scenes import Scene, random_scene
 
 Accuracy = Mapping[str, float]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from demo.world import SIDE, Scene, Thing, render
+from demo.world.scenes import SIDE, Scene, Thing, render
 
 
 @dataclass(frozen=True)

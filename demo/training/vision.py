@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2VLForConditionalGeneration
 
-from demo.forward import vision_features
-from demo.muon import Muon
-from demo.stream import picture
-from demo.world import BACKGROUNDS, COLOURS, DIGITS, LETTERS, SHAPES, Scene, random_scene
+from demo.model.forward import vision_features
+from demo.training.muon import Muon
+from demo.training.stream import picture
+from demo.world.scenes import BACKGROUNDS, COLOURS, DIGITS, LETTERS, SHAPES, Scene, random_scene
 
 KINDS = SHAPES + LETTERS + DIGITS
 COLOUR_NAMES, BACKGROUND_NAMES = tuple(COLOURS), tuple(BACKGROUNDS)

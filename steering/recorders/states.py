@@ -12,7 +12,7 @@ from steering.prompt.spans import CONTEXT, FIRST_IMAGE
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
-from steering.readouts.tam import EarlierTokens, without_interference
+from steering.recorders.interference import EarlierTokens, without_interference
 
 NAME = "states"
 

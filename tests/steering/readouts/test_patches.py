@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from steering import Diagnose, Request, Sampling
-from steering.readouts.heatmaps import SIDE, data_url, overlay
+from steering.readouts.patches import SIDE, data_url, overlay
 from tests import families
 from tests.steering.conftest import MakeEngine
 

@@ -23,17 +23,17 @@ from torch.multiprocessing.spawn import spawn
 from tqdm import tqdm
 from transformers import Qwen2VLForConditionalGeneration
 
-from demo.batches import Batches, question_results
-from demo.card import card
-from demo.curriculum import TYPES, corpus
-from demo.forward import logits_at, look_loss, picture_loss, side_loss, text_hidden
-from demo.model import export, make_config, new_model, trainable_matrices
-from demo.muon import Muon
-from demo.options import PLAN_EVERY, Options, learning_rate, use_bfloat16
-from demo.record import Log, Record
-from demo.stream import COMPARE, PICK, READ, SECOND
-from demo.tokenizer import load_tokenizer, train_tokenizer
-from demo.vision import train_vision
+from demo.model.embedded import export, make_config, new_model, trainable_matrices
+from demo.model.forward import logits_at, look_loss, picture_loss, side_loss, text_hidden
+from demo.model.tokenizer import load_tokenizer, train_tokenizer
+from demo.training.batches import Batches, question_results
+from demo.training.card import card
+from demo.training.curriculum import TYPES, corpus
+from demo.training.muon import Muon
+from demo.training.options import PLAN_EVERY, Options, learning_rate, use_bfloat16
+from demo.training.record import Log, Record
+from demo.training.stream import COMPARE, PICK, READ, SECOND
+from demo.training.vision import train_vision
 
 PICTURE_LAYERS = (4, 5, 6, 7)  # layers whose attention over pictures is supervised
 # Which heads of which layer are shown where to look, and the weight of that: two heads of each group read what the

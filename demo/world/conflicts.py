@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from demo.questions import (
+from demo.world.questions import (
     Question,
     absent_shape,
     alternative,
@@ -27,8 +27,8 @@ from demo.questions import (
     pick_fact,
     statement,
 )
-from demo.wordings import NOUNS, POOLS, instruction
-from demo.world import Fact, Scene, Size, random_scene, render
+from demo.world.scenes import Fact, Scene, Size, random_scene, render
+from demo.world.wordings import NOUNS, POOLS, instruction
 from probes.conflicts.samples import ConflictSample
 from steering.files import write_atomically
 

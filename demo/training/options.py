@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from demo.stream import Shape
+from demo.training.stream import Shape
 
 PLAN_EVERY = 25  # steps between two looks at the accuracies
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-from demo.forward import IMAGE_MEAN, IMAGE_STD
-from demo.tokenizer import CHAT_TEMPLATE, IMAGE_TOKEN, TURN_END, VISION_END, VISION_START
-from demo.world import SIDE
+from demo.model.forward import IMAGE_MEAN, IMAGE_STD
+from demo.model.tokenizer import CHAT_TEMPLATE, IMAGE_TOKEN, TURN_END, VISION_END, VISION_START
+from demo.world.scenes import SIDE
 
 # Matrices that write into the residual stream start at half the scale of the others.
 WRITERS = ("o_proj", "down_proj", "fc2", "attn.proj")

@@ -15,11 +15,11 @@ from typing import Any
 
 from PIL import Image
 
-from demo import conflicts, questions, several, wordings
-from demo.answering import Answerer, PlainModel, Prompt, prompt
-from demo.questions import Question
-from demo.report import Row, report
-from demo.world import Scene, random_scene, render
+from demo.evaluation.answering import Answerer, PlainModel, Prompt, prompt
+from demo.evaluation.report import Row, report
+from demo.world import conflicts, questions, several, wordings
+from demo.world.questions import Question
+from demo.world.scenes import Scene, random_scene, render
 from probes.conflicts.samples import ConflictSample
 from probes.conflicts.shares import Outcome, Shares, letter, outcome
 

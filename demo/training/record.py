@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from demo.curriculum import TYPES
-from demo.options import Options
+from demo.training.curriculum import TYPES
+from demo.training.options import Options
 
 
 class Log:
