@@ -53,14 +53,14 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    from demo.training.options import Options
+    from demo.training.options import TrainingOptions
     from demo.training.train import train
 
     names = ("folder", "steps", "decay", "vision_steps", "seed", "ranks", "device")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if given.get("device", "cpu") != "cpu":
         given.setdefault("ranks", 1)
-    print(f"checkpoint: {train(Options(**given))}")
+    print(f"checkpoint: {train(TrainingOptions(**given))}")
     return 0
 
 

@@ -20,21 +20,21 @@ BATCH = 64
 
 
 @dataclass(frozen=True)
-class Prompt:
+class DemoPrompt:
     """Pictures and a conversation whose image parts stand for them in order."""
 
     images: list[Image.Image]
     messages: list[dict[str, Any]]
 
 
-Answerer = Callable[[Sequence[Prompt]], list[str]]
+Answerer = Callable[[Sequence[DemoPrompt]], list[str]]
 
 
-def prompt(images: Sequence[Image.Image], text: str, system: str | None = None) -> Prompt:
+def prompt(images: Sequence[Image.Image], text: str, system: str | None = None) -> DemoPrompt:
     """Pictures first, then the text, as most clients send them."""
     content = [{"type": "image"} for _ in images] + [{"type": "text", "text": text}]
     before = [{"role": "system", "content": system}] if system else []
-    return Prompt(list(images), [*before, {"role": "user", "content": content}])
+    return DemoPrompt(list(images), [*before, {"role": "user", "content": content}])
 
 
 class PlainModel:
@@ -48,7 +48,7 @@ class PlainModel:
         self.image_id = self.model.config.image_token_id
 
     @torch.no_grad()
-    def __call__(self, prompts: Sequence[Prompt], tokens: int = 80) -> list[str]:
+    def __call__(self, prompts: Sequence[DemoPrompt], tokens: int = 80) -> list[str]:
         answers = []
         for start in range(0, len(prompts), BATCH):
             inputs = self.inputs(prompts[start : start + BATCH], "left")
@@ -56,11 +56,13 @@ class PlainModel:
             answers += self.tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return answers
 
-    def text(self, one: Prompt) -> str:
+    def text(self, one: DemoPrompt) -> str:
         text = self.tokenizer.apply_chat_template(one.messages, tokenize=False, add_generation_prompt=True)
         return text.replace(IMAGE_TOKEN, IMAGE_TOKEN * IMAGE_TOKENS)
 
-    def inputs(self, prompts: Sequence[Prompt], side: str, answers: Sequence[str] | None = None) -> dict[str, Tensor]:
+    def inputs(
+        self, prompts: Sequence[DemoPrompt], side: str, answers: Sequence[str] | None = None
+    ) -> dict[str, Tensor]:
         """Padded model inputs; with `answers`, each prompt is followed by its answer."""
         texts = [self.text(one) + (answers[i] if answers else "") for i, one in enumerate(prompts)]
         self.tokenizer.padding_side = side
@@ -73,7 +75,7 @@ class PlainModel:
         return inputs
 
     @torch.no_grad()
-    def image_attention(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[Tensor]:
+    def image_attention(self, prompts: Sequence[DemoPrompt], answers: Sequence[str]) -> list[Tensor]:
         """The image-attention factor sigma (layers, images) of each prompt with its answer.
 
         Mean over heads, over the question rows (user text after the last picture) and the answer's rows, over the

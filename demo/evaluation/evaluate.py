@@ -15,10 +15,10 @@ from typing import Any
 
 from PIL import Image
 
-from demo.evaluation.answering import Answerer, PlainModel, Prompt, prompt
+from demo.evaluation.answering import Answerer, DemoPrompt, PlainModel, prompt
 from demo.evaluation.report import Row, report
 from demo.world import conflicts, questions, several, wordings
-from demo.world.questions import Question
+from demo.world.questions import SceneQuestion
 from demo.world.scenes import Scene, random_scene, render
 from probes.conflicts.samples import ConflictSample
 from probes.conflicts.shares import Outcome, Shares, letter, outcome
@@ -40,10 +40,10 @@ def show(rng: random.Random, scene: Scene) -> Image.Image:
 
 
 def collect(
-    count: int, make: Callable[[], tuple[Sequence[Scene], Question | None]], rng: random.Random
-) -> tuple[list[Prompt], list[str]]:
+    count: int, make: Callable[[], tuple[Sequence[Scene], SceneQuestion | None]], rng: random.Random
+) -> tuple[list[DemoPrompt], list[str]]:
     """`count` prompts with their right answers from a maker that may come back empty."""
-    prompts: list[Prompt] = []
+    prompts: list[DemoPrompt] = []
     gold: list[str] = []
     while len(prompts) < count:
         scenes, question = make()
@@ -54,7 +54,7 @@ def collect(
     return prompts, gold
 
 
-def accuracy(answer: Answerer, prompts: list[Prompt], gold: list[str]) -> float:
+def accuracy(answer: Answerer, prompts: list[DemoPrompt], gold: list[str]) -> float:
     given = answer(prompts)
     return sum(a.strip() == g for a, g in zip(given, gold, strict=True)) / len(gold)
 
@@ -65,7 +65,7 @@ def single_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     for kind in (*wordings.FACT_KINDS, "describe"):
         rng = rng_for(seed, kind)
 
-        def make(kind: str = kind, rng: random.Random = rng) -> tuple[list[Scene], Question | None]:
+        def make(kind: str = kind, rng: random.Random = rng) -> tuple[list[Scene], SceneQuestion | None]:
             scene = held_out_scene(rng)
             one = questions.description(rng, scene) if kind == "describe" else questions.open_question(rng, scene, kind)
             return [scene], one
@@ -86,11 +86,11 @@ def refusal_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     for name, pool in nouns.items():
         rng = rng_for(seed, f"refusal {name}")
 
-        def make(pool: Sequence[str] = pool, rng: random.Random = rng) -> tuple[list[Scene], Question | None]:
+        def make(pool: Sequence[str] = pool, rng: random.Random = rng) -> tuple[list[Scene], SceneQuestion | None]:
             scene = held_out_scene(rng)
             key = rng.choice(pool) if pool else questions.absent_shape(rng, scene)
             text = questions.ask(rng, rng.choice(("color", "position")), str(key))
-            return [scene], Question("refuse", ((text, wordings.REFUSAL),))
+            return [scene], SceneQuestion("refuse", ((text, wordings.REFUSAL),))
 
         prompts, gold = collect(count, make, rng)
         rows.append(Row("refusals", f"of unanswerable ones: {name}", accuracy(answer, prompts, gold), ">= 0.97", count))
@@ -103,14 +103,14 @@ def option_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     for number in (2, 3, 4, 5):
         rng = rng_for(seed, f"options {number}")
 
-        def make(number: int = number, rng: random.Random = rng) -> tuple[list[Scene], Question | None]:
+        def make(number: int = number, rng: random.Random = rng) -> tuple[list[Scene], SceneQuestion | None]:
             scene = held_out_scene(rng)
             fact = questions.pick_fact(rng, scene, [k for k in wordings.PICK_KINDS if len(wordings.POOLS[k]) >= number])
             if fact is None:
                 return [scene], None
             choices = questions.fill_options(rng, scene, fact.kind, [fact.value], number)
             text = questions.option_text(questions.ask(rng, fact.kind, fact.key), choices)
-            return [scene], Question("options", ((text, wordings.OPTION_LETTERS[choices.index(fact.value)]),))
+            return [scene], SceneQuestion("options", ((text, wordings.OPTION_LETTERS[choices.index(fact.value)]),))
 
         prompts, gold = collect(count, make, rng)
         rows.append(Row("options", f"{number} options", accuracy(answer, prompts, gold), ">= 0.95", count))
@@ -120,9 +120,9 @@ def option_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 SEVERAL_KINDS = ("color", "shape", "position", "background", "letter", "number", "count")
 
 
-def one_of_several(rng: random.Random, number: int, kind: str) -> tuple[list[Scene], Question | None]:
+def one_of_several(rng: random.Random, number: int, kind: str) -> tuple[list[Scene], SceneQuestion | None]:
     scenes = several.related_scenes(rng, number, (1, 2, 2, 3), held_out=True)
-    makers: dict[str, Callable[..., Question | None]] = {
+    makers: dict[str, Callable[..., SceneQuestion | None]] = {
         "describe": several.describe_one,
         "which": several.which_picture,
         "options": lambda rng, scenes: several.options_of_one(rng, scenes, 2),
@@ -140,7 +140,7 @@ def several_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 
             def make(
                 number: int = number, kind: str = kind, rng: random.Random = rng
-            ) -> tuple[list[Scene], Question | None]:
+            ) -> tuple[list[Scene], SceneQuestion | None]:
                 return one_of_several(rng, number, rng.choice(SEVERAL_KINDS) if kind == "facts" else kind)
 
             prompts, gold = collect(count, make, rng)
@@ -156,7 +156,7 @@ def difference_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
     for kind in several.DIFFERENCE_KINDS:
         rng = rng_for(seed, f"difference {kind}")
 
-        def make(kind: str = kind, rng: random.Random = rng) -> tuple[list[Scene], Question | None]:
+        def make(kind: str = kind, rng: random.Random = rng) -> tuple[list[Scene], SceneQuestion | None]:
             first, second, question = several.difference_pair(rng, kind, (1, 2, 2, 3), held_out=True)
             return [first, second], question
 
@@ -220,7 +220,7 @@ def conflict_rows(answer: Answerer, count: int, seed: int) -> list[Row]:
 def alone_rows(answer: Answerer, samples: Sequence[ConflictSample]) -> list[Row]:
     """The text context without the picture, and open conflicts (no options) without instruction."""
     rng = rng_for(0, "alone")
-    prompts: list[Prompt] = []
+    prompts: list[DemoPrompt] = []
     gold: list[str] = []
     for sample in samples:
         options = [sample.answer_vision, sample.answer_text]
@@ -243,7 +243,7 @@ def attention_rows(model: PlainModel, count: int, seed: int) -> list[Row]:
     rows = []
     for number in range(2, MAX_PICTURES + 1):
         rng = rng_for(seed, f"attention {number}")
-        prompts: list[Prompt] = []
+        prompts: list[DemoPrompt] = []
         gold: list[str] = []
         targets: list[int] = []
         while len(prompts) < count:

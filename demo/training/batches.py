@@ -13,11 +13,11 @@ import torch
 
 from demo.model.tokenizer import load_tokenizer
 from demo.training.curriculum import TYPES, make_plan
-from demo.training.options import PLAN_EVERY, Options
+from demo.training.options import PLAN_EVERY, TrainingOptions
 from demo.training.stream import Packer
 
 
-def produce(options: Options, rank: int, first: int, accuracies: Any, batches: Any) -> None:
+def produce(options: TrainingOptions, rank: int, first: int, accuracies: Any, batches: Any) -> None:
     """Make batches first, first + 1, ... for ever; every `PLAN_EVERY` batches take the next accuracies."""
     torch.set_num_threads(1)
     packer = Packer(load_tokenizer(options.folder / "tokenizer"), options.shape)
@@ -44,7 +44,7 @@ class Batches:
     it ahead of time and resuming give the same batch.
     """
 
-    def __init__(self, options: Options, rank: int, first: int, accuracy: dict[str, float]) -> None:
+    def __init__(self, options: TrainingOptions, rank: int, first: int, accuracy: dict[str, float]) -> None:
         self.process: Any = None
         if options.background:
             context = multiprocessing.get_context("spawn")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from demo.evaluation.report import Row, table
-from demo.training.options import Options
+from demo.training.options import TrainingOptions
 
 RESULTS = "## Measured\n"
 TEXT = """\
@@ -47,7 +47,7 @@ several, and adds no system message.
 {results}"""
 
 
-def card(options: Options, step: int, asked: int) -> str:
+def card(options: TrainingOptions, step: int, asked: int) -> str:
     """The card of a checkpoint that was not measured yet."""
     command = f"helmsight demo train --steps {options.steps} --seed {options.seed}"
     return TEXT.format(

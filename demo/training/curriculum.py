@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from demo.world import conflicts, questions, several, wordings
-from demo.world.questions import Question
+from demo.world.questions import SceneQuestion
 from demo.world.scenes import Scene, random_scene
 
 Accuracy = Mapping[str, float]
@@ -146,16 +146,16 @@ def make_plan(accuracy: Accuracy) -> Plan:
 
 
 @dataclass
-class Group:
+class TaskGroup:
     """Pictures that several independent questions share."""
 
     scenes: list[Scene]
-    questions: list[Question]
+    questions: list[SceneQuestion]
     system: str | None = None
     text_first: bool = False
 
 
-def make_group(rng: random.Random, plan: Plan) -> Group:
+def make_group(rng: random.Random, plan: Plan) -> TaskGroup:
     """Draw pictures and three to six questions about them (one or two where the text stands first)."""
     group = _several(rng, plan) if rng.random() < plan.several_share else _single(rng, plan)
     if group.system is None and rng.random() < 0.15:
@@ -167,26 +167,26 @@ def _draw(rng: random.Random, weights: Mapping[str, float]) -> str:
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
-def _single(rng: random.Random, plan: Plan) -> Group:
+def _single(rng: random.Random, plan: Plan) -> TaskGroup:
     scene = random_scene(rng, rng.choice(plan.shapes), held_out=False)
     if plan.conflicts_open and rng.random() < 0.06:  # the instruction stands in the system message
         side = rng.choice(("text", "vision"))
         before = rng.choice(("", f"{rng.choice(wordings.SYSTEM_MESSAGES)} "))
         drawn = [conflicts.conflict_question(rng, scene, side, rng.choice((0, 2, 2)), False) for _ in range(4)]
         kept = [replace(q, kind=f"system_{side}") for q in drawn if q is not None]
-        return Group([scene], kept, before + wordings.instruction(rng, side))
+        return TaskGroup([scene], kept, before + wordings.instruction(rng, side))
     first = _draw(rng, plan.single)
     if first == "told_alone" or (first in ALONE and rng.random() < 0.4):
         weights = {name: weight for name, weight in plan.single.items() if name in ALONE}
         drawn = [_ask_single(rng, scene, kind, plan) for kind in [first, *(_draw(rng, weights) for _ in range(4))]]
-        return Group([], [question for question in drawn if question is not None])
+        return TaskGroup([], [question for question in drawn if question is not None])
     text_first = rng.random() < 0.25  # about a tenth of the questions, as these groups are small
     kinds = [first, *(_draw(rng, plan.single) for _ in range(rng.randint(0, 1) if text_first else rng.randint(2, 5)))]
     drawn = [_ask_single(rng, scene, kind, plan) for kind in kinds if kind != "told_alone"]
-    return Group([scene], [question for question in drawn if question is not None], text_first=text_first)
+    return TaskGroup([scene], [question for question in drawn if question is not None], text_first=text_first)
 
 
-def _ask_single(rng: random.Random, scene: Scene, kind: str, plan: Plan) -> Question | None:
+def _ask_single(rng: random.Random, scene: Scene, kind: str, plan: Plan) -> SceneQuestion | None:
     count = rng.choice(plan.option_counts)
     if kind in wordings.FACT_KINDS:
         return questions.open_question(rng, scene, kind)
@@ -214,7 +214,7 @@ def _ask_single(rng: random.Random, scene: Scene, kind: str, plan: Plan) -> Ques
     return makers[kind](rng, scene)
 
 
-def _several(rng: random.Random, plan: Plan) -> Group:
+def _several(rng: random.Random, plan: Plan) -> TaskGroup:
     if plan.differences and rng.random() < plan.difference_share:
         kind = _draw(rng, plan.differences).removeprefix("difference_")
         first, second, question = several.difference_pair(rng, kind, plan.several_shapes)
@@ -227,10 +227,10 @@ def _several(rng: random.Random, plan: Plan) -> Group:
         count = rng.randint(3, 6)
     text_first = not asked and len(scenes) == 2 and rng.random() < 0.15
     drawn = [_ask_several(rng, scenes, _draw(rng, plan.several), plan) for _ in range(1 if text_first else count)]
-    return Group(scenes, asked + [q for q in drawn if q is not None], text_first=text_first)
+    return TaskGroup(scenes, asked + [q for q in drawn if q is not None], text_first=text_first)
 
 
-def _ask_several(rng: random.Random, scenes: list[Scene], kind: str, plan: Plan) -> Question | None:
+def _ask_several(rng: random.Random, scenes: list[Scene], kind: str, plan: Plan) -> SceneQuestion | None:
     name = kind.removeprefix("several_")
     match name:
         case "describe":

@@ -14,7 +14,7 @@ PLAN_EVERY = 25  # steps between two looks at the accuracies
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainingOptions:
     """Everything that decides a run. Steps count optimizer steps of all ranks together."""
 
     folder: Path = Path("build/demo")
@@ -48,14 +48,14 @@ class Options:
             raise ValueError(f"ranks {self.ranks} on {self.device}: several ranks are for the CPU")
 
 
-def use_bfloat16(options: Options) -> bool:
+def use_bfloat16(options: TrainingOptions) -> bool:
     """bfloat16 products pay on GPUs and on CPUs with AMX tiles; AVX512-BF16 alone is slower than float32 (measured)."""
     if options.bfloat16 is not None:
         return options.bfloat16
     return options.device != "cpu" or torch.cpu._is_amx_tile_supported()
 
 
-def learning_rate(step: int, options: Options) -> float:
+def learning_rate(step: int, options: TrainingOptions) -> float:
     """Share of the full rate: a short warm-up, flat, then a cosine to zero over the last `decay` of the steps."""
     start = options.steps * (1 - options.decay)
     warm = min(1.0, (step + 1) / 100)

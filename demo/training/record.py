@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from demo.training.curriculum import TYPES
-from demo.training.options import Options
+from demo.training.options import TrainingOptions
 
 
 class Log:
@@ -29,7 +29,7 @@ class Log:
 class Record:
     """Progress of rank 0: a bar, a line and a history entry every `log_every` steps."""
 
-    def __init__(self, options: Options, rank: int, step: int) -> None:
+    def __init__(self, options: TrainingOptions, rank: int, step: int) -> None:
         self.every = options.log_every
         self.rank, self.folder, self.log = rank, options.folder, Log(options.folder)
         self.bar = tqdm(total=options.steps, initial=step, desc="training", mininterval=10, disable=rank > 0)

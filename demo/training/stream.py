@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from demo.model.tokenizer import IMAGE_TOKEN, TURN_END, TURN_START, VISION_END, VISION_START
-from demo.training.curriculum import TYPES, Group, Plan, make_group
-from demo.world.questions import Question
+from demo.training.curriculum import TYPES, Plan, TaskGroup, make_group
+from demo.world.questions import SceneQuestion
 from demo.world.scenes import SIDE, Scene, Size, render, render_array, squash
 
 IMAGE_TOKENS = 9
@@ -85,7 +85,7 @@ class Packer:
             pass
         return rows.arrays()
 
-    def prefix(self, group: Group) -> Tokens:
+    def prefix(self, group: TaskGroup) -> Tokens:
         tokens = Tokens()
         if group.system:
             self._text(tokens, f"{TURN_START}system\n{group.system}{TURN_END}\n")
@@ -94,7 +94,7 @@ class Packer:
             self._pictures(tokens, len(group.scenes))
         return tokens
 
-    def branch(self, group: Group, question: Question, start: int) -> Tokens:
+    def branch(self, group: TaskGroup, question: SceneQuestion, start: int) -> Tokens:
         """The question's turns after the prefix, without the very last token, which is only predicted."""
         tokens = Tokens(next=start)
         look = self._look(question)
@@ -120,7 +120,7 @@ class Packer:
     def _token(target: int | None, cell: int | None) -> int | None:
         return None if cell is None else (target or 0) * IMAGE_TOKENS + cell
 
-    def _look(self, question: Question) -> Look:
+    def _look(self, question: SceneQuestion) -> Look:
         pick = None if question.pick is None else PICKED
         if question.pair_cells is not None:
             first, second = question.pair_cells
@@ -193,7 +193,7 @@ class Rows:
         self.kinds: list[int] = []
         self.target: list[int] = []
 
-    def add(self, rng: random.Random, packer: Packer, group: Group) -> bool:
+    def add(self, rng: random.Random, packer: Packer, group: TaskGroup) -> bool:
         """Put a group in; False when the batch is full."""
         shape = self.shape
         if len(self.pixels) + len(group.scenes) > shape.pictures:
@@ -223,7 +223,7 @@ class Rows:
             self.pixels += [picture(rng, scene) for scene in group.scenes]
         return True
 
-    def _finish(self, rng: random.Random, group: Group, used: int) -> bool:
+    def _finish(self, rng: random.Random, group: TaskGroup, used: int) -> bool:
         if used:
             self.pixels += [picture(rng, scene) for scene in group.scenes]
         return False
@@ -235,7 +235,7 @@ class Rows:
         branch: int,
         first_slot: int,
         shared: dict[int, int],
-        question: Question | None,
+        question: SceneQuestion | None,
     ) -> dict[int, int]:
         """Copy a stretch to the current place; returns the columns of its picture tokens (and of the shared ones)."""
         row, start = self.row, self.column

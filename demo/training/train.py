@@ -30,7 +30,7 @@ from demo.training.batches import Batches, question_results
 from demo.training.card import card
 from demo.training.curriculum import TYPES, corpus
 from demo.training.muon import Muon
-from demo.training.options import PLAN_EVERY, Options, learning_rate, use_bfloat16
+from demo.training.options import PLAN_EVERY, TrainingOptions, learning_rate, use_bfloat16
 from demo.training.record import Log, Record
 from demo.training.stream import COMPARE, PICK, READ, SECOND
 from demo.training.vision import train_vision
@@ -47,7 +47,7 @@ LOOK_HEADS = (
 SIDE_LAYER = 3  # the side that an instruction names is known after this layer, before options are picked
 
 
-def train(options: Options) -> Path:
+def train(options: TrainingOptions) -> Path:
     """Run or resume; returns the folder of the exported checkpoint."""
     options.folder.mkdir(parents=True, exist_ok=True)
     prepare(options)
@@ -60,7 +60,7 @@ def train(options: Options) -> Path:
     return options.folder / "checkpoint"
 
 
-def prepare(options: Options) -> None:
+def prepare(options: TrainingOptions) -> None:
     """Make the tokenizer and the vision stage's weights, unless an earlier run left them."""
     torch.set_num_threads(max(1, options.ranks))
     tokenizer_folder = options.folder / "tokenizer"
@@ -110,7 +110,7 @@ class Progress:
 
 
 def losses(
-    model: Qwen2VLForConditionalGeneration, batch: dict[str, Tensor], options: Options
+    model: Qwen2VLForConditionalGeneration, batch: dict[str, Tensor], options: TrainingOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The total loss, its parts (answers, pictures, looks, sides), and for each answer token whether it is right."""
     layers = len(model.model.language_model.layers)
@@ -139,13 +139,13 @@ def only_run(folder: Path) -> Iterator[None]:
         yield
 
 
-def run_rank(rank: int, options: Options) -> None:
+def run_rank(rank: int, options: TrainingOptions) -> None:
     """Train as one of `options.ranks` data-parallel ranks; rank 0 holds the folder's lock."""
     with only_run(options.folder) if rank == 0 else contextlib.nullcontext():
         train_rank(rank, options)
 
 
-def train_rank(rank: int, options: Options) -> None:
+def train_rank(rank: int, options: TrainingOptions) -> None:
     """The training loop of one rank; it ends when the process that started it is gone."""
     torch.set_num_threads(1)
     parent = os.getppid()

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from demo.world.questions import (
-    Question,
+    SceneQuestion,
     absent_shape,
     alternative,
     ask,
@@ -113,7 +113,7 @@ def random_conflict(rng: random.Random, scene: Scene, kinds: Sequence[str] = CON
 
 def conflict_question(
     rng: random.Random, scene: Scene, side: str, count: int, instruct: bool = True, breadth: float = 1.0
-) -> Question | None:
+) -> SceneQuestion | None:
     """A conflict as a training question: `side` is text, vision or plain; `count` options, 0 for an open question.
 
     With `instruct` False the instruction is expected in the system message; `breadth` is that of its wordings.
@@ -144,7 +144,7 @@ def conflict_question(
     pick = end_of_option(text, answer) if options else None
     name = f"{side}_{'options' if count else 'open'}"
     instructed = end_of_instruction(text, words, side)
-    return Question(name, ((text, reply),), cell=cell, said=said, pick=pick, instructed=instructed)
+    return SceneQuestion(name, ((text, reply),), cell=cell, said=said, pick=pick, instructed=instructed)
 
 
 def end_of_instruction(text: str, words: str | None, side: str) -> tuple[int, str] | None:
@@ -152,7 +152,7 @@ def end_of_instruction(text: str, words: str | None, side: str) -> tuple[int, st
     return None if words is None else (text.index(words) + len(words) - 1, side)
 
 
-def agreeing_question(rng: random.Random, scene: Scene, count: int) -> Question | None:
+def agreeing_question(rng: random.Random, scene: Scene, count: int) -> SceneQuestion | None:
     """A context that is true, or that speaks of something else, with any instruction or none; 0 options = open."""
     marker = rng.choices(list(MARKERS), MARKER_WEIGHTS)[0]
     fact = pick_fact(rng, scene, CONFLICT_KINDS)
@@ -171,10 +171,10 @@ def agreeing_question(rng: random.Random, scene: Scene, count: int) -> Question 
     text = place(marker + said, text, words)
     pick = end_of_option(text, fact.value) if count else None
     instructed = end_of_instruction(text, words, side)
-    return Question("agreeing", ((text, reply),), cell=fact.cell, pick=pick, instructed=instructed)
+    return SceneQuestion("agreeing", ((text, reply),), cell=fact.cell, pick=pick, instructed=instructed)
 
 
-def told_question(rng: random.Random, scene: Scene | None, count: int) -> Question | None:
+def told_question(rng: random.Random, scene: Scene | None, count: int) -> SceneQuestion | None:
     """The text context alone answers: there is no picture, or the thing asked about is not in it."""
     marker = rng.choices(list(MARKERS), MARKER_WEIGHTS)[0]
     if scene is None:
@@ -196,7 +196,7 @@ def told_question(rng: random.Random, scene: Scene | None, count: int) -> Questi
     text = place(marker + claim, text, None)
     pick = end_of_option(text, value) if count else None
     said = end_of_value(text, claim, value)
-    return Question("told" if scene else "told_alone", ((text, reply),), said=said, pick=pick)
+    return SceneQuestion("told" if scene else "told_alone", ((text, reply),), said=said, pick=pick)
 
 
 # ------------------------------------------------------------------------------------------- held-out samples

@@ -31,7 +31,7 @@ from demo.world.wordings import (
 
 
 @dataclass(frozen=True)
-class Question:
+class SceneQuestion:
     """What a user asks and what a right answer says, turn by turn.
 
     Where to look, as far as it is known (all from 0), is only used to supervise attention: `target` is the picture
@@ -181,23 +181,23 @@ def absent_shape(rng: random.Random, scene: Scene) -> str | None:
 # ------------------------------------------------------------------------------------------------- the makers
 
 
-def open_question(rng: random.Random, scene: Scene, kind: str) -> Question | None:
+def open_question(rng: random.Random, scene: Scene, kind: str) -> SceneQuestion | None:
     """One fact kind, answered with its statement."""
     fact = pick_fact(rng, scene, (kind,))
     if fact is None:
         return None
-    return Question(kind, ((ask(rng, kind, fact.key), statement(*fact[:3])),), cell=fact.cell)
+    return SceneQuestion(kind, ((ask(rng, kind, fact.key), statement(*fact[:3])),), cell=fact.cell)
 
 
-def empty(rng: random.Random, scene: Scene) -> Question:
+def empty(rng: random.Random, scene: Scene) -> SceneQuestion:
     """What is at a cell where nothing is."""
     cell = rng.choice(scene.free_cells)
     key = POSITIONS[cell]
-    return Question("empty", ((ask(rng, "at", key), NOTHING.format(key=key)),), cell=cell)
+    return SceneQuestion("empty", ((ask(rng, "at", key), NOTHING.format(key=key)),), cell=cell)
 
 
-def description(rng: random.Random, scene: Scene) -> Question:
-    return Question("describe", ((rng.choice(DESCRIBE), describe(scene)),), spans=describe_spans(scene))
+def description(rng: random.Random, scene: Scene) -> SceneQuestion:
+    return SceneQuestion("describe", ((rng.choice(DESCRIBE), describe(scene)),), spans=describe_spans(scene))
 
 
 def unanswerable(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS) -> str | None:
@@ -217,12 +217,12 @@ def unanswerable(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS)
     return ask(rng, rng.choice(("color", "color", "position")), key) if key else None
 
 
-def refusal(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS) -> Question | None:
+def refusal(rng: random.Random, scene: Scene, nouns: Sequence[str] = NOUNS) -> SceneQuestion | None:
     text = unanswerable(rng, scene, nouns)
-    return Question("refuse", ((text, REFUSAL),)) if text else None
+    return SceneQuestion("refuse", ((text, REFUSAL),)) if text else None
 
 
-def refusal_option(rng: random.Random, scene: Scene) -> Question | None:
+def refusal_option(rng: random.Random, scene: Scene) -> SceneQuestion | None:
     """An unanswerable question with options: the refusal is one of them, or the prompt asks for it (MM-SAP)."""
     key = absent_shape(rng, scene) if rng.random() < 0.5 else rng.choice(NOUNS)
     if key is None:
@@ -230,25 +230,31 @@ def refusal_option(rng: random.Random, scene: Scene) -> Question | None:
     kind = rng.choice(("color", "position"))
     if rng.random() < 0.3:
         choices = rng.sample(POOLS[kind], rng.choice((2, 3, 4)))
-        return Question("refuse_option", ((option_text(ask(rng, kind, key), choices, OR_REFUSE), REFUSAL),))
+        return SceneQuestion("refuse_option", ((option_text(ask(rng, kind, key), choices, OR_REFUSE), REFUSAL),))
     options = [*rng.sample(POOLS[kind], rng.choice((1, 2, 3))), REFUSAL[:-1]]
     if rng.random() < 0.3:
         rng.shuffle(options)
     turn = option_question(rng, ask(rng, kind, key), options, REFUSAL[:-1])
-    return Question("refuse_option", (turn,), pick=end_of_option(turn[0], REFUSAL[:-1]))
+    return SceneQuestion("refuse_option", (turn,), pick=end_of_option(turn[0], REFUSAL[:-1]))
 
 
-def existence(rng: random.Random, scene: Scene) -> Question | None:
+def existence(rng: random.Random, scene: Scene) -> SceneQuestion | None:
     draw = rng.random()
     if draw < 0.45 and scene.shapes:
         thing = rng.choice(scene.shapes)
         answer = f"Yes, there is {article(thing.kind)}."
-        return Question("exists", ((rng.choice(EXISTS).format(thing=article(thing.kind)), answer),), cell=thing.cell)
+        return SceneQuestion(
+            "exists", ((rng.choice(EXISTS).format(thing=article(thing.kind)), answer),), cell=thing.cell
+        )
     key = absent_shape(rng, scene) if draw < 0.8 else rng.choice(NOUNS)
-    return Question("exists", ((rng.choice(EXISTS).format(thing=article(key)), "No, there is not."),)) if key else None
+    return (
+        SceneQuestion("exists", ((rng.choice(EXISTS).format(thing=article(key)), "No, there is not."),))
+        if key
+        else None
+    )
 
 
-def lookup(rng: random.Random, name: str = "lookup") -> Question:
+def lookup(rng: random.Random, name: str = "lookup") -> SceneQuestion:
     """Options without a picture: which letter stands for a word, and which word for a letter.
 
     `name` is lookup (answered by the letter), lookup_reason (the word first) or lookup_word (the letter is given).
@@ -259,16 +265,16 @@ def lookup(rng: random.Random, name: str = "lookup") -> Question:
     letter = OPTION_LETTERS[choices.index(answer)]
     if name == "lookup_word":
         text = option_text(f"What is option {letter}?", choices, rng.choice(IN_FULL))
-        return Question(name, ((text, f"{letter}. {answer}"),), pick=end_of_option(text, answer))
+        return SceneQuestion(name, ((text, f"{letter}. {answer}"),), pick=end_of_option(text, answer))
     question = rng.choice((f"Which option is {answer}?", f"Choose {answer}."))
     if name == "lookup_reason":
         text = option_text(question, choices, rng.choice(WITH_REASON))
-        return Question(name, ((text, f"It is {answer} {letter}"),), pick=end_of_option(text, answer))
+        return SceneQuestion(name, ((text, f"It is {answer} {letter}"),), pick=end_of_option(text, answer))
     text = option_text(question, choices, SELECT if rng.random() < 0.6 else rng.choice(BY_LETTER))
-    return Question(name, ((text, letter),), pick=end_of_option(text, answer))
+    return SceneQuestion(name, ((text, letter),), pick=end_of_option(text, answer))
 
 
-def options(rng: random.Random, scene: Scene, count: int) -> Question | None:
+def options(rng: random.Random, scene: Scene, count: int) -> SceneQuestion | None:
     """A fact asked with `count` options; now and then the last one is the refusal, which is then wrong."""
     fact = pick_fact(rng, scene, PICK_KINDS)
     if fact is None:
@@ -278,14 +284,16 @@ def options(rng: random.Random, scene: Scene, count: int) -> Question | None:
     choices = fill_options(rng, scene, fact.kind, [fact.value], count - refuse) + [REFUSAL[:-1]] * refuse
     turn = option_question(rng, ask(rng, fact.kind, fact.key), choices, fact.value, statement(*fact[:3]))
     name = "options" if count == 2 else "options_more"
-    return Question(name, (turn,), cell=fact.cell, pick=end_of_option(turn[0], fact.value))
+    return SceneQuestion(name, (turn,), cell=fact.cell, pick=end_of_option(turn[0], fact.value))
 
 
-def several_turns(rng: random.Random, scene: Scene, makers: Sequence[Callable[..., Question | None]]) -> Question:
+def several_turns(
+    rng: random.Random, scene: Scene, makers: Sequence[Callable[..., SceneQuestion | None]]
+) -> SceneQuestion:
     """Two or three questions in one conversation."""
     turns: list[tuple[str, str]] = []
     while len(turns) < 2 or (len(turns) < 3 and rng.random() < 0.4):
         question = rng.choice(makers)(rng, scene)
         if question is not None:
             turns += question.turns
-    return Question("turns", tuple(turns))
+    return SceneQuestion("turns", tuple(turns))

@@ -11,7 +11,7 @@ from demo.world.scenes import SIDE, Scene, Thing, render
 
 
 @dataclass(frozen=True)
-class Sample:
+class PageSample:
     """Scenes by the names of their files, what is asked about them, and a text that may contradict them."""
 
     title: str
@@ -38,14 +38,14 @@ SCENES = {
     "hearts-3": _scene("brown", (2, "star", "blue"), (6, "square", "yellow"), (7, "heart", "white")),
 }
 SAMPLES = (
-    Sample("The text says green", ("cyan",), "What color is the star?", "The star is green."),
-    Sample("The text says diamond", ("pink",), "What is the green object?", "The green object is a diamond."),
-    Sample("Another letter", ("letter",), "What letter is in the picture?", "The letter is A."),
-    Sample("Count against the text", ("brown",), "How many shapes are in the picture?", "There are 5 shapes."),
-    Sample("One of two pictures", ("cyan", "gray"), "Where is the star in picture 2?"),
-    Sample("Which of three", ("hearts-1", "hearts-2", "hearts-3"), "Which picture shows a red star?"),
-    Sample("Spot the difference", ("white", "white-moved"), "What is the difference between the two pictures?"),
-    Sample("Describe it", ("white",), "Describe the picture."),
+    PageSample("The text says green", ("cyan",), "What color is the star?", "The star is green."),
+    PageSample("The text says diamond", ("pink",), "What is the green object?", "The green object is a diamond."),
+    PageSample("Another letter", ("letter",), "What letter is in the picture?", "The letter is A."),
+    PageSample("Count against the text", ("brown",), "How many shapes are in the picture?", "There are 5 shapes."),
+    PageSample("One of two pictures", ("cyan", "gray"), "Where is the star in picture 2?"),
+    PageSample("Which of three", ("hearts-1", "hearts-2", "hearts-3"), "Which picture shows a red star?"),
+    PageSample("Spot the difference", ("white", "white-moved"), "What is the difference between the two pictures?"),
+    PageSample("Describe it", ("white",), "Describe the picture."),
 )
 
 
@@ -62,6 +62,6 @@ def write_samples(folder: Path, side: int = 4 * SIDE) -> list[Path]:
     return files
 
 
-def _row(sample: Sample) -> dict[str, Any]:
+def _row(sample: PageSample) -> dict[str, Any]:
     row = {"title": sample.title, "images": [f"{name}.png" for name in sample.scenes], "question": sample.question}
     return row if sample.context is None else {**row, "context": sample.context}

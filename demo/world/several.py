@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from demo.world.questions import (
-    Question,
+    SceneQuestion,
     absent_shape,
     article,
     ask,
@@ -82,17 +82,17 @@ def in_picture(rng: random.Random, question: str, name: str) -> str:
     return f"In {name}, {question[0].lower()}{question[1:]}"
 
 
-def fact_of_one(rng: random.Random, scenes: Sequence[Scene], kind: str) -> Question | None:
+def fact_of_one(rng: random.Random, scenes: Sequence[Scene], kind: str) -> SceneQuestion | None:
     """A fact of one picture; `kind` is a fact kind."""
     target = rng.randrange(len(scenes))
     fact = pick_fact(rng, scenes[target], (kind,))
     if fact is None:
         return None
     text = in_picture(rng, ask(rng, kind, fact.key), picture_name(rng, target))
-    return Question(f"several_{kind}", ((text, statement(*fact[:3])),), target, fact.cell)
+    return SceneQuestion(f"several_{kind}", ((text, statement(*fact[:3])),), target, fact.cell)
 
 
-def options_of_one(rng: random.Random, scenes: Sequence[Scene], count: int) -> Question | None:
+def options_of_one(rng: random.Random, scenes: Sequence[Scene], count: int) -> SceneQuestion | None:
     target = rng.randrange(len(scenes))
     fact = pick_fact(rng, scenes[target], PICK_KINDS)
     if fact is None:
@@ -102,25 +102,25 @@ def options_of_one(rng: random.Random, scenes: Sequence[Scene], count: int) -> Q
     first = [fact.value] + ([rng.choice(elsewhere)] if elsewhere and rng.random() < 0.5 else [])
     choices = fill_options(rng, scenes[target], fact.kind, first, min(count, len(POOLS[fact.kind])))
     turn = option_question(rng, text, choices, fact.value)
-    return Question("several_options", (turn,), target, fact.cell, pick=end_of_option(turn[0], fact.value))
+    return SceneQuestion("several_options", (turn,), target, fact.cell, pick=end_of_option(turn[0], fact.value))
 
 
-def describe_one(rng: random.Random, scenes: Sequence[Scene]) -> Question:
+def describe_one(rng: random.Random, scenes: Sequence[Scene]) -> SceneQuestion:
     target = rng.randrange(len(scenes))
     turn = (f"Describe {picture_name(rng, target)}.", describe(scenes[target]))
-    return Question("several_describe", (turn,), target, spans=describe_spans(scenes[target]))
+    return SceneQuestion("several_describe", (turn,), target, spans=describe_spans(scenes[target]))
 
 
-def refusal_of_one(rng: random.Random, scenes: Sequence[Scene], nouns: Sequence[str] = NOUNS) -> Question | None:
+def refusal_of_one(rng: random.Random, scenes: Sequence[Scene], nouns: Sequence[str] = NOUNS) -> SceneQuestion | None:
     target = rng.randrange(len(scenes))
     key = absent_shape(rng, scenes[target]) if rng.random() < 0.6 else rng.choice(nouns)
     if key is None:
         return None
     text = in_picture(rng, ask(rng, rng.choice(("color", "position")), key), picture_name(rng, target))
-    return Question("several_refuse", ((text, REFUSAL),), target)
+    return SceneQuestion("several_refuse", ((text, REFUSAL),), target)
 
 
-def which_picture(rng: random.Random, scenes: Sequence[Scene]) -> Question | None:
+def which_picture(rng: random.Random, scenes: Sequence[Scene]) -> SceneQuestion | None:
     """Which of the pictures shows something that only one of them shows."""
     for _ in range(12):
         target = rng.randrange(len(scenes))
@@ -145,17 +145,17 @@ def which_picture(rng: random.Random, scenes: Sequence[Scene]) -> Question | Non
             continue
         if sum(holds) == 1:
             turn = (rng.choice(WHICH).format(what=what), f"Picture {target + 1}.")
-            return Question("several_which", (turn,), target, cell)
+            return SceneQuestion("several_which", (turn,), target, cell)
     return None
 
 
-def how_many_pictures(rng: random.Random, scenes: Sequence[Scene]) -> Question:
-    return Question("several_pictures", (("How many pictures are there?", f"There are {len(scenes)} pictures."),))
+def how_many_pictures(rng: random.Random, scenes: Sequence[Scene]) -> SceneQuestion:
+    return SceneQuestion("several_pictures", (("How many pictures are there?", f"There are {len(scenes)} pictures."),))
 
 
 def difference_pair(
     rng: random.Random, kind: str, shapes: Sequence[int], held_out: bool | None = False
-) -> tuple[Scene, Scene, Question]:
+) -> tuple[Scene, Scene, SceneQuestion]:
     """Two scenes that differ in one thing (or in none), and the question what the difference is."""
     while True:
         first = random_scene(rng, rng.choice(shapes), glyph=rng.random() < 0.15, held_out=held_out)
@@ -163,7 +163,7 @@ def difference_pair(
         if changed is not None and (held_out is None or changed[0].held_out is held_out):
             break
     second, answer, cells = changed
-    question = Question(f"difference_{kind}", ((rng.choice(DIFFERENCE), answer),), pair_cells=cells)
+    question = SceneQuestion(f"difference_{kind}", ((rng.choice(DIFFERENCE), answer),), pair_cells=cells)
     return first, second, question
 
 
@@ -199,11 +199,11 @@ def _change(rng: random.Random, scene: Scene, kind: str) -> tuple[Scene, str, tu
     return scene.replace(old, new), answer, (old.cell, new.cell)
 
 
-def same_or_not(rng: random.Random, first: Scene, second: Scene) -> Question:
+def same_or_not(rng: random.Random, first: Scene, second: Scene) -> SceneQuestion:
     """'Are the two pictures the same?' and its opposite."""
     same = first == second
     if rng.random() < 0.5:
         turn = ("Are the two pictures the same?", "Yes, they are the same." if same else "No, they are different.")
     else:
         turn = ("Are the two pictures different?", "No, they are the same." if same else "Yes, they are different.")
-    return Question("difference_same", (turn,))
+    return SceneQuestion("difference_same", (turn,))

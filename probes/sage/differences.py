@@ -60,7 +60,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairScores:
     """One pair of pictures: the true differences, the claimed ones, and how many were claimed where the answer states a
     number (None: as many as it describes). `same` and `different`: its yes/no answers, None for neither. `labels`: of the
     claims of these two answers, see `compare`."""
@@ -113,7 +113,7 @@ def _label(one: Claim, other: Claim) -> Label | None:
     return "contradictory" if known and one.attribute != other.attribute else "consistent"
 
 
-def tally(pair: Pair) -> dict[str, float]:
+def tally(pair: PairScores) -> dict[str, float]:
     """What one pair adds to the sums of which `scores` is made."""
     claimed = len(pair.claimed) if pair.count is None else pair.count
     true = len(pair.true)
@@ -171,11 +171,12 @@ def scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
-def score(pairs: Iterable[Pair]) -> dict[str, float | None]:
+def score(pairs: Iterable[PairScores]) -> dict[str, float | None]:
     """The metrics of some pairs; None where nothing was there to be measured."""
     tallies = [tally(pair) for pair in pairs]
     sums = {
-        name: np.array(sum(one[name] for one in tallies)) for name in (tallies[0] if tallies else tally(Pair((), ())))
+        name: np.array(sum(one[name] for one in tallies))
+        for name in (tallies[0] if tallies else tally(PairScores((), ())))
     }
     return {name: None if np.isnan(value) else float(value) for name, value in scores(sums).items()}
 
