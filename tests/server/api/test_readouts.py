@@ -13,7 +13,7 @@ import steering
 from server.app import create_app
 from server.settings import Settings
 from steering import Diagnose
-from steering.protocol.readout import REGISTRY, Answer, Readout, Scalar, register
+from steering.protocol.readout import REGISTRY, FinishedAnswer, Readout, Scalar, register
 from steering.protocol.signals import Signal
 from tests.server.conftest import ask, data_uri
 
@@ -27,7 +27,7 @@ class Norm(Readout):
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.STREAM})
 
-    def read(self, answer: Answer) -> dict[str, float]:
+    def read(self, answer: FinishedAnswer) -> dict[str, float]:
         return {"last": float(answer.taken["residual"].states[1, -1].norm())}
 
     def summary(self, said: Any) -> dict[str, Scalar]:
