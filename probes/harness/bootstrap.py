@@ -76,7 +76,8 @@ def estimates(
     samples with the interval of that: each resample holds the same samples of both.
 
     shares: for metrics that are shares of samples the names of the sums that count them and those that they are a share of
-    (0 or 1 a sample each), for McNemar's test. clusters: what each sample belongs to; samples of one cluster (questions about one picture) are drawn together.
+    (0 or 1 a sample each), for McNemar's test. clusters: what each sample belongs to; samples of one cluster (questions
+    about one picture) are drawn together.
     """
     count = len(next(iter(found.values())))
     which = np.arange(count) if clusters is None else _numbered(clusters)
