@@ -56,7 +56,8 @@ class Engine:
         self.mllm = mllm
         self.max_length = min(mllm.context_length, max_length or 4096)
         self.max_waiting = max_waiting
-        self.limits = Limits(self.max_length, max_images, focus_layers or mllm.focus_layers)
+        self.focus_layers = focus_layers or mllm.focus_layers
+        self.limits = Limits(self.max_length, max_images, self.focus_layers)
         self.interventions = frozenset(intervention.REGISTRY)
         self.readouts = frozenset(readout.REGISTRY)
         if self_check:
