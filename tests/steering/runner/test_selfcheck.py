@@ -17,11 +17,11 @@ from steering.decoder import attention, kernels
 from steering.decoder.attention import Decode, Prefill
 from steering.decoder.hooks import Hooks
 from steering.decoder.kv import KVPool
-from steering.engine import selfcheck
 from steering.model import mllm
 from steering.model.embedded import Embedded
 from steering.prompt import layout
 from steering.recorders.attention import PrefillCapture
+from steering.runner import selfcheck
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]
