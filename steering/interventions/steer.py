@@ -333,6 +333,7 @@ class SteerTokens(LayerHook):
 class SteerSlots(Slots):
     """What is added to the generated tokens of every slot. delta: (slots, layers, d) in the model's dtype."""
 
+    always: ClassVar[bool] = True
     compiled: ClassVar[bool] = True
 
     def __init__(self, name: str, pool: Pool):

@@ -21,7 +21,7 @@ CAPTURE_ROWS = 128
 """Prefill rows whose attention weights exist at once while they are reduced."""
 BEFORE, AFTER = -2, -1
 """Where the sums over spans hold those over the whole prompt's system and user part: behind those of the images."""
-SIGNALS = (Signal.SPANS, Signal.LAST, Signal.ANCHOR, Signal.DECAY, Signal.PATCHES, Signal.MAP)
+SIGNALS = frozenset({Signal.SPANS, Signal.LAST, Signal.ANCHOR, Signal.DECAY, Signal.PATCHES, Signal.MAP})
 DECODED = (Signal.SPANS, Signal.DECAY, Signal.PATCHES)
 """Those that generated tokens add to."""
 
@@ -153,6 +153,7 @@ class AttentionRecorder(Slots):
     """
 
     measured: ClassVar[tuple[str, ...]] = ("patches",)
+    signals: ClassVar[frozenset[Signal]] = SIGNALS
     compiled: ClassVar[bool] = True
 
     def __init__(self, name: str, pool: Pool):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -41,6 +42,8 @@ class StateRows(LayerHook):
 
 class PromptStateRecorder(Slots):
     """Keeps it with the sequence."""
+
+    signals: ClassVar[frozenset[Signal]] = frozenset({Signal.PROMPT_STATE})
 
     def prefill(self, chunk: PrefillChunk) -> StateRows | None:
         if chunk.replay or not any(sequence.wants(Signal.PROMPT_STATE) for sequence in chunk.sequences):

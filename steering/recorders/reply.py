@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from steering.decoder.hooks import Hook
@@ -34,6 +36,8 @@ def reply_logprobs(mllm: MLLM, prompt: Prompt, hidden: torch.Tensor, start: int)
 
 class ReplyRecorder(Slots):
     """Keeps them with the sequence, chunk by chunk."""
+
+    signals: ClassVar[frozenset[Signal]] = frozenset({Signal.REPLY})
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         for row, sequence in enumerate(chunk.sequences):

@@ -118,6 +118,7 @@ class ResidualRecorder(Slots):
     """
 
     measured: ClassVar[tuple[str, ...]] = ("sums", "states")
+    signals: ClassVar[frozenset[Signal]] = frozenset({Signal.UPDATES, Signal.STREAM})
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)

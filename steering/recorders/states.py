@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -37,6 +38,8 @@ class TokenMaps:
 
 class StatesRecorder(Slots):
     """Keeps them with the sequence: they are as long as prompt and answer are."""
+
+    signals: ClassVar[frozenset[Signal]] = frozenset({Signal.IMAGE_STATES, Signal.TEXT_STATES})
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if chunk.replay:

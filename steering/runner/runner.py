@@ -17,6 +17,7 @@ from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
 from steering.runner.twins import Combined, RuleSlots, Twins, rows_of
@@ -27,10 +28,19 @@ REPLAY_ROWS = 128
 """Generated tokens that a late twin is fed at once: some interventions need the attention weights of all of them."""
 
 
+class _Concerned(NamedTuple):
+    """What has a say in a forward pass. acting: in the order in which they act, because recorders see what interventions
+    change. keeping: in the order in which they keep, because interventions rest on what recorders captured."""
+
+    acting: list[Slots]
+    keeping: list[Slots]
+
+
 class _Decoded(NamedTuple):
     """What a decode computed and nobody knows yet; hooks by the slots that they are of."""
 
     batch: DecodeBatch
+    concerned: _Concerned
     hooks: dict[str, Hook | None]
     computed: Computed
 
@@ -59,16 +69,24 @@ class Runner:
         self.interventions = {name: made(name, size) for name, made in interventions.items()}
         self.rope_axes: int | None = None
         self._always = torch.ones(1, 1, 1, device=mllm.device)
+        self._concerns: dict[tuple[frozenset[str], frozenset[Signal]], _Concerned] = {}
 
     @property
-    def _acting(self) -> tuple[Slots, ...]:
-        """In the order in which they act: what interventions change recorders see."""
-        return (*self.interventions.values(), *self.recorders.values())
-
-    @property
-    def _keeping(self) -> tuple[Slots, ...]:
-        """In the order in which they keep: interventions rest on what recorders captured."""
+    def _every(self) -> tuple[Slots, ...]:
         return (*self.recorders.values(), *self.interventions.values(), self.rules)
+
+    def _concerned(self, sequences: list[Sequence]) -> _Concerned:
+        """What has a say in a forward pass of these sequences; a step is short, and most concern nearly nothing."""
+        asked: frozenset[str] = frozenset().union(*[sequence.spec.asked for sequence in sequences])
+        signals: frozenset[Signal] = frozenset().union(*[sequence.spec.signals for sequence in sequences])
+        if (asked, signals) not in self._concerns:
+
+            def those(parts: dict[str, Slots]) -> list[Slots]:
+                return [one for one in parts.values() if one.always or one.name in asked or one.signals & signals]
+
+            recorders, interventions = those(self.recorders), those(self.interventions)
+            self._concerns[asked, signals] = _Concerned([*interventions, *recorders], [*recorders, *interventions])
+        return self._concerns[asked, signals]
 
     @torch.inference_mode()
     def embed(self, sequences: Iterable[Sequence]) -> None:
@@ -119,13 +137,14 @@ class Runner:
         for row, sequence in enumerate(sequences):
             sequence.embedded = None
             if sequence.expects_forks:
-                sequence.prompt_left = {part.name: part.left(sequence) for part in self._keeping}
+                sequence.prompt_left = {part.name: part.left(sequence) for part in self._every}
                 sequence.prompt_logits = computed.logits[row]
         return None if sequences[0].replay else computed.logits
 
     def _computed(self, chunk: PrefillChunk, decoder: Callable[[Prefill], Any]) -> Computed:
         """Run a chunk under its hooks, and keep what they measured."""
-        hooks = {part.name: part.prefill(chunk) for part in self._acting}
+        concerned = self._concerned(chunk.sequences)
+        hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
         step = Prefill(self.pool, chunk.slots, chunk.start, Hooks.of(hooks.values()))
         hidden: torch.Tensor = decoder(step).last_hidden_state
         logits = None
@@ -133,8 +152,8 @@ class Runner:
             last = chunk.last.to(hidden.device)
             logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         computed = Computed(hidden, logits)
-        for part in self._keeping:
-            part.keep(chunk, hooks.get(part.name), computed)
+        for part in concerned.keeping:
+            part.keep(chunk, hooks[part.name], computed)
         return computed
 
     def _replay(self, sequence: Sequence, budget: int) -> torch.Tensor | None:
@@ -165,7 +184,7 @@ class Runner:
             sequence.rope_delta = source.rope_delta
             self._place(sequence)
             self.pool.copy(source.slot, sequence.slot, source.prompt.length)
-            for part in self._keeping:
+            for part in self._every:
                 part.restore(sequence, source.prompt_left[part.name])
             sequence.computed = source.prompt.length
             if sequence.pair is not None and source.pair is not None and sequence.is_leader:
@@ -182,7 +201,7 @@ class Runner:
             if sequence.held:  # meanwhile, its row counted tokens that are none
                 self._place_sampler(sequence)
         rows = torch.tensor([sequence.slot for sequence in sequences], device=logits.device)
-        sampled = self._sampled(sequences, rows, self.position[rows], logits)
+        sampled = self._sampled(sequences, self._concerned(sequences).acting, rows, self.position[rows], logits)
         self.token[rows] = sampled.tokens
         for row, sequence in enumerate(sequences):
             if sequence.twin is not None:
@@ -190,10 +209,15 @@ class Runner:
         return sampled
 
     def _sampled(
-        self, sequences: list[Sequence], rows: slice | torch.Tensor, positions: torch.Tensor, logits: torch.Tensor
+        self,
+        sequences: list[Sequence],
+        acting: list[Slots],
+        rows: slice | torch.Tensor,
+        positions: torch.Tensor,
+        logits: torch.Tensor,
     ) -> Sampled:
         """One token for each row of logits (rows, vocabulary), as its interventions leave them."""
-        for part in self.interventions.values():
+        for part in acting:
             logits = part.logits(sequences, rows, logits)
         needs = Needs.of([sequence.spec.sampling for sequence in sequences])
         sampled = sample(logits, self.sampler, rows, positions, needs)
@@ -211,7 +235,7 @@ class Runner:
         assert decoded.computed.logits is not None
         combined: Combined = twins.combine(running, decoded.computed.logits)
         rows = decoded.batch.rows
-        sampled = self._sampled(running, rows, self.position[rows] + 1, combined.logits)
+        sampled = self._sampled(running, decoded.concerned.acting, rows, self.position[rows] + 1, combined.logits)
         self._record(decoded)
         twins.record(combined)
         self.token[rows] = sampled.tokens
@@ -239,19 +263,20 @@ class Runner:
             kept = [[[float(not sequence.held)]] for sequence in running]
             active = torch.tensor(kept, device=positions.device)
         batch = DecodeBatch(running, positions, columns, active.expand(count, 1, 1))
-        hooks = {part.name: part.decode(batch) for part in self._acting}
+        concerned = self._concerned(running)
+        hooks = {part.name: part.decode(batch) for part in concerned.acting}
         # Compiled is what most steps are; the others would need code of their own for every mixture of them.
-        plain = any(hooks[part.name] is not None and not part.compiled for part in self._acting)
+        plain = any(hooks[part.name] is not None and not part.compiled for part in concerned.acting)
         step = Decode(self.pool, positions, columns, Hooks.of(hooks.values()))
         rope = (positions + self.rope_delta[:count])[:, None]
         decoder = self.mllm.decoder if plain else self._decode_step
         hidden = self._decoder_output(decoder, self.token[:count, None], rope, step).last_hidden_state
-        return _Decoded(batch, hooks, Computed(hidden, self.mllm.head(hidden[:, -1])))
+        return _Decoded(batch, concerned, hooks, Computed(hidden, self.mllm.head(hidden[:, -1])))
 
     def _record(self, decoded: _Decoded) -> None:
         """Keep what a decode computed."""
-        for part in self._keeping:
-            part.record(decoded.batch, decoded.hooks.get(part.name), decoded.computed)
+        for part in decoded.concerned.keeping:
+            part.record(decoded.batch, decoded.hooks[part.name], decoded.computed)
         self.position[decoded.batch.rows] += decoded.batch.active[:, 0, 0].long()
 
     def _decoder_output(
@@ -279,7 +304,7 @@ class Runner:
         for tensor in (self.token, self.position, self.rope_delta):
             tensor[target] = tensor[source]
         self.sampler.move(source, target)
-        for part in self._keeping:
+        for part in self._every:
             part.move(source, target)
 
     @torch.inference_mode()
@@ -297,7 +322,7 @@ class Runner:
         self.rope_delta[sequence.slot] = sequence.rope_delta
         self.position[sequence.slot] = sequence.prompt.length
         self._place_sampler(sequence)
-        for part in self._keeping:
+        for part in self._every:
             part.place(sequence)
 
     def _place_sampler(self, sequence: Sequence) -> None:

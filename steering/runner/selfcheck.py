@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from PIL import Image
@@ -216,6 +216,8 @@ class _Explicit(AttentionHook):
 
 class _ExplicitSlots(Slots):
     """Runs every pass explicitly, as an intervention may."""
+
+    always: ClassVar[bool] = True
 
     def prefill(self, chunk: PrefillChunk) -> _Explicit:
         queries = torch.arange(chunk.width, device=self.pool.device).expand(len(chunk.slots), -1)

@@ -122,7 +122,8 @@ class Twins:
     def combine(self, running: list[Sequence], logits: torch.Tensor) -> Combined:
         """Logits (rows, vocabulary) of running sequences, row i in slot i; those of leaders against their twins'. A leader
         that waits, or is due for another twin, is left as it is."""
-        pairs = [(one.slot, one.twin.slot) for one in running if one.twin is not None and not one.held and not one.due]
+        led = [one for one in running if one.pair is not None]
+        pairs = [(one.slot, one.twin.slot) for one in led if one.twin is not None and not one.held and not one.due]
         if not pairs:
             return Combined(logits)
         leaders, twins = torch.tensor(pairs, device=logits.device).unbind(1)
