@@ -34,13 +34,13 @@ TYPES = ("color", "remove", "position")
 """The types of difference of the benchmark."""
 
 SHARES = {
-    "dqr_exact": "exact",
-    "ds_detect": "detected",
-    "false_alarms": "alarmed",
-    "contradictions": "contradictions",
-    "yes_same": "yes_same",
+    "dqr_exact": ("exact", "pairs"),
+    "ds_detect": ("detected", "differing"),
+    "false_alarms": ("alarmed", "alike"),
+    "contradictions": ("contradictions", "pairs"),
+    "yes_same": ("yes_same", "pairs"),
 }
-"""Metrics that are shares of pairs, with the sum that counts them: what McNemar's test takes."""
+"""Metrics that are shares of pairs, with the sum that counts them and that of the pairs: what McNemar's test takes."""
 
 Label = Literal["consistent", "contradictory", "ambiguous"]
 WEIGHTS: dict[Label, float] = {"consistent": 1.0, "contradictory": -1.0, "ambiguous": 0.5}

@@ -39,7 +39,8 @@ def evaluate(
         return metrics.tally(pair_of(sample, answers, categories))
 
     asked = SampleSet(
-        "existence", existence, Existence.chats, existence_tally, existence_scores, {"accuracy": "right", "yes": "yes"},
+        "existence", existence, Existence.chats, existence_tally, existence_scores,
+        {"accuracy": ("right", "questions"), "yes": ("yes", "questions")},
         setting=lambda sample: sample.setting, cluster=_picture,
     )  # fmt: skip
     pairs = SampleSet(
