@@ -3,8 +3,9 @@ line of the project knows of them. `docs/extending.md` explains them."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -297,5 +298,40 @@ def test_the_page_asks_for_both_and_shows_them(
 # -- the page that explains them -------------------------------------------------------------------------------------------
 
 
-def blocks(page: str) -> Sequence[str]:
-    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+def blocks(language: str) -> list[str]:
+    """The page's blocks of code."""
+    return [found.strip() for found in re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)]
+
+
+def test_the_page_shows_the_code_that_is_tested() -> None:
+    here = Path(__file__).parent
+    toys = [(here / "toys" / name).read_text().strip() for name in ("nudge.py", "norm.py")]
+    others = [Path(__file__).read_text(), (here / "probes" / "harness" / "toy.py").read_text()]
+    shown = blocks("python")
+    assert [block for block in shown if block in toys] == toys, "each toy, whole"
+    rest = [block for block in shown if block not in toys]
+    assert {"register(Nudge, NudgeSlots)", "register(Norm())"} <= {*rest}
+    assert not [block for block in rest if not any(block in text for text in others)]
+
+
+def test_the_page_shows_what_comes_back(client: FlaskClient, picture: Image.Image) -> None:
+    shown = [json.loads(block) for block in blocks("json")]
+    assert len(shown) == 4
+    for asked, said in zip(shown[::2], shown[1::2], strict=True):
+        (choice,) = ask(client, data_uri(picture), QUESTION, **asked).json["choices"]
+        assert "applied" not in said or choice["applied"] == said["applied"]
+        if "diagnostics" in said:
+            (norms,) = said["diagnostics"]["norm"].values()
+            assert choice["diagnostics"]["norm"] == {"by_layer": pytest.approx(norms, rel=1e-2)}
+
+
+def test_every_link_and_path_of_the_pages_is_there() -> None:
+    root = PAGE.parents[1]
+    rooms = [room.name for place in (root, root / "steering") for room in place.iterdir() if room.is_dir()]
+    for page in (root / "README.md", *sorted(PAGE.parent.glob("*.md"))):
+        text = page.read_text()
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+        for path in re.findall(rf"`((?:{'|'.join(rooms)})/[\w/.]*)`", text):
+            found = any((place / path).exists() for place in (root, root / "steering"))
+            assert found or "NAME" in path, f"{page.name}: {path}"
