@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from demo import command as demo_command
 from probes import command as probes_command
 from server import settings as server_settings
-from server.journal import command as journal_command
+from server.commands import journal as journal_command
+from server.commands import vectors as vectors_command
 from server.openmp import set_wait_policy
-from server.vectors import command as vectors_command
 
 if TYPE_CHECKING:
     from probes.conflicts.samples import ConflictSample

@@ -16,7 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from steering.engine.sampler import (
+from steering.protocol.request import Sampling
+from steering.runner.sampler import (
     Needs,
     Sampled,
     SamplerRows,
@@ -27,7 +28,6 @@ from steering.engine.sampler import (
     sample,
     uniform,
 )
-from steering.protocol.request import Sampling
 
 VOCABULARY = 60
 CPU = torch.device("cpu")

@@ -17,11 +17,11 @@ from steering.decoder import attention, kernels
 from steering.decoder.attention import Decode, Prefill
 from steering.decoder.hooks import Hooks
 from steering.decoder.kv import KVPool
-from steering.engine import selfcheck
 from steering.model import mllm
 from steering.model.embedded import Embedded
 from steering.prompt import layout
 from steering.recorders.attention import PrefillCapture
+from steering.runner import selfcheck
 from tests import families
 
 LoadMLLM = Callable[[str], MLLM]
@@ -240,7 +240,7 @@ def test_attention_that_is_read_wrongly_is_refused(
     def prefill(self: PrefillCapture, layer: int, *arguments: Any) -> None:
         real(self, layer, *arguments)
         if self.last_sums is not None:
-            self.last_sums[layer] *= 1.1
+            self.last_sums[layer] *= 1.5
 
     monkeypatch.setattr(PrefillCapture, "prefill", prefill)
     with pytest.raises(UnsupportedModel, match="its attention to an image is read"):

@@ -12,14 +12,14 @@ import torch.fx.experimental._config
 from steering.decoder.attention import Decode, Prefill
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
-from steering.engine.sampler import Needs, Sampled, SamplerRows, sample
-from steering.engine.twins import Combined, RuleSlots, Twins, rows_of
 from steering.model.embedded import Embedded
 from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
+from steering.runner.twins import Combined, RuleSlots, Twins, rows_of
 
 COLUMN_BUCKET = 64
 """Decode reads a multiple of this many columns, so that shapes repeat."""

@@ -15,7 +15,6 @@ from transformers.utils import logging
 
 from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
-from steering.engine.runner import Runner
 from steering.errors import RequestError, UnsupportedModel
 from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
@@ -24,6 +23,7 @@ from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 from steering.protocol.text import TextStream
 from steering.recorders.attention import DECODED, NAME, image_sums
+from steering.runner.runner import Runner
 
 STEPS = 4
 TOLERANCE = 1e-3
