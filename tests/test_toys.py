@@ -27,6 +27,7 @@ from tests.server.fakes import checkpoint
 from tests.server.journal.journals import settled
 from tests.server.web.browser import Visit
 from tests.steering.plain import Answer, Plain
+from tests.test_house import FLOORS
 from tests.toys.norm import Norm
 from tests.toys.nudge import Nudge, NudgeSlots
 
@@ -156,6 +157,24 @@ def test_neighbours_of_it_keep_every_bit(engine: steering.Engine, picture: Image
         return reported(result.choices[0])
 
     assert beside(Nudge(token=9, by=50.0)) == beside()
+
+
+@pytest.mark.parametrize("contrast", [steering.Icd(beta=0.0), steering.Generate(), steering.Generate(refresh=2)])
+def test_beside_a_contrast_it_moves_the_contrasted_logit_once(
+    engine: steering.Engine, picture: Image.Image, contrast: steering.Options
+) -> None:
+    sampling = steering.Sampling(max_tokens=6, logprobs=20, ignore_eos=True)
+    said = engine.generate([steering.Request(chat(picture), sampling, (contrast,))])[0].choices[0]
+    nudge = Nudge(token=said.token_ids[0], by=4.0)
+    again = steering.Request(chat(picture), sampling, (contrast, nudge), forced=said.token_ids)
+    for without, with_it in zip(reported(said), reported(engine.generate([again])[0].choices[0]), strict=True):
+        moved = {token: with_it[token] - without[token] for token in with_it.keys() & without.keys()}
+        own = moved.pop(nudge.token, None)
+        assert len(moved) > 10
+        lost = next(iter(moved.values()))  # what the others' probabilities lose to it
+        assert moved == {token: pytest.approx(lost, **CLOSE) for token in moved}
+        assert own is None or own - lost == pytest.approx(nudge.by, **CLOSE)
+    assert nudge.token in reported(said)[0]
 
 
 @pytest.mark.parametrize(
@@ -335,3 +354,9 @@ def test_every_link_and_path_of_the_pages_is_there() -> None:
         for path in re.findall(rf"`((?:{'|'.join(rooms)})/[\w/.]*)`", text):
             found = any((place / path).exists() for place in (root, root / "steering"))
             assert found or "NAME" in path, f"{page.name}: {path}"
+
+
+def test_the_floors_of_the_readme_are_those_of_the_house() -> None:
+    readme = (PAGE.parents[1] / "README.md").read_text()
+    (table,) = re.findall(r"The floors of `steering/`:\n\n(.*?)\n\n", readme, re.DOTALL)
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*FLOORS]

@@ -41,9 +41,8 @@ class NudgeSlots(Slots):
 
     def place(self, sequence: Sequence) -> None:
         nudge = sequence.spec.asked.get(self.name)
-        asked = isinstance(nudge, Nudge)
-        self.token[sequence.slot] = nudge.token if asked else 0
-        self.by[sequence.slot] = nudge.by if asked else 0.0
+        token, by = (nudge.token, nudge.by) if isinstance(nudge, Nudge) else (0, 0.0)
+        self.token[sequence.slot], self.by[sequence.slot] = token, by
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         if not any(self.name in sequence.spec.asked for sequence in sequences):
