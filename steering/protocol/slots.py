@@ -135,7 +135,8 @@ class Slots:
         """Keep what a decode measured, now that it is known to count."""
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocabulary) of the next tokens of some slots, as the sampler is to see them."""
+        """Logits (rows, vocabulary) of the next tokens of some slots, as the sampler is to see them. What is given stays
+        as it is: a leader that waits is contrasted with it."""
         return logits
 
     def take(self, sequence: Sequence) -> Any:
