@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from demo import command as demo_command
 from probes import command as probes_command
 from server import settings as server_settings
+from server.allocator import bound_memory
 from server.commands import journal as journal_command
 from server.commands import vectors as vectors_command
 from server.openmp import set_wait_policy
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit status."""
     set_wait_policy()
+    bound_memory()
     parser = build_parser()
     arguments = parser.parse_args(argv)
     try:

@@ -17,6 +17,7 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from prometheus_client import disable_created_metrics
 
+from server.allocator import bound_memory
 from server.logs import set_up_logging
 from server.openmp import set_wait_policy
 from server.settings import Settings, SettingsError, warnings_for
@@ -70,6 +71,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
 def worker_app(settings: Settings) -> Flask:
     """The application inside a worker process; its model starts loading now."""
     set_wait_policy()  # before the next line imports torch
+    bound_memory()
     from transformers.utils import logging as transformers_logging
 
     from server.app import create_app

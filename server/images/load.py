@@ -1,7 +1,7 @@
 """Images of a request: from a data: URI (or, where switched on, a public URL) to an upright RGB picture.
 
 Every bound is checked before the memory is spent: the encoded bytes before they are decoded from base64, the size in
-the picture's header before its pixels are decoded.
+the picture's header before its pixels are decoded, and of how many parts its file is made while they are read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import io
 import re
 from collections.abc import Callable, Iterable
 
@@ -17,6 +16,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from server.errors import BadRequest
+from server.images.container import Reads, TooComplex, check
 from server.settings import Settings
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -85,12 +85,15 @@ class ImageLoader:
 
     def _decode(self, data: bytes, param: str) -> Image.Image:
         try:
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            check(data)
+            with Image.open(Reads(data), formats=FORMATS) as image:
                 self._count_pixels(image.width * image.height, param)
                 image.load()
                 return upright_rgb(image)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise self._too_many_pixels(param) from None
+        except TooComplex as error:
+            raise BadRequest(f"'{param}' {error}.", param, "image_too_complex") from None
         except BadRequest:
             raise
         except Exception:  # on damaged data Pillow's decoders raise anything, OSError to struct.error

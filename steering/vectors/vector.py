@@ -20,6 +20,9 @@ from steering.files import write_atomically
 from steering.vectors.info import MAX_TERMS, NAME, check_info, check_layers
 
 FORMAT = "helmsight.steering-vector/1"
+MAX_HEADER = 512 * 2**10
+"""Bytes of a file's header. That of a vector of 8 layers with how it was made has 20,000. For the 100,000s of empty tensors
+that a longer one could name safetensors takes seconds, in which no other thread gets on."""
 _TENSORS = ("direction", "weight", "mean_abs", "std")
 PREFERENCE = "modality-preference"
 """The kind of a vector that leads from one modality to the other."""
@@ -211,18 +214,27 @@ class SteeringVector:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SteeringVector:
-        """Parse an artifact; raises VectorError (code "bad_vector") when it is damaged, truncated or not one."""
+        """Parse an artifact; raises VectorError (code "bad_vector") when it is damaged, cut off, not one, or its header has
+        more than `MAX_HEADER` bytes."""
+        length = int.from_bytes(data[:8], "little")
+        if length > len(data) - 8:
+            raise _foreign("it is no safetensors file, or was cut off")
+        if length > MAX_HEADER:
+            raise _foreign(f"its header has {length} bytes, and may have at most {MAX_HEADER}")
         try:
             tensors = load(data)
-            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            metadata = header.get("__metadata__", {})
+            metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
             layers = json.loads(metadata["layers"], parse_constant=_refuse_constant)
             info = json.loads(metadata["info"], parse_constant=_refuse_constant)
             json.dumps(info, ensure_ascii=False, allow_nan=False).encode()  # what is listed later must be JSON in UTF-8
             fields = {name: tensors[name] for name in _TENSORS}
             name, kind, fingerprint, digest = (metadata[key] for key in ("name", "kind", "fingerprint", "sha256"))
-        except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise VectorError(f"Not a steering vector file: {repr(error)[:256]}.", code="bad_vector") from error
+        except SafetensorError as error:
+            raise _foreign("its tensors are not as safetensors has them, or it was cut off") from error
+        except KeyError as error:
+            raise _foreign(f"its '{error.args[0]}' is missing") from error
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise _foreign("what it says about itself cannot be read") from error
         if metadata.get("format") != FORMAT:
             raise VectorError(
                 f"Unknown steering vector format {str(metadata.get('format'))[:64]!r}.", code="bad_vector"
@@ -243,6 +255,10 @@ class SteeringVector:
     def load(cls, path: str | Path) -> SteeringVector:
         """Read and verify an artifact; raises VectorError when it is damaged."""
         return cls.from_bytes(Path(path).read_bytes())
+
+
+def _foreign(why: str) -> VectorError:
+    return VectorError(f"Not a steering vector file: {why}.", code="bad_vector")
 
 
 def _refuse_constant(name: str) -> NoReturn:

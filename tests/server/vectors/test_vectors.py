@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -324,6 +325,17 @@ def test_vectors_of_another_model_are_refused(
 def test_what_a_vector_says_about_itself_is_bounded(open_client: FlaskClient, make_vector: MakeVector) -> None:
     assert problem(upload(open_client, make_vector(info={"note": "x" * 300_000}))) == (400, "bad_vector", None)
     assert problem(upload(open_client, make_vector(kind="x" * 65))) == (400, "bad_vector", None)
+
+
+def test_a_header_of_many_empty_tensors_is_refused_at_once(open_client: FlaskClient, folder: Path) -> None:
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"{number:x}": entry for number in range(300_000)}).encode()
+    began = time.process_time()
+    response = upload(open_client, len(header).to_bytes(8, "little") + header)
+    assert time.process_time() - began < 1  # measured are 0.05, and 4.4 where it is parsed
+    assert problem(response) == (400, "bad_vector", None)
+    assert "its header has" in response.json["error"]["message"]
+    assert not folder.exists()
 
 
 def test_only_what_was_checked_is_stored(open_client: FlaskClient, make_vector: MakeVector, folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load, save
 
 from steering import RequestError, Steer, SteeringVector, VectorError, VectorStore
-from steering.vectors.vector import FORMAT
+from steering.vectors.vector import FORMAT, MAX_HEADER
 
 LAYERS, WIDTH = 4, 6
 
@@ -444,6 +444,42 @@ def test_foreign_files_are_refused() -> None:
     refusal(b"PK\x03\x04 not safetensors at all")
     refusal(save({"weight": torch.zeros(3)}))
     refusal(b"\x80\x04\x95cposix\nsystem\n.")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "no safetensors file, or was cut off"),
+        (b"PK\x03\x04 not safetensors at all", "no safetensors file, or was cut off"),
+        (make().to_bytes()[:-5], "its tensors are not as safetensors has them"),
+        (save({"weight": torch.zeros(3)}), "its 'layers' is missing"),
+        (save({"weight": torch.zeros(3)}, {"layers": "[1]", "info": "{}"}), "its 'direction' is missing"),
+        (save({"weight": torch.zeros(3)}, {"layers": "[1"}), "what it says about itself cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_words(data: bytes, why: str) -> None:
+    with pytest.raises(VectorError, match=f"^Not a steering vector file: [^()]*{why}[^()]*\\.$"):
+        SteeringVector.from_bytes(data)
+
+
+def hollow(count: int) -> bytes:
+    """A file of nothing but so many empty tensors."""
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"{number:x}": entry for number in range(count)}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+def test_a_long_header_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    monkeypatch.setattr("steering.vectors.vector.load", lambda data: parsed.append(len(data)))
+    with pytest.raises(VectorError, match=f"its header has [0-9]+ bytes, and may have at most {MAX_HEADER}") as refused:
+        SteeringVector.from_bytes(hollow(100_000))
+    assert (refused.value.code, parsed) == ("bad_vector", [])
+
+
+def test_a_vector_may_say_much_about_itself() -> None:
+    vector = make(info={"words": ["word"] * 32_000})  # 256,000 characters of JSON, in which quotes are escaped
+    assert SteeringVector.from_bytes(vector.to_bytes()).info == vector.info
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""Bounds on how a picture's file is put together: Pillow takes it apart in Python, and libjpeg goes over all pixels for each
+scan, so that a few bytes a piece, millions of them, would cost seconds, and in a progressive JPEG hours.
+
+Each piece that Pillow's Python looks at is read from the file, so that counting its reads bounds whatever it does there, in
+every format and without a parser of our own. What is not read piece by piece is counted before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+
+MAX_READS = 100_000
+"""Reads from one file: three or four for a chunk of a PNG, two for a block of a GIF, four for a segment of a JPEG, one for a
+byte between segments. A PNG of 16 MB has 8,000, with the 8 KiB that libpng puts into a chunk."""
+MAX_SEGMENTS = 10_000
+"""Segments of a JPEG, scans included, and what Pillow loops over within them."""
+MAX_SCANS = 100
+"""Scans of a JPEG; progressive ones have about ten."""
+
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
+_EOI, _SOS, _PHOTOSHOP = 0xD9, 0xDA, 0xED
+_BARE = frozenset((0x01, 0xC8, 0xD8, *range(0xF0, 0xFE)))
+"""Markers without a length, and those that libjpeg refuses and Pillow takes for such."""
+_RLE = (1, 2)
+"""Values of a BMP's "compression"."""
+
+
+class TooComplex(Exception):
+    """A picture's file is not what an encoder writes; the message ends a sentence about it."""
+
+
+class Reads(io.BytesIO):
+    """A file in memory that raises TooComplex when it is read from too often."""
+
+    def __init__(self, data: bytes):
+        super().__init__(data)
+        self._left = MAX_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise TooComplex("is put together from too many parts")
+        return super().read(size)
+
+
+def check(data: bytes) -> None:
+    """Raise TooComplex for a file that is costly in ways which its number of reads does not show."""
+    if data.startswith(b"\xff\xd8\xff"):
+        _check_jpeg(data)
+    # For each line that a run-length encoded BMP leaves out, Pillow adds its pixels one by one.
+    if data.startswith(b"BM") and len(data) >= 34 and struct.unpack_from("<I", data, 30)[0] in _RLE:
+        raise TooComplex("is a BMP with run lengths, which is not supported")
+
+
+def _check_jpeg(data: bytes) -> None:
+    at, segments, scans = 2, 0, 0
+    while found := _MARKER.search(data, at):
+        at, kind = found.end(), found[1][0]
+        if kind == _EOI and scans:
+            return
+        segments += 1
+        scans += kind == _SOS
+        if kind not in _BARE and kind != _EOI:
+            size = int.from_bytes(data[at : at + 2], "big")
+            segments += _pieces(kind, data, at, size)
+            at += size
+        if segments > MAX_SEGMENTS or scans > MAX_SCANS:
+            raise TooComplex(f"has more than {MAX_SCANS} scans or {MAX_SEGMENTS} segments")
+
+
+def _pieces(kind: int, data: bytes, at: int, size: int) -> int:
+    """What Pillow loops over in a segment, where that is more than an encoder puts there: tables and components."""
+    if kind == _PHOTOSHOP:
+        return data.count(b"8BIM", at, at + size)
+    return 0 if kind >= 0xE0 else size // 64

@@ -1,0 +1,100 @@
+"""What many threads decoded goes back to the system; what the user set of the allocator stays."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from server.allocator import ARENAS, MAPPED, parameters
+
+ROOT = Path(__file__).parents[2]
+ARENA_MAX, MMAP_THRESHOLD = -8, -3
+"""As malloc.h counts."""
+
+BEGINS = {
+    "command": """
+import contextlib
+import server.cli
+with contextlib.suppress(SystemExit):
+    server.cli.main(["serve", "--help"])
+""",
+    "worker": """
+import server.process.runtime, server.serving
+server.process.runtime.Runtime.start = lambda self: None
+server.serving.worker_app(Settings(journal="off"))
+""",
+}
+
+DECODING = """
+import base64, io, resource, threading
+from pathlib import Path
+from PIL import Image
+from server.images.load import ImageLoader
+from server.settings import Settings
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 2**20
+
+def decode():
+    kept.append(ImageLoader(Settings()).load(url, "image").resize((84, 84)))
+
+kept = []
+file = io.BytesIO()
+Image.new("RGB", (3500, 3500)).save(file, "PNG", compress_level=1)
+url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+before = resident()
+threads = [threading.Thread(target=decode) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(resident() - before)
+"""
+LIMIT = 300
+"""MB; measured are 20 or less, and 1,000 where nothing is set."""
+
+
+def grown(begin: str, **environ: str) -> int:
+    """MB that a process has more when 16 threads have each decoded a picture of 12 megapixels."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    code = f"from server.settings import Settings{BEGINS[begin]}{DECODING}"
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=clean | environ, capture_output=True, text=True, check=True
+    )
+    return int(said.stdout.splitlines()[-1])
+
+
+gnu = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not GNU's")
+
+
+@gnu
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", BEGINS)
+def test_what_pictures_took_in_many_threads_is_given_back(begin: str) -> None:
+    assert grown(begin) < LIMIT
+
+
+@gnu
+@pytest.mark.slow
+def test_a_user_who_wants_arenas_gets_them() -> None:
+    assert grown("command", MALLOC_ARENA_MAX="64", MALLOC_MMAP_THRESHOLD_=str(32 * 2**20)) > LIMIT
+
+
+@pytest.mark.parametrize(
+    ("environ", "left"),
+    [
+        ({}, {ARENA_MAX: ARENAS, MMAP_THRESHOLD: MAPPED}),
+        ({"MALLOC_TRIM_THRESHOLD_": "1"}, {ARENA_MAX: ARENAS, MMAP_THRESHOLD: MAPPED}),
+        ({"MALLOC_ARENA_MAX": "8"}, {MMAP_THRESHOLD: MAPPED}),
+        ({"MALLOC_MMAP_THRESHOLD_": "131072"}, {ARENA_MAX: ARENAS}),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=8:glibc.rtld.nns=2"}, {MMAP_THRESHOLD: MAPPED}),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1", "MALLOC_ARENA_TEST": "2"}, {}),
+    ],
+)
+def test_a_variable_of_the_user_wins(environ: dict[str, str], left: dict[int, int]) -> None:
+    assert parameters(environ) == left
