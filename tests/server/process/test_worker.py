@@ -139,6 +139,13 @@ def test_broken_requests_are_refused_in_openais_format(fake: FakeEngine, serve_w
         assert connection.recv(1000) == b"", "its connection is closed"
 
 
+def test_the_host_of_a_whole_url_is_checked(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
+    connection = connect(serve_worker(app_of(fake)))
+    for url, expected in ((b"http://localhost/health", 200), (b"http://rebound.example/health", 403)):
+        connection.sendall(HEALTH.replace(b"/health", url))
+        assert answer(connection)[0] == expected
+
+
 def test_no_client_says_where_the_routes_begin(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
     connection = connect(serve_worker(app_of(fake)))
     for name in (b"SCRIPT_NAME", b"PATH_INFO"):
