@@ -40,6 +40,12 @@ def content(*parts: Any) -> dict[str, Any]:
         ({"stop": ["a"] * 17}, "stop", "invalid_value"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
         ({"logit_bias": {"5": "a"}}, "logit_bias.5", "invalid_value"),
+        ({"logit_bias": {"1_0": 1}}, "logit_bias.1_0", "invalid_value"),
+        ({"logit_bias": {" 1": 1}}, "logit_bias. 1", "invalid_value"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias.-1", "invalid_value"),
+        ({"logit_bias": {"01": 1}}, "logit_bias.01", "invalid_value"),
+        ({"logit_bias": {"\u0661": 1}}, "logit_bias.\u0661", "invalid_value"),
+        ({"logit_bias": {"9999999999": 1}}, "logit_bias.9999999999", "invalid_value"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
         ({"functions": [{}]}, "functions", "unsupported_value"),
@@ -160,6 +166,10 @@ def test_countless_unknown_fields_take_no_time() -> None:
     began = time.monotonic()
     parse(**{f"unknown {i}": 1 for i in range(30_000)})
     assert time.monotonic() - began < 1
+
+
+def test_tokens_are_decimal_numbers() -> None:
+    assert parse(logit_bias={"0": 1, "2147483648": -2.5}).logit_bias == {0: 1.0, 2**31: -2.5}
 
 
 def test_nulls_mean_absent() -> None:
