@@ -111,7 +111,9 @@ class ChatRequest(BaseModel):
     top_logprobs: Integer | None = None
     response_format: Any = None
     tools: Any = None
+    tool_choice: Any = None
     functions: Any = None
+    function_call: Any = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     modalities: Any = None
     audio: Any = None
@@ -156,6 +158,14 @@ class ChatRequest(BaseModel):
     def _no_tools(cls, value: Any) -> Any:
         if value:
             raise PydanticCustomError("unsupported", "is not supported by this server")
+        return value
+
+    @field_validator("tool_choice", "function_call")
+    @classmethod
+    def _no_call(cls, value: Any) -> Any:
+        """A client that insists on a call would wait for one in vain."""
+        if value not in (None, "none", "auto"):
+            raise PydanticCustomError("unsupported", "must be 'none' or 'auto'; this server calls no tools")
         return value
 
     @field_validator("modalities")
