@@ -63,6 +63,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "errorlog": "-",
         "logger_class": "server.logs.Logger",
         "loglevel": settings.log_level,
+        "forwarder_headers": "",  # by default any local client could give SCRIPT_NAME, and with it the routes
         "control_socket_disable": True,
         **({"worker_tmp_dir": "/dev/shm"} if os.access("/dev/shm", os.W_OK) else {}),  # a heartbeat that no disk delays
     }

@@ -18,6 +18,7 @@ from PIL import Image, ImageOps
 from server.errors import BadRequest
 from server.images.container import Reads, TooComplex, check
 from server.settings import Settings
+from steering.protocol.wording import cut
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _DATA_URI = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE | re.ASCII)
@@ -60,7 +61,9 @@ class ImageLoader:
                     f"'{param}' must be 'data:image/...;base64,' followed by base64.", param, "invalid_image_url"
                 )
             if header["type"] and not header["type"].lower().startswith("image/"):
-                raise BadRequest(f"'{param}' must hold an image; its type is {header['type']}.", param, "invalid_image")
+                raise BadRequest(
+                    f"'{param}' must hold an image; its type is {cut(header['type'])}.", param, "invalid_image"
+                )
             if (len(url) - header.end()) * 3 // 4 > limit + 3:
                 raise _too_large(param, limit)
             try:

@@ -21,7 +21,12 @@ def answer(app: Any, connection: Connection, request: Request, keep: bool, cfg: 
     request alone. `keep` says whether the connection may stay open, and so does what is returned."""
     response = None
     try:
-        response, environ = wsgi.create(request, connection, connection.client, connection.server, cfg)
+        try:
+            response, environ = wsgi.create(request, connection, connection.client, connection.server, cfg)
+        except Exception as error:  # of what the request says: a path outside of a SCRIPT_NAME, for one
+            log.info("refused a request from %s: 400 %s", connection.client or "a local client", type(error).__name__)
+            connection.sendall(_UNFIT.response())
+            return False
         environ["wsgi.multithread"] = True
         environ["gunicorn.socket"] = connection.sock
         if not keep:
@@ -51,4 +56,7 @@ def _respond(app: Any, request: Request, response: wsgi.Response, environ: dict[
             pieces.close()
 
 
+_UNFIT = Refused(
+    400, "invalid_http", "The request cannot be answered: its target or its header does not fit this server."
+)
 _BROKEN = Refused(500, "internal_error", "The server had an unexpected error; it has been logged.")

@@ -11,6 +11,7 @@ import json
 import re
 from http import HTTPStatus
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from gunicorn.http import errors as http
 from gunicorn.http.body import ChunkedReader
@@ -137,6 +138,7 @@ class Intake:
         codings = [value.strip().lower() for name, value in request.headers if name == "TRANSFER-ENCODING"]
         if codings and codings != ["chunked"]:  # the parser lets compressed bodies pass, which nobody here undoes
             raise refused(http.UnsupportedTransferCoding(", ".join(codings)))
+        _find_host(request)
         expect = next((value for name, value in request.headers if name == "EXPECT"), "")
         self.expects = expect.lower() == "100-continue" and request.version >= (1, 1)
         reader = request.body.reader
@@ -214,6 +216,22 @@ def refused(error: Exception) -> Refused:
         case http.UnsupportedTransferCoding():
             return Refused(501, "unsupported_transfer_coding", "Bodies may be 'chunked'; no other coding is supported.")
     return Refused(400, "invalid_http", "The request is not valid HTTP.")
+
+
+def _find_host(request: Request) -> None:
+    """Let the authority of a whole URL stand for Host, so that whoever checks the one checks the other, and refuse a request
+    that names no host (RFC 9112, sections 3.2 and 3.2.2)."""
+    named = any(name == "HOST" for name, _ in request.headers)
+    if not named and request.version >= (1, 1):
+        raise Refused(400, "invalid_http", "The request has no Host, which HTTP/1.1 asks for.")
+    if request.method != "CONNECT" and not request.uri.startswith(("/", "*")):
+        try:
+            authority = urlsplit(request.uri).netloc
+        except ValueError:
+            authority = ""
+        if not authority:
+            raise Refused(400, "invalid_http", "The request's target is neither a path nor a whole URL.")
+        request.headers = [pair for pair in request.headers if pair[0] != "HOST"] + [("HOST", authority)]
 
 
 def _bad_chunk() -> Refused:

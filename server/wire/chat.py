@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -31,6 +32,8 @@ MAX_BIASES = 1024
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
+
+_TOKEN = re.compile("0|[1-9][0-9]{0,9}")
 
 LIKE = 0.7
 """The ratio of difflib from which a name is taken for a misspelt one."""
@@ -62,6 +65,16 @@ def _metadata(value: Any) -> Any:
     return value
 
 
+def _token(key: str) -> str:
+    """Python also takes "1_0", " 1" and other scripts' digits for numbers."""
+    if not _TOKEN.fullmatch(key):
+        raise PydanticCustomError("token", "must be the number of a token in decimal digits")
+    return key
+
+
+Token = Annotated[int, Field(le=2**31), BeforeValidator(_token)]
+
+
 class StreamOptions(BaseModel):
     include_usage: Flag | None = None
 
@@ -91,16 +104,16 @@ class ChatRequest(BaseModel):
     repetition_penalty: Number | None = None
     frequency_penalty: Number | None = None
     presence_penalty: Number | None = None
-    logit_bias: Annotated[dict[Annotated[int, Field(ge=0, le=2**31)], Number], Field(max_length=MAX_BIASES)] | None = (
-        None
-    )
+    logit_bias: Annotated[dict[Token, Number], Field(max_length=MAX_BIASES)] | None = None
     seed: Integer | None = None
     stop: Annotated[list[Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=MAX_STOPS)] | None = None
     logprobs: Flag | None = None
     top_logprobs: Integer | None = None
     response_format: Any = None
     tools: Any = None
+    tool_choice: Any = None
     functions: Any = None
+    function_call: Any = None
     metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
     modalities: Any = None
     audio: Any = None
@@ -145,6 +158,14 @@ class ChatRequest(BaseModel):
     def _no_tools(cls, value: Any) -> Any:
         if value:
             raise PydanticCustomError("unsupported", "is not supported by this server")
+        return value
+
+    @field_validator("tool_choice", "function_call")
+    @classmethod
+    def _no_call(cls, value: Any) -> Any:
+        """A client that insists on a call would wait for one in vain."""
+        if value not in (None, "none", "auto"):
+            raise PydanticCustomError("unsupported", "must be 'none' or 'auto'; this server calls no tools")
         return value
 
     @field_validator("modalities")

@@ -22,6 +22,7 @@ from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.asked import Messages
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.wording import shown
 
 
 class Pai(Contrast):
@@ -38,7 +39,8 @@ class Pai(Contrast):
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
         if self.first_layer >= mllm.num_layers:
             raise RequestError(
-                f"'contrast.first_layer' must be below {mllm.num_layers}, the model's layers; got {self.first_layer}.",
+                f"'contrast.first_layer' must be below {mllm.num_layers}, the model's layers; "
+                f"got {shown(self.first_layer)}.",
                 param="contrast.first_layer",
             )
 

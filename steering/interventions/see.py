@@ -31,6 +31,7 @@ from steering.protocol.asked import Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.wording import shown
 from steering.recorders import attention
 
 NAME = "sage.see"
@@ -64,7 +65,7 @@ class See(Options):
         """How many of a model's layers are shallow; raises RequestError when it has fewer than asked for."""
         if self.shallow is not None and self.shallow > layers:
             raise RequestError(
-                f"'sage.see.shallow' must be from 0 to {layers}, the model's layers; got {self.shallow}.",
+                f"'sage.see.shallow' must be from 0 to {layers}, the model's layers; got {shown(self.shallow)}.",
                 param="sage.see.shallow",
             )
         return max(1, layers // 4) if self.shallow is None else self.shallow

@@ -23,6 +23,7 @@ from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.asked import Asked, Part
 from steering.protocol.sequence import Sequence as Row
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.wording import shown
 from steering.vectors.vector import PREFERENCE, SteeringVector
 
 NAME = "steering"
@@ -62,12 +63,13 @@ class Steer(Part):
         count = len(self.vector.direction)
         if self.layers is not None and (not self.layers or any(not 0 <= layer < count for layer in self.layers)):
             raise RequestError(
-                f"'steering.layers' must be layer numbers from 0 to {count - 1}; got {list(self.layers)}.",
+                f"'steering.layers' must be layer numbers from 0 to {count - 1}; got {shown(list(self.layers))}.",
                 param="steering.layers",
             )
         if self.layers is not None and len(set(self.layers)) != len(self.layers):
             raise RequestError(
-                f"'steering.layers' must not name a layer twice; got {list(self.layers)}.", param="steering.layers"
+                f"'steering.layers' must not name a layer twice; got {shown(list(self.layers))}.",
+                param="steering.layers",
             )
 
     @classmethod
@@ -77,7 +79,7 @@ class Steer(Part):
         a modality preference; one that was negated is turned back (see `SteeringVector.positive`)."""
         if toward not in TOWARD:
             raise RequestError(
-                f"'steering.toward' must be one of {', '.join(TOWARD)}; got {toward!r}.", param="steering.toward"
+                f"'steering.toward' must be one of {', '.join(TOWARD)}; got {shown(toward)}.", param="steering.toward"
             )
         if not (math.isfinite(strength) and strength >= 0):
             raise RequestError(

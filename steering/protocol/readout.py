@@ -17,6 +17,7 @@ from steering.prompt.layout import ImageSpan, Layout
 from steering.prompt.spans import PARTITIONS
 from steering.prompt.tiles import Tiling
 from steering.protocol.signals import Signal
+from steering.protocol.wording import cut, shown
 
 RESIDUAL_ROWS = ("answer", "prompt", "generated")
 """Rows of the `residual` readout: those that generate the answer's tokens, which are the prompt's last one and those of all
@@ -81,7 +82,7 @@ class Diagnose:
     def __post_init__(self) -> None:
         if unknown := sorted(self.include - REGISTRY.keys()):
             raise RequestError(
-                f"'diagnostics.include' does not know {', '.join(unknown)}; allowed: {', '.join(REGISTRY)}.",
+                f"'diagnostics.include' does not know {cut(', '.join(unknown))}; allowed: {', '.join(REGISTRY)}.",
                 param="diagnostics.include",
             )
         for name, word, known in (
@@ -91,12 +92,13 @@ class Diagnose:
         ):
             if word not in known:
                 raise RequestError(
-                    f"'diagnostics.{name}' must be one of {', '.join(known)}; got {word!r}.",
+                    f"'diagnostics.{name}' must be one of {', '.join(known)}; got {shown(word)}.",
                     param=f"diagnostics.{name}",
                 )
         if self.target_image is not None and self.target_image < 1:
             raise RequestError(
-                f"'diagnostics.target_image' counts from 1; got {self.target_image}.", param="diagnostics.target_image"
+                f"'diagnostics.target_image' counts from 1; got {shown(self.target_image)}.",
+                param="diagnostics.target_image",
             )
 
     def chosen_layers(self, count: int) -> tuple[int, ...]:
@@ -104,14 +106,14 @@ class Diagnose:
         if self.last_layers is not None:
             if not 1 <= self.last_layers <= count:
                 raise RequestError(
-                    f"'diagnostics.layers.last' must be from 1 to {count}; got {self.last_layers}.",
+                    f"'diagnostics.layers.last' must be from 1 to {count}; got {shown(self.last_layers)}.",
                     param="diagnostics.layers",
                 )
             return tuple(range(count - self.last_layers, count))
         chosen = tuple(range(count)) if self.layers is None else self.layers
         if not chosen or len(set(chosen)) < len(chosen) or any(not 0 <= layer < count for layer in chosen):
             raise RequestError(
-                f"'diagnostics.layers' must be different layer numbers from 0 to {count - 1}; got {list(chosen)}.",
+                f"'diagnostics.layers' must be different layer numbers from 0 to {count - 1}; got {shown(list(chosen))}.",
                 param="diagnostics.layers",
             )
         return chosen

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from steering.errors import RequestError
 
 MAX_SHOWN = 64
-"""Characters of a value that a message repeats; a longer one is left out."""
+"""Characters of what a client wrote that a message repeats at a time."""
 _RANGES = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"}
 
 
@@ -22,8 +22,18 @@ def path_of(location: Sequence[int | str]) -> str:
         if isinstance(item, int):
             path += f"[{item}]"
         elif not item.startswith(("<", "[")):
-            path += f".{item}" if path else item
+            path += f".{cut(item)}" if path else cut(item)
     return path
+
+
+def cut(text: str) -> str:
+    """What a client wrote, as long as a message may repeat it."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def shown(value: Any) -> str:
+    """A value that a client gave, as long as a message may repeat it."""
+    return cut(repr(value))
 
 
 def limits(field: FieldInfo) -> str | None:
@@ -51,8 +61,8 @@ def reason(problem: Any, field: FieldInfo | None = None) -> str:
 
 def sentence(param: str, said: str, value: Any, show: bool = True) -> str:
     """The message about a field, with its value where that is short."""
-    shown = repr(value) if show and isinstance(value, (bool, int, float, str)) else ""
-    got = f"; got {shown}" if 0 < len(shown) <= MAX_SHOWN else ""
+    text = repr(value) if show and isinstance(value, (bool, int, float, str)) else ""
+    got = f"; got {text}" if 0 < len(text) <= MAX_SHOWN else ""
     return f"'{param}' {said}{got}." if said.startswith(("must", "is ", "cannot ")) else f"'{param}': {said}{got}."
 
 

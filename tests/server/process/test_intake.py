@@ -77,6 +77,34 @@ def test_heads_that_are_refused(head: bytes, status: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\n\r\n", b"GET http://h/ HTTP/1.1\r\n\r\n", b"GET http:///a HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"GET a://?b HTTP/1.0\r\n\r\n", b"GET a?b://c HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"GET http://[h/ HTTP/1.1\r\nHost: h\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_a_request_without_a_host_is_refused(head: bytes) -> None:
+    assert refused(head) == (400, "invalid_http")
+
+
+@pytest.mark.parametrize(
+    ("head", "host"),
+    [
+        (b"GET /http://other/ HTTP/1.1\r\nHost: h:1\r\n\r\n", ["h:1"]),
+        (b"GET http://other:8/a HTTP/1.1\r\nHost: localhost\r\n\r\n", ["other:8"]),
+        (b"GET HTTP://user@other HTTP/1.0\r\n\r\n", ["user@other"]),
+        (b"OPTIONS * HTTP/1.1\r\nHost: h\r\n\r\n", ["h"]),
+        (b"GET / HTTP/1.0\r\n\r\n", []),
+    ],
+)
+def test_the_host_of_a_whole_url_counts(head: bytes, host: list[str]) -> None:
+    reader = intake()
+    assert reader.feed(head) == "whole"
+    assert [value for name, value in reader.take().headers if name == "HOST"] == host
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"nonsense\r\n", b"-1\r\n", b"0x5\r\nhello\r\n", b"5\nhello\r\n", b"2\r\nhello\r\n", b"\r\n", b"5" * 20 + b"\r\n",

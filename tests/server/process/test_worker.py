@@ -139,6 +139,38 @@ def test_broken_requests_are_refused_in_openais_format(fake: FakeEngine, serve_w
         assert connection.recv(1000) == b"", "its connection is closed"
 
 
+def test_the_host_of_a_whole_url_is_checked(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
+    connection = connect(serve_worker(app_of(fake)))
+    for url, expected in ((b"http://localhost/health", 200), (b"http://rebound.example/health", 403)):
+        connection.sendall(HEALTH.replace(b"/health", url))
+        assert answer(connection)[0] == expected
+
+
+def test_no_client_says_where_the_routes_begin(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
+    connection = connect(serve_worker(app_of(fake)))
+    for name in (b"SCRIPT_NAME", b"PATH_INFO"):
+        connection.sendall(HEALTH.replace(b"\r\n\r\n", b"\r\n" + name + b": /x\r\n\r\n"))
+        assert answer(connection) == (200, b'{"status":"ok"}')
+
+
+def test_what_does_not_fit_a_server_below_a_path_is_refused(
+    fake: FakeEngine,
+    serve_worker: Serve,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("SCRIPT_NAME", "/below")
+    port = serve_worker(app_of(fake))
+    connection = connect(port)
+    connection.sendall(HEALTH.replace(b"/health", b"/below/health"))
+    assert answer(connection)[0] == 200
+    connection.sendall(HEALTH)
+    status, body = answer(connection)
+    assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http")
+    assert not any(record.exc_info for record in caplog.records)
+
+
 def test_answers_that_nobody_takes_hold_no_thread(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
     fake.script = ("x" * 100_000,) * 100
     port = serve_worker(app_of(fake))

@@ -240,8 +240,8 @@ def test_rows_page_and_open(known: Callable[..., tuple[Any, Journal]]) -> None:
     raw.wait_for()  # it is written when the disclosure has opened, which is after the click
     assert json.loads(raw.text_content()) == ROWS[1]
     page.keyboard.press("Escape")
+    page.wait_for_url(lambda url: "#" not in url)  # which it hears of after it is closed
     assert dialog.is_hidden()
-    assert "#" not in page.url
 
     page.locator(".row-open").first.focus()  # and by keyboard
     page.keyboard.press("Enter")

@@ -40,9 +40,23 @@ def content(*parts: Any) -> dict[str, Any]:
         ({"stop": ["a"] * 17}, "stop", "invalid_value"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
         ({"logit_bias": {"5": "a"}}, "logit_bias.5", "invalid_value"),
+        ({"logit_bias": {"1_0": 1}}, "logit_bias.1_0", "invalid_value"),
+        ({"logit_bias": {" 1": 1}}, "logit_bias. 1", "invalid_value"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias.-1", "invalid_value"),
+        ({"logit_bias": {"01": 1}}, "logit_bias.01", "invalid_value"),
+        ({"logit_bias": {"\u0661": 1}}, "logit_bias.\u0661", "invalid_value"),
+        ({"logit_bias": {"9999999999": 1}}, "logit_bias.9999999999", "invalid_value"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
         ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
         ({"functions": [{}]}, "functions", "unsupported_value"),
+        ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": []},
+            "tool_choice",
+            "unsupported_value",
+        ),
+        ({"tool_choice": False}, "tool_choice", "unsupported_value"),
+        ({"function_call": {"name": "f"}}, "function_call", "unsupported_value"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_value"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
         ({"messages": []}, "messages", "invalid_value"),
@@ -160,6 +174,16 @@ def test_countless_unknown_fields_take_no_time() -> None:
     began = time.monotonic()
     parse(**{f"unknown {i}": 1 for i in range(30_000)})
     assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("field", ["tool_choice", "function_call"])
+@pytest.mark.parametrize("value", ["none", "auto", None])
+def test_who_leaves_it_to_the_model_to_call_a_tool_gets_an_answer(field: str, value: str | None) -> None:
+    assert parse(**{field: value}).messages[0].content == "hi"
+
+
+def test_tokens_are_decimal_numbers() -> None:
+    assert parse(logit_bias={"0": 1, "2147483648": -2.5}).logit_bias == {0: 1.0, 2**31: -2.5}
 
 
 def test_nulls_mean_absent() -> None:

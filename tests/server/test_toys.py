@@ -22,7 +22,7 @@ from server.app import create_app
 from server.settings import Settings
 from steering.protocol import intervention, readout
 from steering.protocol.text import token_bytes
-from tests.server.conftest import ask, chromium, data_uri, live, visit  # noqa: F401 -- some are fixtures
+from tests.server.conftest import ask, data_uri
 from tests.server.fakes import checkpoint
 from tests.server.journal.journals import settled
 from tests.server.web.browser import Visit
@@ -31,7 +31,7 @@ from tests.test_house import FLOORS
 from tests.toys.norm import Norm
 from tests.toys.nudge import Nudge, NudgeSlots
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 QUESTION = "What colour is the star?"
 STEPS = 4
 CLOSE = {"rel": 0.0, "abs": 2e-4}
@@ -294,8 +294,8 @@ def test_the_catalogue_describes_both(client: FlaskClient) -> None:
 
 def test_the_page_asks_for_both_and_shows_them(
     app: Flask,
-    live: Callable[[Flask], str],  # noqa: F811
-    visit: Callable[..., Visit],  # noqa: F811
+    live: Callable[[Flask], str],
+    visit: Callable[..., Visit],
 ) -> None:
     opened = visit()
     page = opened.page
