@@ -323,7 +323,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_page_shows_the_code_that_is_tested() -> None:
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     toys = [(here / "toys" / name).read_text().strip() for name in ("nudge.py", "norm.py")]
     others = [Path(__file__).read_text(), (here / "probes" / "harness" / "toy.py").read_text()]
     shown = blocks("python")
