@@ -9,8 +9,9 @@ TORCH ?= torch==2.13.0
 serve: $(VENV)/.installed
 	$(BIN)/helmsight serve
 
+# Two processes with a thread each, a file in one of them: the models are small, and tests of one file share theirs.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

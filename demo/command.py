@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from demo.world import SIDE
+from demo.world.scenes import SIDE
 
 
 def register(subparsers: argparse._SubParsersAction) -> None:
@@ -53,20 +53,20 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    from demo.options import Options
-    from demo.train import train
+    from demo.training.options import TrainingOptions
+    from demo.training.train import train
 
     names = ("folder", "steps", "decay", "vision_steps", "seed", "ranks", "device")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if given.get("device", "cpu") != "cpu":
         given.setdefault("ranks", 1)
-    print(f"checkpoint: {train(Options(**given))}")
+    print(f"checkpoint: {train(TrainingOptions(**given))}")
     return 0
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
-    from demo.card import set_results
-    from demo.evaluate import evaluate_checkpoint, targets
+    from demo.evaluation.evaluate import evaluate_checkpoint, targets
+    from demo.training.card import set_results
 
     rows, page = evaluate_checkpoint(
         arguments.checkpoint, arguments.report, arguments.count, arguments.seed, arguments.threads
@@ -79,10 +79,10 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
 
 def run_scene(arguments: argparse.Namespace) -> int:
-    from demo.conflicts import place, random_conflict
-    from demo.questions import ask, describe, option_text
-    from demo.wordings import TOWARD_TEXT, TOWARD_VISION
-    from demo.world import facts, random_scene, render
+    from demo.world.conflicts import place, random_conflict
+    from demo.world.questions import ask, describe, option_text
+    from demo.world.scenes import facts, random_scene, render
+    from demo.world.wordings import TOWARD_TEXT, TOWARD_VISION
 
     rng = random.Random(f"scene {arguments.seed}")
     scene = random_scene(rng, held_out=True)
@@ -105,7 +105,7 @@ def run_scene(arguments: argparse.Namespace) -> int:
 
 
 def run_samples(arguments: argparse.Namespace) -> int:
-    from demo.samples import write_samples
+    from demo.world.samples import write_samples
 
     files = write_samples(arguments.folder)
     print(f"{len(files)} files in {arguments.folder}")
@@ -113,7 +113,7 @@ def run_samples(arguments: argparse.Namespace) -> int:
 
 
 def run_conflicts(arguments: argparse.Namespace) -> int:
-    from demo.conflicts import conflict_samples, write_conflicts
+    from demo.world.conflicts import conflict_samples, write_conflicts
 
     files = write_conflicts(conflict_samples(arguments.count, arguments.seed), arguments.folder)
     print(f"{arguments.count} conflicts in {files[-1]}, their pictures in {arguments.folder / 'images'}")

@@ -13,11 +13,12 @@ from server.api import auth, catalog, chat, hosts, operations
 from server.api.context import AppContext, context
 from server.api.metrics import Metrics
 from server.journal import routes as journal_routes
+from server.journal.words import with_numbers
 from server.journal.writer import Journal
 from server.process.local import Servable, adapted
 from server.process.runtime import Runtime, Serving
 from server.process.watcher import Watcher
-from server.settings import Settings
+from server.settings import Settings, SettingsError
 from server.web import page
 
 
@@ -56,7 +57,13 @@ def create_app(
 
 
 def open_journal(settings: Settings) -> Journal:
-    """The journal of the settings, at work; what is waiting is written when the process ends."""
+    """The journal of the settings, at work; what is waiting is written when the process ends. Raises SettingsError where it
+    is to hold numbers that no readout has."""
+    known = with_numbers()
+    if unknown := [name for name in settings.journal_readouts if name not in known]:
+        raise SettingsError(
+            f"setting 'journal_readouts': must be readouts that have numbers: {', '.join(known)}; got {unknown[0][:64]!r}"
+        )
     journal = Journal(
         settings.journal.get_secret_value(),
         max_rows=settings.journal_max_rows,

@@ -15,9 +15,9 @@ from demo import command as demo_command
 from probes import command as probes_command
 from server import settings as server_settings
 from server.allocator import bound_memory
-from server.journal import command as journal_command
+from server.commands import journal as journal_command
+from server.commands import vectors as vectors_command
 from server.openmp import set_wait_policy
-from server.vectors import command as vectors_command
 
 if TYPE_CHECKING:
     from probes.conflicts.samples import ConflictSample
@@ -86,7 +86,7 @@ def _vector_folders() -> list[Path]:
 
 def _demo_samples(count: int, seed: int) -> list[ConflictSample]:
     """Conflicts of the demo world, which the room of probes does not know."""
-    from demo.conflicts import conflict_samples
+    from demo.world.conflicts import conflict_samples
 
     return conflict_samples(count, seed)
 
@@ -95,8 +95,8 @@ def _demo_faithfulness(
     questions: int, pairs: int, seed: int, noise: float
 ) -> tuple[list[Existence], list[Difference], tuple[str, ...]]:
     """Existence questions, pairs with differences, and the names of what can be in a picture."""
-    from demo.faithfulness import difference_samples, existence_samples
-    from demo.world import SHAPES
+    from demo.world.faithfulness import difference_samples, existence_samples
+    from demo.world.scenes import SHAPES
 
     return existence_samples(questions, seed, noise=noise), difference_samples(pairs, seed, noise=noise), SHAPES
 

@@ -41,7 +41,7 @@ class Capabilities:
 
 
 @runtime_checkable
-class Completion(Protocol):
+class ServedCompletion(Protocol):
     """The answers of one request, while they are generated."""
 
     prompt_tokens: int
@@ -60,20 +60,20 @@ class Completion(Protocol):
 
 
 @runtime_checkable
-class Turn(Protocol):
+class ServedTurn(Protocol):
     """A place in the engine's queue for one client, who may need several requests because one depends on another."""
 
-    def submit(self, request: Request) -> Completion:
+    def submit(self, request: Request) -> ServedCompletion:
         """Queue a request. Raises RequestError when it is wrong, Busy when the queue is full, Fault when the engine is
         closed."""
 
-    def decide(self, request: Request, auto: Auto, begun: Callable[[Completion], object]) -> Request:
+    def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
         """The request, steered the way that is found for it. `begun` is given everything that runs for that, so that it can
         be cancelled; raises Fault then. Needed where `interventions` has "steering"."""
 
 
 @runtime_checkable
-class Engine(Protocol):
+class ServedEngine(Protocol):
     """Generates answers for any number of threads."""
 
     @property
@@ -90,7 +90,7 @@ class Engine(Protocol):
     def stop(self, drain: float = 0.0) -> None:
         """Refuse new requests, let running ones finish for `drain` seconds, cancel the rest; returns when done."""
 
-    def turn(self) -> AbstractContextManager[Turn]:
+    def turn(self) -> AbstractContextManager[ServedTurn]:
         """A place in the queue until the end of the block. What is submitted in it is answered while the engine drains."""
 
     def stats(self) -> Mapping[str, float]:

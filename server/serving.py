@@ -20,7 +20,7 @@ from prometheus_client import disable_created_metrics
 from server.allocator import bound_memory
 from server.logs import set_up_logging
 from server.openmp import set_wait_policy
-from server.settings import Settings, warnings_for
+from server.settings import Settings, SettingsError, warnings_for
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -83,13 +83,18 @@ def worker_app(settings: Settings) -> Flask:
     disable_created_metrics()  # one more series for each counter, which nobody asks for
 
     def give_up() -> None:
-        # A model that cannot be loaded will not be loadable a second later: end the whole server, with an exit status.
+        # What cannot be loaded or is not known now will not be a second later: end the whole server, with an exit status.
         logging.shutdown()
         sys.stderr.flush()
         os._exit(Arbiter.APP_LOAD_ERROR)
 
     runtime = Runtime(settings, on_failure=give_up)
-    app = create_app(settings, runtime=runtime)
+    try:
+        app = create_app(settings, runtime=runtime)
+    except SettingsError as error:  # of what only those know who have imported torch
+        log.critical(str(error))
+        give_up()
+        raise
     runtime.start()
     return app
 

@@ -21,9 +21,6 @@ PREFIX = "HELMSIGHT_"
 MEBI = 2**20
 DEFAULT_JOURNAL = "~/.helmsight/journal.db"
 
-JournalReadout = Literal["focus", "modality", "decay", "residual", "flags"]
-"""Readouts that a journal's row has numbers of."""
-
 
 class SettingsError(Exception):
     """A setting is unknown or has a value that is not allowed; the message names it and where it came from."""
@@ -124,10 +121,10 @@ class Settings(BaseModel):
     journal_text_limit: int = Field(
         default=4000, ge=1, le=20_000, description="characters kept of a prompt and of an answer"
     )
-    journal_readouts: tuple[JournalReadout, ...] = Field(
+    journal_readouts: tuple[str, ...] = Field(
         default=(),
-        description="readout computed for every request, for the journal alone: focus, modality, decay, "
-        "residual, flags (repeatable)",
+        description="readout whose numbers are computed for every request, for the journal alone, such as focus, modality, "
+        "decay, residual or flags (repeatable)",
     )
 
     # The process

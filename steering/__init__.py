@@ -29,6 +29,7 @@ from steering.protocol.readout import Diagnose, Earlier
 from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
 from steering.readouts import registry as _readouts  # noqa: F401
 from steering.readouts.drift import drift
+from steering.recorders import registry as _recorders  # noqa: F401
 from steering.vectors.info import NAME
 from steering.vectors.vector import SteeringVector, VectorStore
 

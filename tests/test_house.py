@@ -10,7 +10,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("steering", "probes", "demo", "server")
-FLOORS = ("decoder", "model", "prompt", "protocol", "vectors", "readouts", "interventions", "engine", "auto")
+FLOORS = (
+    "decoder",
+    "model",
+    "prompt",
+    "protocol",
+    "vectors",
+    "recorders",
+    "readouts",
+    "interventions",
+    "runner",
+    "engine",
+    "auto",
+)
 """The rooms of steering/, each of which imports only those before it; what stands in none is below all of them."""
 MOST_LINES = 400
 MOST_FILES = 12
@@ -75,10 +87,14 @@ def test_a_room_of_steering_imports_only_rooms_below_it(floor: str) -> None:
 
 
 def test_the_engine_names_no_intervention_and_no_readout() -> None:
-    known = {"steering.readouts.envelope", "steering.readouts.attention"}  # what all of them share
+    known = {"steering.readouts.envelope", "steering.recorders.attention"}  # what all of them share
     for name, others in GRAPH.items():
-        if name.startswith("steering.engine."):
-            rooms = {other for other in others if other.startswith(("steering.interventions", "steering.readouts"))}
+        if name.startswith(("steering.engine.", "steering.runner.")):
+            rooms = {
+                other
+                for other in others
+                if other.startswith(("steering.interventions", "steering.readouts", "steering.recorders"))
+            }
             assert rooms <= known, f"{name} imports {sorted(rooms - known)}"
 
 

@@ -16,7 +16,7 @@ from probes.conflicts.samples import ConflictSample
 from probes.conflicts.samples import messages as messages_of
 from steering import Diagnose, Engine, surprises
 from steering.model.calibration import Calibration
-from steering.readouts.sinks import attraction
+from steering.readouts.maps import attraction
 
 
 def calibrate_think(engine: Engine, samples: Sequence[ConflictSample], quiet: bool = False) -> Calibration:

@@ -22,7 +22,7 @@ def register(subparsers: Any, defaults: Defaults) -> None:
     parser = subparsers.add_parser(
         "probe",
         help="build a modality-preference vector for a model",
-        description="Build a steering vector from conflicting samples, calibrate its dose on others, and save it with a "
+        description="Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a "
         "report. Run again after an interruption, it goes on where it was.",
     )
     parser.add_argument(
@@ -68,13 +68,18 @@ def register(subparsers: Any, defaults: Defaults) -> None:
     )
     parser.add_argument(
         "--calibrate", action=argparse.BooleanOptionalAction, default=True,
-        help="find the layer and dose that steer both ways with the least damage",
+        help="find the layer and strength that steer both ways with the least damage",
     )  # fmt: skip
     parser.add_argument(
         "--calibration-samples", type=positive, default=64, metavar="N", help="samples for that (default %(default)s)"
     )
     parser.add_argument(
-        "--doses", type=float, nargs="+", metavar="D", help="shares of the published weight that are tried"
+        "--strengths",
+        "--doses",
+        type=float,
+        nargs="+",
+        metavar="S",
+        help="strengths that are tried, in published units",
     )
     parser.add_argument(
         "--budget", nargs="+", default=[], metavar="NAME=MOST",

@@ -43,7 +43,7 @@ def _drawn(samples: int, seed: int) -> np.ndarray:
 @dataclass(frozen=True)
 class Estimate:
     """A metric, and by how much it is above that of the plain answers; each None where it does not exist. Of a metric that
-    is a share of the samples, `p` is McNemar's and `turned` the share of the samples that count in one of both only."""
+    is a share of the samples, `p` is McNemar's and `turned` the share of those samples that count in one of both only."""
 
     value: float | None
     interval: tuple[float, float] | None
@@ -68,15 +68,16 @@ def estimates(
     scores: Scores,
     plain: Tallies | None = None,
     *,
-    shares: Mapping[str, str] | None = None,
+    shares: Mapping[str, tuple[str, str]] | None = None,
     clusters: Sequence[Any] | None = None,
     seed: int = 0,
 ) -> dict[str, Estimate]:
     """Every metric of `scores` with its 95 % bootstrap interval, and its difference to the `plain` answers to the same
     samples with the interval of that: each resample holds the same samples of both.
 
-    shares: for metrics that are shares of samples the name of the sum that counts them (0 or 1 a sample), for McNemar's
-    test. clusters: what each sample belongs to; samples of one cluster (questions about one picture) are drawn together.
+    shares: for metrics that are shares of samples the names of the sums that count them and those that they are a share of
+    (0 or 1 a sample each), for McNemar's test. clusters: what each sample belongs to; samples of one cluster (questions
+    about one picture) are drawn together.
     """
     count = len(next(iter(found.values())))
     which = np.arange(count) if clusters is None else _numbered(clusters)
@@ -103,8 +104,10 @@ def estimates(
             _interval(resampled[name] - base_resampled[name]),
         )
         if shares and name in shares:
-            ours, theirs = found[shares[name]], plain[shares[name]]
-            out[name] = replace(out[name], p=mcnemar(ours, theirs), turned=float((ours != theirs).mean()))
+            counted, of = shares[name]
+            ours, theirs, samples = found[counted], plain[counted], float(found[of].sum())
+            turned = float((ours != theirs).sum()) / samples if samples else None
+            out[name] = replace(out[name], p=mcnemar(ours, theirs), turned=turned)
     return out
 
 

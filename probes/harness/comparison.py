@@ -24,7 +24,8 @@ class SampleSet(Generic[S]):
     """Samples of one kind, how each is asked, and how its answers are scored.
 
     chats: the questions about a sample, `each` of them, a chat each. tally: what the answers to them add to the sums of
-    which `scores` makes metrics; `shares` names, for metrics that are shares of the samples, the sum that counts them.
+    which `scores` makes metrics; `shares` names, for metrics that are shares of samples, the sum that counts them and the
+    one that counts all of those.
     setting: in which group besides "all" a sample is scored. cluster: samples of one cluster are drawn together (questions
     about one picture).
     """
@@ -34,7 +35,7 @@ class SampleSet(Generic[S]):
     chats: Callable[[S], Sequence[Chat]]
     tally: Callable[[S, Sequence[str]], Mapping[str, float]]
     scores: Scores
-    shares: Mapping[str, str]
+    shares: Mapping[str, tuple[str, str]]
     setting: Callable[[S], str]
     cluster: Callable[[S], Hashable] = id
     each: int = 1

@@ -54,7 +54,7 @@ def by_samples(
     seed: int = 0,
     quiet: bool = False,
 ) -> dict[int, Steered]:
-    """Table 8: vectors from so many probe samples, at the layers and the dose of the vector that is evaluated."""
+    """Table 8: vectors from so many probe samples, at the layers and the strength of the vector that is evaluated."""
     recipe = Recipe.of(steering.vector)
     vectors = grow(engine, probe, [size for size in sizes if size <= len(probe)], recipe=recipe, seed=seed, quiet=quiet)
     return dict(

@@ -31,7 +31,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--strength", type=float, default=1.0,
-        help="1.0 is the calibrated dose (default %(default)s); --ablate strength tries strengths in published units",
+        help="1.0 is the calibrated one (default %(default)s); --ablate strength tries strengths in published units",
     )  # fmt: skip
     parser.add_argument("--random-directions", type=int, default=0, metavar="K", help="controls of the same dose")
     parser.add_argument(

@@ -34,7 +34,7 @@ _SETTINGS: dict[str, dict[Side, Setting]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """The vector that is evaluated, and how it is used; a strength of 1.0 is the vector's own, the calibrated dose."""
+    """The vector that is evaluated, and how it is used; a strength of 1.0 is the vector's own, the calibrated one."""
 
     vector: SteeringVector
     strength: float = 1.0

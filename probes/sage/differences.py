@@ -34,13 +34,13 @@ TYPES = ("color", "remove", "position")
 """The types of difference of the benchmark."""
 
 SHARES = {
-    "dqr_exact": "exact",
-    "ds_detect": "detected",
-    "false_alarms": "alarmed",
-    "contradictions": "contradictions",
-    "yes_same": "yes_same",
+    "dqr_exact": ("exact", "pairs"),
+    "ds_detect": ("detected", "differing"),
+    "false_alarms": ("alarmed", "alike"),
+    "contradictions": ("contradictions", "pairs"),
+    "yes_same": ("yes_same", "pairs"),
 }
-"""Metrics that are shares of pairs, with the sum that counts them: what McNemar's test takes."""
+"""Metrics that are shares of pairs, with the sum that counts them and that of the pairs: what McNemar's test takes."""
 
 Label = Literal["consistent", "contradictory", "ambiguous"]
 WEIGHTS: dict[Label, float] = {"consistent": 1.0, "contradictory": -1.0, "ambiguous": 0.5}
@@ -60,7 +60,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairScores:
     """One pair of pictures: the true differences, the claimed ones, and how many were claimed where the answer states a
     number (None: as many as it describes). `same` and `different`: its yes/no answers, None for neither. `labels`: of the
     claims of these two answers, see `compare`."""
@@ -113,7 +113,7 @@ def _label(one: Claim, other: Claim) -> Label | None:
     return "contradictory" if known and one.attribute != other.attribute else "consistent"
 
 
-def tally(pair: Pair) -> dict[str, float]:
+def tally(pair: PairScores) -> dict[str, float]:
     """What one pair adds to the sums of which `scores` is made."""
     claimed = len(pair.claimed) if pair.count is None else pair.count
     true = len(pair.true)
@@ -171,11 +171,12 @@ def scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
-def score(pairs: Iterable[Pair]) -> dict[str, float | None]:
+def score(pairs: Iterable[PairScores]) -> dict[str, float | None]:
     """The metrics of some pairs; None where nothing was there to be measured."""
     tallies = [tally(pair) for pair in pairs]
     sums = {
-        name: np.array(sum(one[name] for one in tallies)) for name in (tallies[0] if tallies else tally(Pair((), ())))
+        name: np.array(sum(one[name] for one in tallies))
+        for name in (tallies[0] if tallies else tally(PairScores((), ())))
     }
     return {name: None if np.isnan(value) else float(value) for name, value in scores(sums).items()}
 

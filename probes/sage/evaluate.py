@@ -17,7 +17,7 @@ from probes.harness.bootstrap import Tallies
 from probes.harness.comparison import SampleSet, compare
 from probes.sage import differences as metrics
 from probes.sage.claims import claims, yes
-from probes.sage.differences import SHARES, Pair, ratio
+from probes.sage.differences import SHARES, PairScores, ratio
 from probes.sage.samples import QUESTIONS, Difference, Existence
 from steering import Options
 
@@ -39,7 +39,8 @@ def evaluate(
         return metrics.tally(pair_of(sample, answers, categories))
 
     asked = SampleSet(
-        "existence", existence, Existence.chats, existence_tally, existence_scores, {"accuracy": "right", "yes": "yes"},
+        "existence", existence, Existence.chats, existence_tally, existence_scores,
+        {"accuracy": ("right", "questions"), "yes": ("yes", "questions")},
         setting=lambda sample: sample.setting, cluster=_picture,
     )  # fmt: skip
     pairs = SampleSet(
@@ -78,11 +79,11 @@ def existence_scores(sums: Tallies) -> dict[str, np.ndarray]:
     }
 
 
-def pair_of(sample: Difference, answers: Sequence[str], categories: Sequence[str]) -> Pair:
+def pair_of(sample: Difference, answers: Sequence[str], categories: Sequence[str]) -> PairScores:
     """A sample with its answers to `QUESTIONS` as the metrics take it."""
     what, same, different, *explained = answers
     specific = [claims(answer, categories) for answer in explained]
-    return Pair(
+    return PairScores(
         true=sample.true,
         claimed=claims(what, categories),
         same=yes(same),

@@ -80,7 +80,7 @@ def build(
 ) -> SteeringVector:
     """The vector of the engine's model from these samples; its layer is the best ranked one (of `layers`, if given).
 
-    Its weight is the published one, in the recipe's reading; `vector.calibrate` finds the dose that this model bears. A
+    Its weight is the published one, in the recipe's reading; `vector.calibrate` finds the strength that this model bears. A
     direction on which the queries do not agree is logged as such and marked in `info["reliable"]`. In `state` the
     measurement is kept while it runs. Raises ValueError without samples and for layers that the model does not have.
     """

@@ -1,8 +1,8 @@
-"""Find the layer and the dose at which a vector steers both ways and damages little (modality-preference paper, 5.2).
+"""Find the layer and the strength at which a vector steers both ways and damages little (modality-preference paper, 5.2).
 
 The published weight gives the vector the mean magnitude of the states, which is too much for some models. Here layers and
-doses (shares of that weight, so strengths in published units) are tried on samples that the vector was not built from, in
-two passes: what steers, then what that costs where nothing conflicts. The chosen dose is folded into the weight, so that
+strengths of the vector as built, which are in published units, are tried on samples that it was not built from, in two
+passes: what steers, then what that costs where nothing conflicts. The chosen strength is folded into the weight, so that
 strength 1.0 is a good default; `SteeringVector.published` keeps what that is in published units.
 """
 
@@ -22,8 +22,8 @@ from probes.conflicts.shares import Shares
 from probes.vector import neutral
 from steering import Engine, Steer, SteeringVector
 
-DOSES = (0.15, 0.25, 0.3, 0.4, 0.5, 0.6, 1.0)
-"""Shares of the published weight that are tried."""
+STRENGTHS = (0.15, 0.25, 0.3, 0.4, 0.5, 0.6, 1.0)
+"""What is tried, in published units."""
 
 TARGET = 0.95
 """Vision Ratio to reach toward vision, and 1 - it toward text; above what is asked of a vector, for the split's noise."""
@@ -47,7 +47,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Point:
-    """One layer and dose, measured both ways.
+    """One layer and strength, measured both ways; `strength` is of the vector that is calibrated.
 
     `image_accuracy` is that of the image alone, steered toward either side, the lower of the two; `context_accuracy` that
     of the context alone, steered toward text. `cross_fall` is how much the context alone loses toward vision, where the
@@ -56,7 +56,7 @@ class Point:
     """
 
     layer: int
-    dose: float
+    strength: float
     vision: Shares
     text: Shares
     image_accuracy: float | None = None
@@ -80,9 +80,10 @@ class Point:
         return max(self.vision.s_others, self.text.s_others) - plain.s_others
 
     def to_json(self) -> dict[str, Any]:
-        """The point as written into the artifact."""
+        """The point as written into the artifact, where `strength` is of the calibrated vector and this one is `dose`."""
         fields = asdict(self) | {"vision": self.vision.to_json(), "text": self.text.to_json()}
-        return {key: round(value, 4) if isinstance(value, float) else value for key, value in fields.items()}
+        named = {"dose" if key == "strength" else key: value for key, value in fields.items()}
+        return {key: round(value, 4) if isinstance(value, float) else value for key, value in named.items()}
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def calibrate(
     samples: Sequence[ConflictSample],
     *,
     layers: Sequence[int] | None = None,
-    doses: Sequence[float] = DOSES,
+    strengths: Sequence[float] = STRENGTHS,
     budget: Budget | None = None,
     finalists: int = 5,
     answerer: Answerer | None = None,
@@ -137,27 +138,27 @@ def calibrate(
     """The vector with its layer and weight chosen by measurement, and `info["calibration"]` telling the measurement.
 
     `layers` are those to try (default: the first three of the vector's ranking); `samples` must not be those it was
-    built from; `answerer` is where the engine's answers are taken from (one that remembers, say). Doses are shares of the
-    weight that the vector has, which as built is the published one. What falls short of the targets or the budget is
+    built from; `answerer` is where the engine's answers are taken from (one that remembers, say). `strengths` are of
+    the vector as it is given; as built they are in published units. What falls short of the targets or the budget is
     logged, and marked in the calibration.
     """
     if not samples:
         raise ValueError("A calibration needs at least one sample.")
-    if not doses or any(not 0 < dose < math.inf for dose in doses):
-        raise ValueError(f"Doses must be positive and finite, at least one; got {list(doses)}.")
+    if not strengths or any(not 0 < strength < math.inf for strength in strengths):
+        raise ValueError(f"Strengths must be positive and finite, at least one; got {list(strengths)}.")
     sweep = _Sweep(engine, vector, samples, answerer or InProcess(engine), quiet)
     tried = list(layers or vector.info.get("ranking", vector.layers)[:3])
     baseline = sweep.baseline(budget or Budget())
-    points = sweep.effects([(layer, dose) for layer in tried for dose in sorted(set(doses))])
+    points = sweep.effects([(layer, strength) for layer in tried for strength in sorted(set(strengths))])
     best = sorted(points, key=lambda point: _preference(point, baseline, tried))[:finalists]
     measured = sweep.damage(best, baseline)
     layer = choose(measured, baseline, tried).layer
     # The whole curve of that layer, which the range and the reader need.
-    known = {(point.layer, point.dose) for point in measured}
-    rest = [point for point in points if point.layer == layer and (layer, point.dose) not in known]
+    known = {(point.layer, point.strength) for point in measured}
+    rest = [point for point in points if point.layer == layer and (layer, point.strength) not in known]
     curve = sorted(
         (point for point in [*measured, *sweep.damage(rest, baseline)] if point.layer == layer),
-        key=lambda point: point.dose,
+        key=lambda point: point.strength,
     )
     chosen = choose(curve, baseline, tried)
     reached, exceeded = chosen.reaches, baseline.exceeded(chosen)
@@ -176,7 +177,7 @@ def calibrate(
     calibration = {
         "layer": layer,
         "published_weight": float(vector.weight[layer]) / (unit or 1.0),
-        "factor": chosen.dose * (unit or 1.0),
+        "factor": chosen.strength * (unit or 1.0),
         "default_strength": 1.0,
         "range": _range(chosen, curve, baseline),
         "samples": len(samples),
@@ -190,14 +191,16 @@ def calibrate(
             "repetition": baseline.repetition,
         },
         "chosen": chosen.to_json(),
-        "curve": [point.to_json() | {"strength": round(point.dose / chosen.dose, 3)} for point in curve],
+        "curve": [point.to_json() | {"strength": round(point.strength / chosen.strength, 3)} for point in curve],
         "others_tried": [point.to_json() for point in points if point.layer != layer],
     }
     return replace(
         vector,
-        weight=vector.weight * chosen.dose,
+        weight=vector.weight * chosen.strength,
         layers=(layer,),
-        info=vector.info | {"calibration": calibration} | ({} if unit is None else {"published": chosen.dose * unit}),
+        info=vector.info
+        | {"calibration": calibration}
+        | ({} if unit is None else {"published": chosen.strength * unit}),
     )
 
 
@@ -212,7 +215,7 @@ def choose(measured: Sequence[Point], baseline: Baseline, ranking: Sequence[int]
     if afforded or not candidates[0].reaches:
         strongest = max(point.effect for point in candidates)
         candidates = [point for point in candidates if point.effect >= strongest - _noise(baseline.plain.n)]
-    return min(candidates, key=lambda point: (round(baseline.cost(point)), ranking.index(point.layer), point.dose))
+    return min(candidates, key=lambda point: (round(baseline.cost(point)), ranking.index(point.layer), point.strength))
 
 
 def _noise(samples: int) -> float:
@@ -240,10 +243,10 @@ class _Sweep:
 
     def effects(self, grid: Sequence[tuple[int, float]]) -> list[Point]:
         """First pass: the shares on conflicts at every point of the grid."""
-        conditions = [Condition("plain", push) for layer, dose in grid for push in self._pushes(layer, dose)]
+        conditions = [Condition("plain", push) for layer, strength in grid for push in self._pushes(layer, strength)]
         shares = [Shares.of(answer.outcomes) for answer in self._ask(conditions, "Calibrating")]
         pairs = zip(shares[::2], shares[1::2], strict=True)
-        return [Point(layer, dose, *pair) for (layer, dose), pair in zip(grid, pairs, strict=True)]
+        return [Point(layer, strength, *pair) for (layer, strength), pair in zip(grid, pairs, strict=True)]
 
     def damage(self, points: Sequence[Point], baseline: Baseline) -> list[Point]:
         """Second pass: accuracies with one modality alone, and what becomes of neutral prompts."""
@@ -251,7 +254,7 @@ class _Sweep:
             return []
         conditions, pushes = [], []
         for point in points:
-            vision, text = self._pushes(point.layer, point.dose)
+            vision, text = self._pushes(point.layer, point.strength)
             pushes += [vision, text]
             conditions += [Condition("image_only", vision), Condition("context_only", text)]
             conditions += [Condition("image_only", text), Condition("context_only", vision)]
@@ -281,27 +284,30 @@ class _Sweep:
     def _neutral(self) -> list[Chat]:
         return neutral.chats(self.samples[:NEUTRAL_SAMPLES])
 
-    def _pushes(self, layer: int, dose: float) -> list[Push]:
-        return [Push(side, self.vector, dose, (layer,)) for side in SIDES]
+    def _pushes(self, layer: int, strength: float) -> list[Push]:
+        return [Push(side, self.vector, strength, (layer,)) for side in SIDES]
 
     def _ask(self, conditions: Sequence[Condition], title: str) -> list[Answers]:
         return ask(self.answerer, self.samples, conditions, title=title, quiet=self.quiet)
 
 
 def _preference(point: Point, baseline: Baseline, ranking: Sequence[int]) -> tuple[bool, bool, float, int, float]:
-    """Sort key of the first pass: points that steer without confusing, the small doses of well ranked layers first."""
+    """Sort key of the first pass: points that steer without confusing, the small strengths of well ranked layers first."""
     usable = point.others_rise(baseline.plain) <= baseline.budget.others + 1e-9
     if point.reaches and usable:
-        return False, False, point.dose, ranking.index(point.layer), 0.0
-    return True, not usable, -point.effect, ranking.index(point.layer), point.dose
+        return False, False, point.strength, ranking.index(point.layer), 0.0
+    return True, not usable, -point.effect, ranking.index(point.layer), point.strength
 
 
 def _range(chosen: Point, curve: Sequence[Point], baseline: Baseline) -> list[float]:
-    """The strengths around 1.0 (multiples of the chosen dose) up to which every measured dose is within the budget."""
-    within = {chosen.dose}
-    for side in ([p for p in curve if p.dose > chosen.dose], [p for p in reversed(curve) if p.dose < chosen.dose]):
+    """The strengths around 1.0 (multiples of the chosen one) up to which every measured one is within the budget."""
+    within = {chosen.strength}
+    for side in (
+        [p for p in curve if p.strength > chosen.strength],
+        [p for p in reversed(curve) if p.strength < chosen.strength],
+    ):
         for point in side:
             if not baseline.affords(point):
                 break
-            within.add(point.dose)
-    return [round(min(within) / chosen.dose, 3), round(max(within) / chosen.dose, 3)]
+            within.add(point.strength)
+    return [round(min(within) / chosen.strength, 3), round(max(within) / chosen.strength, 3)]

@@ -17,7 +17,7 @@ from probes.harness.options import Defaults, ModelOptions, check_writable
 from probes.vector import report
 from probes.vector.agreement import agreement
 from probes.vector.build import Recipe, build
-from probes.vector.calibrate import DOSES, Budget, calibrate
+from probes.vector.calibrate import STRENGTHS, Budget, calibrate
 from probes.vector.projection import project
 from probes.vector.verdict import doubts, followed
 from steering import NAME, Engine, SteeringVector
@@ -30,7 +30,7 @@ ASKED = 64
 class ProbeOptions:
     """What a probe is asked for.
 
-    samples, calibrated: how many samples the vector is built from, and how many others its dose is found on, 0 for none.
+    samples, calibrated: how many samples the vector is built from, and how many others its strength is found on, 0 for none.
     states: how many samples are plotted. out: the file that is written; `shadows` is the model's own vector of that name,
     which it is found before, where nobody said where to write. folder: of the report, and of what a run that was stopped
     goes on from. Raises ValueError for a name or a file that a vector cannot have.
@@ -43,7 +43,7 @@ class ProbeOptions:
     samples: int
     calibrated: int
     layers: tuple[int, ...] | None
-    doses: tuple[float, ...]
+    strengths: tuple[float, ...]
     budget: Budget
     states: int
     out: Path
@@ -71,7 +71,7 @@ class ProbeOptions:
             samples=arguments.samples,
             calibrated=arguments.calibration_samples if arguments.calibrate else 0,
             layers=None if arguments.layers is None else tuple(arguments.layers),
-            doses=tuple(arguments.doses or DOSES),
+            strengths=tuple(arguments.strengths or STRENGTHS),
             budget=_budget(arguments.budget),
             states=arguments.states,
             out=_place(arguments, defaults),
@@ -151,9 +151,9 @@ def _measured(
     instructed = followed(answerer, used[:ASKED], options.recipe.wording, seed=seed, quiet=quiet)
     agreeing = agreement(engine, used[:ASKED], options.recipe, seed=seed, quiet=quiet)
     doubtful = doubts(vector, instructed)
-    if others and (options.force or not doubtful):  # of what is no direction no dose needs to be known
+    if others and (options.force or not doubtful):  # of what is no direction no strength needs to be known
         vector = calibrate(
-            engine, vector, others, layers=options.layers, doses=options.doses, budget=options.budget,
+            engine, vector, others, layers=options.layers, strengths=options.strengths, budget=options.budget,
             answerer=answerer, quiet=quiet,
         )  # fmt: skip
         doubtful = doubts(vector, instructed)

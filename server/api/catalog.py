@@ -8,11 +8,13 @@ from flask import Blueprint, Response
 
 from server.api.context import AppContext, context
 from server.encode import json_response
+from server.engine import Capabilities
 from server.process.runtime import Serving
 from server.vectors import routes as vector_routes
 from server.vectors.routes import vector_or_error
 from server.wire.interventions import schema as options_schema
 from steering.protocol import intervention, readout
+from steering.protocol.readout import Readout
 
 SCALARS = {float: "number", int: "integer", bool: "boolean"}
 """JSON schema's words for the kinds of numbers that readouts keep."""
@@ -54,28 +56,9 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "dtype": able.dtype,
         "image_size": None if able.image_size is None else list(able.image_size),
         "vectors": matching,
-        "interventions": [
-            {
-                "name": name,
-                "path": list(kind.path),
-                "kind": kind.kind or None,
-                "twin": kind.twin,  # of these a request may have one
-                "schema": schema,
-            }
-            for name, (kind, _) in intervention.REGISTRY.items()
-            if name in able.interventions and (schema := options_schema(kind)) is not None
-        ],
-        "readouts": [name for name in readout.REGISTRY if name in able.readouts],
-        "readout_schemas": [
-            {
-                "name": one.name,
-                "cheap": one.cheap,
-                "own_key": one.own_key,
-                "scalars": {name: SCALARS[kind] for name, kind in one.scalars.items()},
-            }
-            for one in readout.REGISTRY.values()
-            if one.name in able.readouts
-        ],
+        "interventions": _interventions(able),
+        "readouts": [one.name for one in _readouts(able)],
+        "readout_schemas": [_described(one) for one in _readouts(able)],
         "limits": {
             "slots": int(stats["slots"]),
             "waiting": int(stats["max_waiting"]),
@@ -97,3 +80,28 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
             "uploaded_vectors": settings.max_uploaded_vectors,
         },
     }
+
+
+def _interventions(able: Capabilities) -> list[dict[str, Any]]:
+    """Those that may be asked for, with the JSON schema of what may be asked of them."""
+    return [
+        {
+            "name": name,
+            "path": list(kind.path),
+            "kind": kind.kind or None,
+            "twin": kind.twin,  # of these a request may have one
+            "schema": schema,
+        }
+        for name, (kind, _) in intervention.REGISTRY.items()
+        if name in able.interventions and (schema := options_schema(kind)) is not None
+    ]
+
+
+def _readouts(able: Capabilities) -> list[Readout]:
+    return [one for name, one in readout.REGISTRY.items() if name in able.readouts]
+
+
+def _described(one: Readout) -> dict[str, Any]:
+    """A readout, with the numbers of it that journal and metrics keep."""
+    scalars = {name: SCALARS[kind] for name, kind in one.scalars.items()}
+    return {"name": one.name, "cheap": one.cheap, "own_key": one.own_key, "scalars": scalars}

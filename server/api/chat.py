@@ -14,7 +14,7 @@ from server.api.body import read_json
 from server.api.context import AppContext, context
 from server.api.resolve import automatic, resolve
 from server.encode import json_response
-from server.engine import Completion, Turn
+from server.engine import ServedCompletion, ServedTurn
 from server.errors import CLIENT_CLOSED, ApiError, to_api_error
 from server.journal.entry import Entry
 from server.process.runtime import Serving
@@ -60,7 +60,7 @@ def create_completion() -> Response:
 
 def submit(
     app: AppContext, serving: Serving, chat: ChatRequest, answer: Answer
-) -> tuple[Completion, Entry | None, frozenset[str]]:
+) -> tuple[ServedCompletion, Entry | None, frozenset[str]]:
     """Hand the request to the engine; raises what is wrong with it, or Busy.
 
     Returns what runs, what writes its rows, and the readouts that run for the journal alone.
@@ -90,7 +90,7 @@ def submit(
     return completion, entry, hidden
 
 
-def decided(app: AppContext, turn: Turn, asked: steering.Request, auto: steering.Auto) -> steering.Request:
+def decided(app: AppContext, turn: ServedTurn, asked: steering.Request, auto: steering.Auto) -> steering.Request:
     """The request, steered the way that is found for it; what is measured for that ends when its client leaves."""
     measuring = Measuring()
     limit = app.settings.request_timeout
@@ -108,10 +108,10 @@ class Measuring:
     """What runs before a request is answered, to be cancelled together."""
 
     def __init__(self) -> None:
-        self._running: list[Completion] = []
+        self._running: list[ServedCompletion] = []
         self._cancelled = False
 
-    def begun(self, completion: Completion) -> None:
+    def begun(self, completion: ServedCompletion) -> None:
         self._running.append(completion)
         if self._cancelled:
             completion.cancel()
@@ -154,7 +154,7 @@ class Running:
     None where there is none; `hidden` are the readouts that the client does not get."""
 
     app: AppContext
-    completion: Completion
+    completion: ServedCompletion
     watch: Watch
     started: float
     unfinished: set[int]

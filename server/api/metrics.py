@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -10,11 +9,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 import steering
+from server.journal.scalars import scalars
 from server.journal.writer import Journal
 from server.process.runtime import Runtime
 from steering import Choice, Request
 from steering.protocol.readout import REGISTRY as READOUTS
-from steering.readouts.envelope import summary
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -117,9 +116,9 @@ class Metrics:
             "helmsight_interventions", "Interventions asked for", ["kind", "toward"], registry=registry
         )
         self.readouts = Counter("helmsight_diagnostics", "Readouts asked for", ["readout"], registry=registry)
-        scalars = {name: kind for one in READOUTS.values() for name, kind in one.scalars.items()}
-        self.truths = frozenset(name for name, kind in scalars.items() if kind is bool) - {CORRECT}
-        self.histograms = {name: _histogram(name, registry) for name, kind in scalars.items() if kind is float}
+        kept = {name: kind for one in READOUTS.values() for name, kind in one.scalars.items()}
+        self.truths = frozenset(name for name, kind in kept.items() if kind is bool) - {CORRECT}
+        self.histograms = {name: _histogram(name, registry) for name, kind in kept.items() if kind is float}
         self.histograms["dose"] = _histogram("dose", registry)
         self.flags = Counter("helmsight_flags", "Finished answers by flag", ["flag", "raised"], registry=registry)
         self.focus = Counter(
@@ -139,10 +138,9 @@ class Metrics:
     def finished(self, choice: Choice) -> None:
         """Count a finished answer and what its diagnostics say."""
         self.choices.labels(choice.finish_reason).inc()
-        found = summary(choice.diagnostics)
-        found["dose"] = _dose(choice)
+        found = scalars(choice.applied, choice.diagnostics)
         for name, value in found.items():
-            if name in self.histograms and value is not None and math.isfinite(value):
+            if name in self.histograms and value is not None:
                 self.histograms[name].observe(value)
             if name in self.truths and value is not None:
                 self.flags.labels(name, _word(value)).inc()
@@ -157,13 +155,6 @@ class Metrics:
 def _histogram(name: str, registry: CollectorRegistry) -> Histogram:
     text, buckets = _NUMBERS.get(name, (f"{name} of finished answers", Histogram.DEFAULT_BUCKETS))
     return Histogram(f"helmsight_{name}", text, buckets=buckets, registry=registry)
-
-
-def _dose(choice: Choice) -> float | None:
-    """The mean over the steering vectors of an answer, None where none was measured."""
-    reports = (choice.applied or {}).get(steering.Steering.name()) or ()
-    doses = [report["dose"] for report in reports if report["dose"] is not None]
-    return sum(doses) / len(doses) if doses else None
 
 
 def _word(value: object) -> str:

@@ -13,7 +13,7 @@ from server.vectors import steers
 from server.wire.chat import ChatRequest
 from server.wire.diagnostics import Diagnostics
 from server.wire.messages import Message, image_urls
-from server.wire.steering import Steering as NamedSteering
+from server.wire.steering import SteeringForm
 from steering import Asked, Auto, Diagnose, Earlier, Request, Sampling, Steering
 from steering.protocol.readout import cheap
 
@@ -36,7 +36,7 @@ def resolve(
 def automatic(chat: ChatRequest, serving: Serving, settings: Settings) -> Auto | None:
     """Steering whose way the engine is to find; None where it is stated, or nothing is to be steered."""
     for given in chat.interventions.values():
-        if isinstance(given.form, NamedSteering) and given.form.toward == "auto":
+        if isinstance(given.form, SteeringForm) and given.form.toward == "auto":
             return steers.automatic(given.form, serving, settings)
     return None
 
@@ -49,7 +49,7 @@ def _interventions(chat: ChatRequest, serving: Serving, settings: Settings) -> I
             yield one
         if given.form is not None:
             _supported(name, "", name, serving)
-        if isinstance(given.form, NamedSteering) and (found := steers.stated(given.form, serving, settings, pictures)):
+        if isinstance(given.form, SteeringForm) and (found := steers.stated(given.form, serving, settings, pictures)):
             yield Steering(found)
 
 

@@ -41,6 +41,13 @@ def flags() -> tuple[str, ...]:
     return tuple(name for name, kind in scalars if kind is bool and name != "correct")
 
 
+def with_numbers() -> tuple[str, ...]:
+    """The readouts that a journal's row has numbers of."""
+    from steering.protocol.readout import REGISTRY  # noqa: PLC0415
+
+    return tuple(name for name, one in REGISTRY.items() if one.scalars)
+
+
 WORDED = {
     "toward": Words("Toward", "whither it was steered: vision, text, other or none", lambda: TOWARD),
     "sage": Words("SAGE", "a stage of SAGE, or none", partial(interventions, "sage.")),

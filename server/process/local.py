@@ -8,28 +8,28 @@ from contextlib import contextmanager
 import torch
 
 import steering
-from server.engine import Capabilities, Completion, Engine
+from server.engine import Capabilities, ServedCompletion, ServedEngine
 from server.settings import Settings
 from steering import Auto, Request, Steer
 
-Servable = Engine | steering.Engine
+Servable = ServedEngine | steering.Engine
 
 
 class LocalTurn:
-    """A `server.engine.Turn`."""
+    """A `server.engine.ServedTurn`."""
 
     def __init__(self, turn: steering.Turn):
         self._turn = turn
 
-    def submit(self, request: Request) -> Completion:
+    def submit(self, request: Request) -> ServedCompletion:
         return self._turn.submit(request)
 
-    def decide(self, request: Request, auto: Auto, begun: Callable[[Completion], object]) -> Request:
+    def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
         return steering.decide(self._turn, request, auto, begun)
 
 
 class LocalEngine:
-    """A `server.engine.Engine` in this process."""
+    """A `server.engine.ServedEngine` in this process."""
 
     def __init__(self, engine: steering.Engine):
         mllm = engine.mllm
@@ -78,7 +78,7 @@ class LocalEngine:
         steering.check_auto(self._engine.mllm, auto)
 
 
-def adapted(engine: Servable) -> Engine:
+def adapted(engine: Servable) -> ServedEngine:
     """The engine as the server knows engines."""
     return LocalEngine(engine) if isinstance(engine, steering.Engine) else engine
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from server.engine import Capabilities, Engine
+from server.engine import Capabilities, ServedEngine
 from server.errors import ApiError
 from server.process import local
 from server.process.preflight import one_sentence
@@ -34,7 +34,7 @@ class Serving:
     request whose memory and CPU time the engine's queue does not bound.
     """
 
-    engine: Engine
+    engine: ServedEngine
     store: VectorStore
     since: int = field(default_factory=lambda: int(time.time()))
     preparing: threading.BoundedSemaphore = field(
@@ -42,7 +42,7 @@ class Serving:
     )
 
     @classmethod
-    def of(cls, engine: Engine, settings: Settings) -> Serving:
+    def of(cls, engine: ServedEngine, settings: Settings) -> Serving:
         """An engine with the vectors that it finds in the configured folders and beside its model."""
         able = engine.capabilities
         return cls(engine, vector_store(settings, able.folder, able.fingerprint))

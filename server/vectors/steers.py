@@ -11,8 +11,7 @@ import torch
 from server.errors import BadRequest
 from server.process.runtime import Serving
 from server.settings import Settings
-from server.wire.steering import Auto as WireAuto
-from server.wire.steering import NamedVector, Steering
+from server.wire.steering import AutoForm, NamedVector, SteeringForm
 from steering import (
     Auto,
     Criterion,
@@ -42,7 +41,7 @@ def entry(i: int) -> Iterator[None]:
         raise BadRequest(str(error).replace(f"'{error.param}'", f"'{param}'"), param, error.code) from error
 
 
-def stated(wire: Steering, serving: Serving, settings: Settings, images: int | None) -> tuple[Steer, ...]:
+def stated(wire: SteeringForm, serving: Serving, settings: Settings, images: int | None) -> tuple[Steer, ...]:
     """The vectors of a request of so many images, None where that is not known; none where the way is to be found."""
     if wire.toward == "auto":
         return ()  # see `automatic`
@@ -61,17 +60,17 @@ def stated(wire: Steering, serving: Serving, settings: Settings, images: int | N
     return steers
 
 
-def automatic(wire: Steering, serving: Serving, settings: Settings) -> Auto:
+def automatic(wire: SteeringForm, serving: Serving, settings: Settings) -> Auto:
     """Steering whose way the engine is to find."""
     auto = _short(wire, serving.store)
     _check_strengths((auto.toward("vision"),), ("steering.strength",), serving, settings.max_strength)
     return auto
 
 
-def _short(wire: Steering, store: VectorStore) -> Auto:
+def _short(wire: SteeringForm, store: VectorStore) -> Auto:
     """The short form, whatever its way."""
     layers = None if wire.layers is None else tuple(wire.layers)
-    how = wire.auto or WireAuto()
+    how = wire.auto or AutoForm()
     return Auto(
         _vector(store, wire.vector, "steering.vector"),
         wire.strength,

@@ -12,7 +12,7 @@ from server.process.runtime import Serving
 from server.vectors.steers import entry
 from server.wire.messages import image_urls
 from server.wire.parse import parse
-from server.wire.steering import Steering as NamedSteering
+from server.wire.steering import SteeringForm as NamedSteering
 
 
 def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:

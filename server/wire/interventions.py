@@ -16,14 +16,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, PlainValidator, WrapValidator
 
 from server.wire.fields import NO_SWITCH, Strict, switch
-from server.wire.steering import Steering as NamedSteering
+from server.wire.steering import SteeringForm
 from steering import Asked, Options, RequestError, Steering
 from steering.protocol.intervention import REGISTRY
 from steering.protocol.wording import names, sentence, unknown
 
 Path = tuple[str, ...]
 
-OWN_FORMS: dict[Path, type[Strict]] = {Steering.path: NamedSteering}
+OWN_FORMS: dict[Path, type[Strict]] = {Steering.path: SteeringForm}
 """By path, the forms of interventions that are not written as their options; `server.api.resolve` knows what becomes of
 them."""
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 
-class Part(BaseModel):
+class MessagePart(BaseModel):
     """One part of a message's content; `image` holds the URL of an image part."""
 
     type: str
@@ -44,7 +44,7 @@ class Message(BaseModel):
 
     role: Literal["system", "user", "assistant"]
     content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<parts>")],
+        Annotated[str, Tag("<text>")] | Annotated[list[MessagePart], Tag("<parts>")],
         Discriminator(lambda content: "<text>" if isinstance(content, str) else "<parts>"),
     ]
 

@@ -34,7 +34,7 @@ class NamedVector(Strict):
         return value
 
 
-class Auto(Strict):
+class AutoForm(Strict):
     """How `toward: "auto"` finds the way."""
 
     criterion: Literal["drop", "surprise"] = "drop"
@@ -42,12 +42,12 @@ class Auto(Strict):
     one_degraded: Flag = False
 
 
-class Steering(Strict):
+class SteeringForm(Strict):
     """Either the short form (vector, toward, strength) or the long one (vectors)."""
 
     vector: str = "modality-preference"
     toward: Literal["vision", "text", "auto"] = "vision"
-    auto: Auto | None = None
+    auto: AutoForm | None = None
     strength: Number = 1.0
     layers: Layers | None = None
     apply: Apply = Apply()

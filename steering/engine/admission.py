@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from steering.engine.completion import Completion
-from steering.engine.sampler import answer_seed
-from steering.engine.twins import paired
 from steering.errors import ContextOverflow, Fault, RequestError, panics_raise
 from steering.model.mllm import MLLM
 from steering.prompt.bounds import TextBounds, count_ahead, texts_of
@@ -22,6 +20,8 @@ from steering.protocol.readout import Surroundings
 from steering.protocol.request import Request
 from steering.protocol.sequence import Sequence, Spec
 from steering.protocol.text import TextStream
+from steering.runner.sampler import answer_seed
+from steering.runner.twins import paired
 
 Text = tuple[str, tuple[int, ...]]
 

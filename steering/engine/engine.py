@@ -12,8 +12,6 @@ import torch
 
 from steering.engine.admission import Limits, prepare
 from steering.engine.completion import Completion
-from steering.engine.runner import Runner
-from steering.engine.selfcheck import check_model, picture
 from steering.engine.steps import Steps
 from steering.engine.turn import Turn
 from steering.errors import Busy, Fault, RequestError, UnsupportedModel
@@ -22,6 +20,8 @@ from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Result, Sampling
+from steering.runner.runner import Runner
+from steering.runner.selfcheck import check_model, picture
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ class Engine:
         self.mllm = mllm
         self.max_length = min(mllm.context_length, max_length or 4096)
         self.max_waiting = max_waiting
-        self.limits = Limits(self.max_length, max_images, focus_layers or mllm.focus_layers)
+        self.focus_layers = focus_layers or mllm.focus_layers
+        self.limits = Limits(self.max_length, max_images, self.focus_layers)
         self.interventions = frozenset(intervention.REGISTRY)
         self.readouts = frozenset(readout.REGISTRY)
         if self_check:

@@ -10,15 +10,15 @@ from functools import lru_cache
 
 import torch
 
-from steering.engine.runner import Runner
-from steering.engine.sampler import Sampled
 from steering.engine.scheduler import Scheduler
-from steering.engine.twins import Twins
 from steering.errors import Fault, panics_raise
 from steering.model.mllm import MLLM
 from steering.protocol.request import TokenLogprob
 from steering.protocol.sequence import Sequence
 from steering.protocol.text import token_bytes
+from steering.runner.runner import Runner
+from steering.runner.sampler import Sampled
+from steering.runner.twins import Twins
 
 log = logging.getLogger(__name__)
 

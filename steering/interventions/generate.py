@@ -29,7 +29,7 @@ from steering.protocol.asked import Options, Rule
 from steering.protocol.sequence import Sequence as Row
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
-from steering.readouts import attention, states
+from steering.recorders import attention, states
 
 log = logging.getLogger(__name__)
 

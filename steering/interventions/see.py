@@ -23,6 +23,7 @@ from pydantic import Field
 
 from steering.decoder.hooks import AttentionHook, Hook, Product
 from steering.errors import RequestError
+from steering.measures import spread
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.spans import FIRST_IMAGE, SYSTEM
@@ -31,8 +32,7 @@ from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 from steering.protocol.wording import shown
-from steering.readouts import attention
-from steering.readouts.numbers import spread
+from steering.recorders import attention
 
 NAME = "sage.see"
 Reading = Literal["transfer", "scale"]

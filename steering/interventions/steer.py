@@ -75,7 +75,7 @@ class Steer(Part):
     @classmethod
     def to(cls, vector: SteeringVector, toward: str, strength: float = 1.0, **options: Any) -> Steer:
         """Push toward "vision" or "text" with a strength >= 0: 0 is exactly off, 1.0 the vector's own weight, that is the
-        calibrated dose, or the published weight of a vector that was not calibrated (see `published`). The vector must be
+        calibrated one, or the published weight of a vector that was not calibrated (see `published`). The vector must be
         a modality preference; one that was negated is turned back (see `SteeringVector.positive`)."""
         if toward not in TOWARD:
             raise RequestError(
@@ -335,6 +335,7 @@ class SteerTokens(LayerHook):
 class SteerSlots(Slots):
     """What is added to the generated tokens of every slot. delta: (slots, layers, d) in the model's dtype."""
 
+    always: ClassVar[bool] = True
     compiled: ClassVar[bool] = True
 
     def __init__(self, name: str, pool: Pool):

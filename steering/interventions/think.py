@@ -106,6 +106,7 @@ class ThinkSlots(Slots):
     """
 
     measured: ClassVar[tuple[str, ...]] = ("sums",)
+    signals: ClassVar[frozenset[Signal]] = frozenset({Signal.DIVERGENCE})
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)

@@ -132,8 +132,10 @@ class Sequence:
     @property
     def due(self) -> bool:
         """Whether the step that feeds its last token is to make its twin anew."""
+        if self.pair is None or not self.is_leader or self.held:
+            return False
         contrast = self.spec.contrast
-        return contrast is not None and self.is_leader and not self.held and contrast.due(len(self.tokens))
+        return contrast is not None and contrast.due(len(self.tokens))
 
     @property
     def rows(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,15 @@ class Slots:
     """Fixed tensors with settings and measurements of every slot, neutral where nothing was asked for.
 
     Every tensor that is an attribute has the slot as its first dimension. `measured` names those that hold what a prompt
-    left behind, which a copy of it needs. `compiled`: its hooks are part of every decode, so that the compiled step has
-    them; others, where they are asked for, run the plain step.
+    left behind, which a copy of it needs. A forward pass concerns it where some row asks for the intervention of its name or
+    wants one of its `signals`, and, `always`, every one. `compiled`: the compiled decode has its hook; others, where they
+    are concerned, run the plain step.
     """
 
     name: str
     measured: ClassVar[tuple[str, ...]] = ()
+    signals: ClassVar[frozenset[Signal]] = frozenset()
+    always: ClassVar[bool] = False
     compiled: ClassVar[bool] = False
 
     def __init__(self, name: str, pool: Pool):
@@ -131,7 +135,8 @@ class Slots:
         """Keep what a decode measured, now that it is known to count."""
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocabulary) of the next tokens of some slots, as the sampler is to see them."""
+        """Logits (rows, vocabulary) of the next tokens of some slots, as the sampler is to see them. What is given stays
+        as it is: a leader that waits is contrasted with it."""
         return logits
 
     def take(self, sequence: Sequence) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.readout import Diagnose, FinishedAnswer, Readout
 from steering.protocol.signals import Signal
-from steering.readouts.attention import NAME, Attention
 from steering.readouts.focus import image_attention_factor, m_lnd
+from steering.recorders.attention import NAME, Attention
 
 
 class AnchorReadout(Readout):

@@ -8,7 +8,7 @@ import torch
 
 from steering.protocol.readout import DRIFT_ROWS, Diagnose, FinishedAnswer, Readout
 from steering.protocol.signals import Signal
-from steering.readouts.residual import NAME, Residual
+from steering.recorders.residual import NAME, Residual
 
 
 def drift(one: torch.Tensor, other: torch.Tensor, rows: str = DRIFT_ROWS[0]) -> list[float]:

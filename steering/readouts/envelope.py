@@ -8,7 +8,7 @@ from typing import Any
 from steering.prompt.layout import ImageSpan
 from steering.prompt.tiles import Tiling
 from steering.protocol.readout import REGISTRY, FinishedAnswer, Scalar
-from steering.readouts.attention import RowCounts
+from steering.recorders.attention import RowCounts
 
 VERSION = 2
 """Raised when a key changes its meaning."""

@@ -17,8 +17,8 @@ import torch
 from steering.model.thresholds import FLAGS, Thresholds
 from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
-from steering.readouts import states
 from steering.readouts.maps import judged_maps, maps
+from steering.recorders import states
 
 TOP = 0.2
 

@@ -9,7 +9,7 @@ import torch
 from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
-from steering.readouts.attention import NAME, Attention
+from steering.recorders.attention import NAME, Attention
 
 
 def image_attention_factor(sums: torch.Tensor, rows: int, tokens: torch.Tensor) -> torch.Tensor:

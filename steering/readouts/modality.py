@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from steering.measures import known
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE
 from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
-from steering.readouts.attention import NAME, Attention
-from steering.readouts.numbers import known
+from steering.recorders.attention import NAME, Attention
 
 
 def modality(

@@ -1,10 +1,8 @@
-"""The readouts and recorders that there are, a line each. A new one is a file and a line here."""
+"""The readouts that there are, a line each, in the order of the envelope. A new one is a file and a line here."""
 
 from __future__ import annotations
 
-from steering.protocol import recorder
 from steering.protocol.readout import register
-from steering.readouts import attention, prompt_state, reply, residual, states
 from steering.readouts.anchor import AnchorReadout
 from steering.readouts.decay import DecayLayersReadout, DecayReadout
 from steering.readouts.drift import DriftReadout
@@ -12,19 +10,14 @@ from steering.readouts.flags import FlagsReadout
 from steering.readouts.focus import FocusReadout
 from steering.readouts.modality import ModalityReadout
 from steering.readouts.patches import HeatmapsReadout, PatchesReadout
-from steering.readouts.token_maps import TamReadout
-
-recorder.register(attention.NAME, attention.AttentionRecorder)
-recorder.register(states.NAME, states.StatesRecorder)
-recorder.register(residual.NAME, residual.ResidualRecorder)
-recorder.register(prompt_state.NAME, prompt_state.PromptStateRecorder)
-recorder.register(reply.NAME, reply.ReplyRecorder)
+from steering.readouts.residual import ResidualReadout
+from steering.readouts.tam import TamReadout
 
 register(FocusReadout())
 register(ModalityReadout())
 register(DecayReadout())
 register(DecayLayersReadout())
-register(residual.ResidualReadout())
+register(ResidualReadout())
 register(PatchesReadout())
 register(TamReadout())
 register(FlagsReadout())

@@ -1,36 +1,33 @@
-"""Token Activation Maps: which image tokens would say a generated token themselves (Li et al. 2025, "Token Activation Map to
-Visually Explain Multimodal LLMs", in the SAGE paper appendix D.1, equation 18)."""
+"""Token Activation Maps beside an answer; see `readouts.tam` for the formulas."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-
-@dataclass(frozen=True)
-class EarlierTokens:
-    """Text tokens that stand before, or among, the explained ones: `ids` (j,), `states` (j, d) normalised after the last
-    layer, and their own maps (j, patches)."""
-
-    ids: torch.Tensor
-    states: torch.Tensor
-    maps: torch.Tensor
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout
+from steering.protocol.signals import Signal
+from steering.readouts.maps import maps
+from steering.recorders.states import NAME, TokenMaps
 
 
-def without_interference(
-    maps: torch.Tensor, ids: torch.Tensor, head: torch.Tensor, first: int, earlier: EarlierTokens
-) -> torch.Tensor:
-    """Maps (tokens, patches) less what earlier tokens activate (estimated causal inference, the TAM paper's section 3.2).
+class TamReadout(Readout):
+    """For each token of the answer and each image, how far its tokens would say that token."""
 
-    The interference of a token is the mean of the maps of all other tokens before it, weighted by its own activation
-    ReLU(logit) at each of them; its multiple by least squares is taken away, and ReLU again. Token i of these stands at
-    place `first` + i of the earlier ones, of which only those before it count, and not its own repetitions.
-    ids: (tokens,). head: (tokens, d).
-    """
-    places = torch.arange(len(earlier.ids), device=maps.device)
-    before = places < first + torch.arange(len(ids), device=maps.device)[:, None]
-    relevance = (head.float() @ earlier.states.float().T).relu() * (before & (earlier.ids != ids[:, None]))
-    interference = (relevance / relevance.sum(-1, keepdim=True).clamp(min=1e-8)) @ earlier.maps
-    scale = (maps * interference).sum(-1) / (interference * interference).sum(-1).clamp(min=1e-12)
-    return (maps - scale[:, None] * interference).relu()
+    name = "tam"
+
+    def signals(self, options: Diagnose) -> frozenset[Signal]:
+        return frozenset({Signal.IMAGE_STATES} | ({Signal.TEXT_STATES} if options.causal else set()))
+
+    def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
+        return tokens * patches
+
+    def read(self, answer: FinishedAnswer) -> list[dict[str, Any]]:
+        taken: TokenMaps | None = answer.taken.get(NAME)
+        if taken is None:
+            return []
+        out = []
+        for position, row in enumerate(taken.plain if taken.causal is None else taken.causal):
+            token = answer.around.token_text(answer.tokens[position])
+            for number, map_ in enumerate(maps(answer, row), start=1):
+                out.append({"position": position, "token": token, "image": number, **map_.json("map")})
+        return out

@@ -89,7 +89,7 @@ class SteeringVector:
     @property
     def published(self) -> float | None:
         """What strength 1 is in published units, that is how much of the published weight (modality-preference paper,
-        equation 2) the weight is: 1 as probed, the dose once calibrated. None where no published weight is known, as of a
+        equation 2) the weight is: 1 as probed, another once calibrated. None where no published weight is known, as of a
         sum of different directions, or of an imported vector."""
         published = (self.info.get("calibration") or {}).get("factor", self.info.get("published"))
         return float(published) if published else None

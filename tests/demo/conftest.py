@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from demo.curriculum import corpus
-from demo.tokenizer import train_tokenizer
+from demo.model.tokenizer import train_tokenizer
+from demo.training.curriculum import corpus
 
 
 @pytest.fixture(scope="session")

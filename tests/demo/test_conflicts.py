@@ -8,11 +8,11 @@ import random
 import numpy as np
 import pytest
 
-from demo import conflicts, wordings
-from demo.conflicts import conflict_samples
-from demo.questions import option_text
-from demo.wordings import HELD_OUT_INSTRUCTIONS, POOLS, TOWARD_TEXT, instruction
-from demo.world import random_scene
+from demo.world import conflicts, wordings
+from demo.world.conflicts import conflict_samples
+from demo.world.questions import option_text
+from demo.world.scenes import random_scene
+from demo.world.wordings import HELD_OUT_INSTRUCTIONS, POOLS, TOWARD_TEXT, instruction
 from probes.conflicts import samples as mc2
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.conflicts import conflict_samples, write_conflicts
+from demo.world.conflicts import conflict_samples, write_conflicts
 from probes.conflicts import file as mc2_file
 from probes.conflicts import samples as mc2
 from server.cli import main

@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from demo.faithfulness import _pair, difference_samples, existence_samples
-from demo.world import POSITIONS, SHAPES
+from demo.world.faithfulness import _pair, difference_samples, existence_samples
+from demo.world.scenes import POSITIONS, SHAPES
 from probes.sage.differences import TYPES
 
 

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 import steering
-from demo.samples import SAMPLES, SCENES, Sample
-from demo.world import SIDE, render
+from demo.world.samples import SAMPLES, SCENES, PageSample
+from demo.world.scenes import SIDE, render
 from server.cli import main
 
 CHECKPOINT = Path(__file__).parents[2] / "demo" / "checkpoint"
@@ -62,7 +62,7 @@ def test_the_model_answers_them() -> None:
     assert tuple(result.choices[0].text for result in results) == (*PLAIN, *VISION, *TEXT)
 
 
-def asked(sample: Sample, *steers: steering.Steer) -> steering.Request:
+def asked(sample: PageSample, *steers: steering.Steer) -> steering.Request:
     """The request of the playground for a sample."""
     content: list[dict[str, object]] = []
     for name in sample.scenes:

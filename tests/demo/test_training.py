@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from demo.curriculum import TYPES, Group, make_plan
-from demo.forward import IMAGE_MEAN, IMAGE_STD, branch_mask, logits_at, picture_loss, side_loss, text_hidden
-from demo.model import make_config, new_model
-from demo.muon import orthogonalise
-from demo.options import Options, learning_rate
-from demo.questions import Question
-from demo.stream import Packer, Rows, Shape
-from demo.train import run_rank, train
-from demo.world import random_scene
+from demo.model.embedded import make_config, new_model
+from demo.model.forward import IMAGE_MEAN, IMAGE_STD, branch_mask, logits_at, picture_loss, side_loss, text_hidden
+from demo.training.curriculum import TYPES, TaskGroup, make_plan
+from demo.training.muon import orthogonalise
+from demo.training.options import TrainingOptions, learning_rate
+from demo.training.stream import Packer, Rows, Shape
+from demo.training.train import run_rank, train
+from demo.world.questions import SceneQuestion
+from demo.world.scenes import random_scene
 
-SHORT = Question("color", (("What color is the star?", "The star is red."),), cell=4)
+SHORT = SceneQuestion("color", (("What color is the star?", "The star is red."),), cell=4)
 
 
-def pack(tokenizer, group: Group) -> dict[str, np.ndarray]:
+def pack(tokenizer, group: TaskGroup) -> dict[str, np.ndarray]:
     rows = Rows(Shape(rows=1))
     assert rows.add(random.Random(1), Packer(tokenizer), group)
     return rows.arrays()
@@ -46,10 +46,10 @@ def test_a_branch_sees_the_shared_prefix_and_itself_only():
 def test_packed_branches_give_the_logits_they_would_give_alone(tokenizer):
     model = new_model(make_config(tokenizer, 96, 6), seed=1)
     scene = random_scene(random.Random(3), shapes=2)
-    other = Question("shape", (("Which shape is red?", "The red object is a star."),), cell=4)
+    other = SceneQuestion("shape", (("Which shape is red?", "The red object is a star."),), cell=4)
 
-    def answer_logits(questions: list[Question]) -> list[torch.Tensor]:
-        arrays = pack(tokenizer, Group([scene], questions))
+    def answer_logits(questions: list[SceneQuestion]) -> list[torch.Tensor]:
+        arrays = pack(tokenizer, TaskGroup([scene], questions))
         batch = {k: torch.from_numpy(v) for k, v in arrays.items()}
         states, _ = text_hidden(model, batch)
         logits = logits_at(model, states[-1], batch["source"])
@@ -65,7 +65,7 @@ def test_packed_branches_give_the_logits_they_would_give_alone(tokenizer):
 def test_tokens_and_logits_equal_transformers_own(tokenizer, pictures, text_first):
     model = new_model(make_config(tokenizer, 96, 6), seed=1).eval()
     rng = random.Random(5)
-    group = Group([random_scene(rng) for _ in range(pictures)], [SHORT], "Be precise.", text_first)
+    group = TaskGroup([random_scene(rng) for _ in range(pictures)], [SHORT], "Be precise.", text_first)
     arrays = pack(tokenizer, group)
     used = int((arrays["group"] >= 0).sum())
 
@@ -120,8 +120,8 @@ def test_side_loss_is_the_cross_entropy_of_the_two_words_where_an_instruction_en
 
 def test_the_side_stands_at_the_last_token_of_the_instruction(tokenizer):
     text = "Trust the image.\nWhat color is the star?"
-    question = Question("vision_open", ((text, "The star is red."),), instructed=(15, "vision"))
-    arrays = pack(tokenizer, Group([random_scene(random.Random(3))], [question]))
+    question = SceneQuestion("vision_open", ((text, "The star is red."),), instructed=(15, "vision"))
+    arrays = pack(tokenizer, TaskGroup([random_scene(random.Random(3))], [question]))
     (row,), (column,) = np.nonzero(arrays["side"] >= 0)
     assert arrays["side"][row, column] == 1
     assert tokenizer.decode(arrays["ids"][row, : column + 1]).endswith("Trust the image")
@@ -152,7 +152,7 @@ def test_orthogonalise_brings_singular_values_near_one():
 
 
 def test_the_rate_warms_up_holds_and_falls_to_nearly_zero():
-    options = Options(steps=1000)
+    options = TrainingOptions(steps=1000)
     assert learning_rate(0, options) == pytest.approx(0.01)
     assert learning_rate(500, options) == 1.0
     assert learning_rate(850, options) == pytest.approx(0.5, abs=0.01)
@@ -161,21 +161,21 @@ def test_the_rate_warms_up_holds_and_falls_to_nearly_zero():
 
 def test_options_refuse_what_cannot_run():
     with pytest.raises(ValueError, match="multiple of 25"):
-        Options(steps=30)
+        TrainingOptions(steps=30)
     with pytest.raises(ValueError, match="several ranks"):
-        Options(device="cuda", ranks=2)
+        TrainingOptions(device="cuda", ranks=2)
 
 
 def test_two_runs_never_share_a_folder(tmp_path):
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(RuntimeError, match="another run is training"):
-            run_rank(0, Options(folder=tmp_path, ranks=1))
+            run_rank(0, TrainingOptions(folder=tmp_path, ranks=1))
 
 
 def test_a_short_run_learns_exports_and_resumes(tmp_path):
     def run(steps: int) -> list[dict]:
-        options = Options(
+        options = TrainingOptions(
             folder=tmp_path, steps=steps, vision_steps=2, hidden=96, layers=6, ranks=1, compiled=False,
             background=False, save_minutes=0, shape=Shape(rows=1, answers=120), log_every=5,
         )  # fmt: skip

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from demo.world import BACKGROUNDS, COLOURS, Fact, Scene, Thing, facts, random_scene, render, squash
+from demo.world.scenes import BACKGROUNDS, COLOURS, Fact, Scene, Thing, facts, random_scene, render, squash
 
 SCENE = Scene(
     "pink", (Thing(0, "star", "red"), Thing(4, "star", "blue"), Thing(5, "ring", "red"), Thing(8, "K", "black"))

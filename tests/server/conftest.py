@@ -27,9 +27,9 @@ from server.journal.database import Database, Place, open_database
 from server.process.worker import Worker
 from server.serving import gunicorn_options
 from server.settings import Settings
-from tests.server.web.browser import chromium, visit  # noqa: F401 -- fixtures
 from tests.server.fakes import FakeEngine, checkpoint
 from tests.server.journal.journals import Postgres, running_postgres
+from tests.server.web.browser import chromium, visit  # noqa: F401 -- fixtures
 
 
 @pytest.fixture(scope="session", autouse=True)

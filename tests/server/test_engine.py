@@ -25,9 +25,9 @@ def methods(kind: type) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("protocol", "kinds"),
     [
-        (protocols.Engine, (LocalEngine, FakeEngine)),
-        (protocols.Turn, (LocalTurn, FakeEngine)),
-        (protocols.Completion, (steering.Completion, FakeCompletion)),
+        (protocols.ServedEngine, (LocalEngine, FakeEngine)),
+        (protocols.ServedTurn, (LocalTurn, FakeEngine)),
+        (protocols.ServedCompletion, (steering.Completion, FakeCompletion)),
     ],
 )
 def test_own_and_fake_take_what_the_protocol_says(protocol: type[Protocol], kinds: tuple[type, ...]) -> None:
@@ -38,15 +38,15 @@ def test_own_and_fake_take_what_the_protocol_says(protocol: type[Protocol], kind
 
 
 def test_own_and_fake_are_engines(engine: steering.Engine, fake: FakeEngine) -> None:
-    assert not isinstance(engine, protocols.Engine)
+    assert not isinstance(engine, protocols.ServedEngine)
     for one in (adapted(engine), fake):
-        assert isinstance(one, protocols.Engine)
+        assert isinstance(one, protocols.ServedEngine)
         with one.turn() as turn:
-            assert isinstance(turn, protocols.Turn)
+            assert isinstance(turn, protocols.ServedTurn)
             completion = turn.submit(
                 steering.Request([{"role": "user", "content": "hi"}], steering.Sampling(max_tokens=2))
             )
-            assert isinstance(completion, protocols.Completion)
+            assert isinstance(completion, protocols.ServedCompletion)
             assert completion.result().choices
     assert adapted(fake) is fake
 

@@ -59,7 +59,6 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
         ({"colour": "red"}, {}, "'colour'"),
         ({"journal": "mysql://u:p@host/x"}, {}, r"'journal' \(command line\): .*postgresql://"),
         ({}, {"HELMSIGHT_JOURNAL": " "}, r"'journal' \(environment\)"),
-        ({"journal_readouts": ("focus", "tam")}, {}, "'journal_readouts'"),
         ({}, {"HELMSIGHT_CONFIG": "/no/such/file"}, "/no/such/file"),
     ],
 )

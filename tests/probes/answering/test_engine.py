@@ -275,14 +275,14 @@ def test_a_model_that_needs_images_is_shown_a_gray_one(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("interventions", "fields"),
+    ("interventions", "asked_of_it"),
     [
-        ((See(alpha=0.3), Generate(refresh=1)), {"sage": Sage(See(alpha=0.3), None, Generate(refresh=1))}),
-        ((Icd(alpha=0.5),), {"contrast": Icd(alpha=0.5)}),
+        ((See(alpha=0.3), Generate(refresh=1)), Sage(See(alpha=0.3), None, Generate(refresh=1))),
+        ((Icd(alpha=0.5),), [Icd(alpha=0.5)]),
     ],
 )
 def test_an_intervened_answer_is_the_engines(
-    tiny: Engine, interventions: tuple[Options, ...], fields: dict[str, Any]
+    tiny: Engine, interventions: tuple[Options, ...], asked_of_it: Any
 ) -> None:
     asked = chats(3)
     replies = InProcess(tiny).answers(
@@ -290,7 +290,7 @@ def test_an_intervened_answer_is_the_engines(
     )
     both = list(replies)
     changed, plain = both[::2], both[1::2]
-    expected = tiny.generate([Request(chat, Sampling(max_tokens=TOKENS), **fields) for chat in asked])
+    expected = tiny.generate([Request(chat, Sampling(max_tokens=TOKENS), asked_of_it) for chat in asked])
     assert [one.text for one in changed] == [one.choices[0].text for one in expected]
     assert [one.text for one in changed] != [one.text for one in plain]
     assert [one.attention_ratio for one in changed] == [None] * 3
@@ -300,7 +300,7 @@ def test_a_push_goes_with_interventions(tiny: Engine, vector: SteeringVector) ->
     chat = chats(1)[0]
     (reply,) = InProcess(tiny).answers([Question(chat, Push("text", vector, 0.4), TOKENS, (See(alpha=0.3),))])
     request = Request(
-        chat, Sampling(max_tokens=TOKENS), (Steer.to(vector, "text", 0.4),), sage=Sage(See(alpha=0.3)),
+        chat, Sampling(max_tokens=TOKENS), [Steer.to(vector, "text", 0.4), See(alpha=0.3)],
         diagnose=Diagnose(frozenset({"modality"})),
     )  # fmt: skip
     choice = tiny.generate([request])[0].choices[0]

@@ -22,7 +22,7 @@ from server.process.runtime import vector_store
 from server.settings import load_settings
 from tests.probes.command_line import demo_samples, last_error, run, strict, write_mc2
 
-SMALL = ("--samples", "4", "--calibration-samples", "2", "--doses", "0.3", "--layers", "1", "--states", "2")
+SMALL = ("--samples", "4", "--calibration-samples", "2", "--strengths", "0.3", "--layers", "1", "--states", "2")
 
 
 @pytest.fixture

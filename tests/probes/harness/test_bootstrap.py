@@ -37,10 +37,20 @@ def test_the_difference_has_the_interval_of_the_samples_differences() -> None:
 
 
 def test_the_same_answers_differ_by_nothing_however_wide_the_interval_of_either() -> None:
-    found = estimates(tallies(RIGHT), share, tallies(RIGHT), shares={"share": "right"})["share"]
+    found = estimates(tallies(RIGHT), share, tallies(RIGHT), shares={"share": ("right", "n")})["share"]
     assert found.interval is not None
     assert found.interval[1] - found.interval[0] > 0.5
     assert (found.difference, found.difference_interval, found.p, found.turned) == (0, (0, 0), 1, 0)
+
+
+def test_what_turned_is_a_share_of_the_samples_that_the_metric_is_about() -> None:
+    ours, theirs, about = np.array([1.0, 0, 1, 0, 0]), np.array([0.0, 0, 1, 1, 0]), np.array([1.0, 1, 1, 1, 0])
+
+    def both(right: np.ndarray) -> Tallies:
+        return {"right": right, "n": about}
+
+    found = estimates(both(ours), share, both(theirs), shares={"share": ("right", "n")})["share"]
+    assert found.turned == 2 / 4
 
 
 def test_alone_there_is_no_difference() -> None:

@@ -59,7 +59,14 @@ def _run(options: ToyOptions, session: Session) -> Findings:
     setup = session.setup
     samples = [options.colours[i % len(options.colours)] for i in range(setup.limit)]
     part = SampleSet(
-        "colours", samples, _chats, _tally, _scores, {"named": "named"}, setting=lambda colour: colour, cluster=hash
+        "colours",
+        samples,
+        _chats,
+        _tally,
+        _scores,
+        {"named": ("named", "n")},
+        setting=lambda colour: colour,
+        cluster=hash,
     )
     found = compare(session.answerer, CONDITIONS, [part], max_tokens=4, quiet=setup.quiet)
     page = Report(f"Colours on {session.model}")

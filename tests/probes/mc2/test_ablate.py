@@ -18,7 +18,7 @@ from probes.mc2 import ablate
 from probes.mc2.ablate import Knee, Steered, by_samples, by_strength, by_tasks, knee, latency
 from probes.mc2.evaluate import Candidate
 from probes.vector.build import Recipe, build
-from steering import Request, SteeringVector
+from steering import Request, Steering, SteeringVector
 from tests.probes.conftest import make_samples
 from tests.probes.mc2.test_evaluate import Asked, Scripted, balls, said, simple_vector
 
@@ -249,7 +249,7 @@ class Clock:
 
     def generate(self, requests: Sequence[Request]) -> None:
         (request,) = requests
-        way = "probing" if request.states else "steering" if request.steering else "plain"
+        way = "probing" if request.states else "steering" if request.asked else "plain"
         number = int(request.messages[0]["content"][1]["text"].split("ball ")[1].split("?")[0]) + 1
         first = not any(known.messages is request.messages for known in self.requests)
         self.now += number * {"plain": 1, "probing": 2, "steering": 3}[way] + 100 * first
@@ -279,5 +279,6 @@ def test_the_ways_take_turns_and_answer_at_one_length(monkeypatch: pytest.Monkey
         assert set(ways[:, place]) == {"plain", "probing", "steering"}
     for request in clock.requests:
         assert (request.sampling.max_tokens, request.sampling.ignore_eos) == (8, True)
-        for steer in request.steering:
+        asked = request.asked.get("steering")
+        for steer in asked.steers if isinstance(asked, Steering) else ():
             assert (steer.scale, steer.layers, steer.toward, steer.tokens) == (1.5, (0,), "text", "all")

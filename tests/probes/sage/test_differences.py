@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from probes.sage.differences import Claim, Label, Pair, compare, score
+from probes.sage.differences import Claim, Label, PairScores, compare, score
 
 CAR, DOG, CHAIR = Claim("color", "car", "red"), Claim("remove", "dog"), Claim("color", "chair", "blue")
 
 
-def pair(true: list[Claim], claimed: list[Claim], **more: object) -> Pair:
-    return Pair(true, claimed, **more)  # type: ignore[arg-type]
+def pair(true: list[Claim], claimed: list[Claim], **more: object) -> PairScores:
+    return PairScores(true, claimed, **more)  # type: ignore[arg-type]
 
 
 def test_quantity_in_its_four_definitions() -> None:

@@ -12,7 +12,7 @@ from probes.answering.base import Question
 from probes.answering.engine import InProcess
 from probes.harness.bootstrap import mcnemar
 from probes.harness.comparison import BASELINE
-from probes.sage.differences import Claim, Pair
+from probes.sage.differences import Claim, PairScores
 from probes.sage.evaluate import evaluate, existence_scores, existence_tally, pair_of
 from probes.sage.report import report
 from probes.sage.samples import QUESTIONS, Difference, Existence
@@ -62,7 +62,7 @@ def test_the_answers_about_a_pair_become_what_the_metrics_take() -> None:
     )
     found = pair_of(Difference(PICTURE, PICTURE, truth), answers, SHAPES)
     claimed = [Claim("color", "star", "blue"), Claim("position", "heart", "top")]
-    assert found == Pair(truth, claimed, None, False, None, ["contradictory", "ambiguous"])
+    assert found == PairScores(truth, claimed, None, False, None, ["contradictory", "ambiguous"])
 
 
 def test_every_condition_answers_the_same_samples_and_is_compared_with_the_plain_answers() -> None:

@@ -34,7 +34,7 @@ def _shares(vision: float, text: float) -> Shares:
 
 def _point(
     layer: int,
-    dose: float,
+    strength: float,
     *,
     right: float = 1.0,
     wrong: float = 0.0,
@@ -45,7 +45,7 @@ def _point(
     repetition: float = 0.1,
 ) -> Point:
     """`right` is the share of the steered modality on both sides, `wrong` that of the other."""
-    return Point(layer, dose, _shares(right, wrong), _shares(wrong, right), image, context, cross, kl, repetition)
+    return Point(layer, strength, _shares(right, wrong), _shares(wrong, right), image, context, cross, kl, repetition)
 
 
 # ------------------------------------------------------------------------------------------------- what a point costs
@@ -146,12 +146,12 @@ def test_more_others_are_damage() -> None:
     assert choose([confusing, steady], BASELINE, [2]) is steady
 
 
-def test_among_equals_the_least_damage_then_rank_then_dose_decides() -> None:
+def test_among_equals_the_least_damage_then_rank_then_strength_decides() -> None:
     damaging = _point(2, 0.4, cross=0.3)
     mild = _point(3, 0.4, cross=0.1)
     assert choose([damaging, mild], BASELINE, [2, 3]) is mild
     assert choose([_point(3, 0.2), _point(2, 0.4)], BASELINE, [2, 3]).layer == 2
-    assert choose([_point(2, 0.4), _point(2, 0.2)], BASELINE, [2]).dose == 0.2
+    assert choose([_point(2, 0.4), _point(2, 0.2)], BASELINE, [2]).strength == 0.2
 
 
 def test_a_little_stronger_is_not_worth_more_damage_but_much_stronger_is() -> None:
@@ -187,13 +187,13 @@ def test_a_point_tells_all_its_numbers() -> None:
 
 
 SAMPLES = 10
-DOSES = (0.2, 0.3, 0.4, 0.6, 1.0)
+STRENGTHS = (0.2, 0.3, 0.4, 0.6, 1.0)
 KL = {0.2: 0.05, 0.3: 0.1, 0.4: 0.2, 0.6: 0.3, 1.0: 0.1}
 ONCE = "the ball lies on the grass and nothing else is there"
 
 
 def _scripted(samples: Sequence[ConflictSample]) -> Scripted:
-    """Plainly four of ten follow the image, one neither. Layer 1 steers from dose 0.3 on, at 0.2 only every other sample;
+    """Plainly four of ten follow the image, one neither. Layer 1 steers from 0.3 on, at 0.2 only every other sample;
     layer 0 does nothing. With one modality alone all answers are right up to 0.4; at 0.6 the image alone loses a
     fifth toward text, the context alone a tenth toward text and half toward vision. At 1.0 neutral answers repeat
     themselves."""
@@ -201,22 +201,22 @@ def _scripted(samples: Sequence[ConflictSample]) -> Scripted:
 
     def answer(question: Question) -> str:
         text, push = text_of(question), question.push
-        dose = 0.0 if push is None or push.layers != (1,) else push.strength
+        strength = 0.0 if push is None or push.layers != (1,) else push.strength
         toward = None if push is None else push.toward
         if "\nA. " not in text:
-            return f"{ONCE} " + "so it is so it is so it is" * (dose >= 1.0)
+            return f"{ONCE} " + "so it is so it is so it is" * (strength >= 1.0)
         pictures = any(part["type"] == "image" for part in question.chat[0]["content"])
         if "Text context:" not in text:
             # the samples are told apart by their pictures, which are shades of red
             picture = next(part["image"] for part in question.chat[0]["content"] if part["type"] == "image")
             number = picture.getpixel((0, 0))[0] // 20
-            lost = dose >= 0.6 and toward == "text" and number < 2
+            lost = strength >= 0.6 and toward == "text" and number < 2
             return "blue" if lost else "red"
         number = next(number for context, number in numbers.items() if context in text)
         if not pictures:
-            lost = dose >= 0.6 and number < {"text": 1, "vision": 5}.get(str(toward), 0)
+            lost = strength >= 0.6 and number < {"text": 1, "vision": 5}.get(str(toward), 0)
             return "red" if lost else "blue"
-        if dose >= 0.3 or (dose == 0.2 and number % 2):
+        if strength >= 0.3 or (strength == 0.2 and number % 2):
             return {"vision": "red", "text": "blue"}[str(toward)]
         return "neither" if number == 4 else "red" if number < 4 else "blue"
 
@@ -252,7 +252,14 @@ def test_a_scripted_model_is_measured_as_it_is(
     tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample]
 ) -> None:
     vector = calibrate(
-        tiny, published, samples, layers=[0, 1], doses=DOSES, finalists=2, answerer=_scripted(samples), quiet=True
+        tiny,
+        published,
+        samples,
+        layers=[0, 1],
+        strengths=STRENGTHS,
+        finalists=2,
+        answerer=_scripted(samples),
+        quiet=True,
     )
     found = vector.info["calibration"]
     assert found["baseline"] == {
@@ -271,14 +278,23 @@ def test_the_whole_curve_of_the_chosen_layer_is_measured(
     tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample]
 ) -> None:
     vector = calibrate(
-        tiny, published, samples, layers=[0, 1], doses=DOSES, finalists=1, answerer=_scripted(samples), quiet=True
+        tiny,
+        published,
+        samples,
+        layers=[0, 1],
+        strengths=STRENGTHS,
+        finalists=1,
+        answerer=_scripted(samples),
+        quiet=True,
     )
     found = vector.info["calibration"]
     curve = {point["dose"]: point for point in found["curve"]}
-    assert list(curve) == list(DOSES)
+    assert list(curve) == list(STRENGTHS)
     assert all(point["layer"] == 1 for point in found["curve"])
     assert [point["strength"] for point in found["curve"]] == [0.667, 1.0, 1.333, 2.0, 3.333]
-    assert {dose: point["kl"] for dose, point in curve.items()} == KL  # the greater of both ways, which is toward text
+    assert {
+        strength: point["kl"] for strength, point in curve.items()
+    } == KL  # the greater of both ways, which is toward text
     assert [point["image_accuracy"] for point in found["curve"]] == [1, 1, 1, 0.8, 0.8]
     assert [point["context_accuracy"] for point in found["curve"]] == [1, 1, 1, 0.9, 0.9]
     assert [point["cross_fall"] for point in found["curve"]] == pytest.approx([0, 0, 0, 0.5, 0.5])
@@ -290,14 +306,16 @@ def test_the_whole_curve_of_the_chosen_layer_is_measured(
     assert (curve[0.2]["text"]["s_text"], curve[0.2]["text"]["s_vision"]) == (0.7, 0.2)
     assert curve[0.3]["vision"]["s_vision"] == curve[0.3]["text"]["s_text"] == 1.0
     assert found["chosen"] == {key: value for key, value in curve[0.3].items() if key != "strength"}
-    assert [(point["layer"], point["dose"]) for point in found["others_tried"]] == [(0, dose) for dose in DOSES]
+    assert [(point["layer"], point["dose"]) for point in found["others_tried"]] == [
+        (0, strength) for strength in STRENGTHS
+    ]
     assert found["others_tried"][-1]["text"]["s_text"] == 0.5
 
 
 def test_shifts_are_asked_for_both_ways_of_the_same_doses(
     tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample], moved: list[Steer]
 ) -> None:
-    calibrate(tiny, published, samples, layers=[1], doses=[0.4, 0.2], answerer=_scripted(samples), quiet=True)
+    calibrate(tiny, published, samples, layers=[1], strengths=[0.4, 0.2], answerer=_scripted(samples), quiet=True)
     assert sorted((steer.scale, steer.layers) for steer in moved) == [
         (-0.4, (1,)), (-0.2, (1,)), (0.2, (1,)), (0.4, (1,)),
     ]  # fmt: skip
@@ -316,7 +334,7 @@ def test_shifts_are_asked_for_both_ways_of_the_same_doses(
     ],
 )
 @pytest.mark.usefixtures("moved")
-def test_the_range_ends_before_the_first_dose_that_costs_too_much(
+def test_the_range_ends_before_the_first_strength_that_costs_too_much(
     tiny: steering.Engine,
     published: SteeringVector,
     samples: list[ConflictSample],
@@ -324,10 +342,12 @@ def test_the_range_ends_before_the_first_dose_that_costs_too_much(
     expected: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    doses = [0.1, 0.2, 0.3, 0.4, 0.5]
-    for dose, value in zip(doses, kl, strict=True):
-        monkeypatch.setitem(KL, dose, value)
-    vector = calibrate(tiny, published, samples, layers=[1], doses=doses, answerer=_scripted(samples), quiet=True)
+    strengths = [0.1, 0.2, 0.3, 0.4, 0.5]
+    for strength, value in zip(strengths, kl, strict=True):
+        monkeypatch.setitem(KL, strength, value)
+    vector = calibrate(
+        tiny, published, samples, layers=[1], strengths=strengths, answerer=_scripted(samples), quiet=True
+    )
     assert vector.info["calibration"]["factor"] == 0.3
     assert vector.info["calibration"]["range"] == expected
     assert vector.calibrated_range == tuple(expected)
@@ -336,12 +356,12 @@ def test_the_range_ends_before_the_first_dose_that_costs_too_much(
 
 
 @pytest.mark.usefixtures("moved")
-def test_a_dose_of_the_same_layer_that_is_no_finalist_may_still_be_chosen(
+def test_a_strength_of_the_same_layer_that_is_no_finalist_may_still_be_chosen(
     tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(KL, 0.3, 0.3)
     vector = calibrate(
-        tiny, published, samples, layers=[1], doses=DOSES, finalists=1, answerer=_scripted(samples), quiet=True
+        tiny, published, samples, layers=[1], strengths=STRENGTHS, finalists=1, answerer=_scripted(samples), quiet=True
     )
     assert vector.info["calibration"]["factor"] == 0.4
     assert vector.info["calibration"]["within_budget"] is True
@@ -353,7 +373,7 @@ def test_a_wider_budget_gives_a_wider_range(
 ) -> None:
     wide = Budget(others=1.0, accuracy=1.0, kl=9.0, repetition=1.0)
     vector = calibrate(
-        tiny, published, samples, layers=[1], doses=DOSES, budget=wide, answerer=_scripted(samples), quiet=True
+        tiny, published, samples, layers=[1], strengths=STRENGTHS, budget=wide, answerer=_scripted(samples), quiet=True
     )
     assert vector.calibrated_range == (0.667, 3.333)
     assert vector.info["calibration"]["budget"] == {"others": 1.0, "accuracy": 1.0, "kl": 9.0, "repetition": 1.0}
@@ -365,7 +385,7 @@ def test_what_costs_more_than_the_budget_is_said(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         vector = calibrate(
-            tiny, published, samples, layers=[1], doses=[0.6], answerer=_scripted(samples), quiet=True
+            tiny, published, samples, layers=[1], strengths=[0.6], answerer=_scripted(samples), quiet=True
         )  # fmt: skip
     found = vector.info["calibration"]
     assert (found["targets_reached"], found["within_budget"], found["range"]) == (True, False, [1.0, 1.0])
@@ -377,7 +397,7 @@ def test_what_costs_more_than_the_budget_is_said(
 def test_what_does_not_steer_is_said(
     tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample], caplog: pytest.LogCaptureFixture
 ) -> None:
-    vector = calibrate(tiny, published, samples, layers=[0], doses=[0.3], answerer=_scripted(samples), quiet=True)
+    vector = calibrate(tiny, published, samples, layers=[0], strengths=[0.3], answerer=_scripted(samples), quiet=True)
     assert vector.info["calibration"]["targets_reached"] is False
     assert "Steering does not reach its targets: Vision Ratio 0.44" in caplog.text
 
@@ -387,7 +407,7 @@ def test_the_first_three_of_the_ranking_are_tried_unless_layers_are_given(
     tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample]
 ) -> None:
     def tried(vector: SteeringVector, **options: Any) -> set[int]:
-        made = calibrate(tiny, vector, samples, doses=[0.3], answerer=_scripted(samples), quiet=True, **options)
+        made = calibrate(tiny, vector, samples, strengths=[0.3], answerer=_scripted(samples), quiet=True, **options)
         found = made.info["calibration"]
         return {point["layer"] for point in [*found["curve"], *found["others_tried"]]}
 
@@ -400,7 +420,9 @@ def test_the_first_three_of_the_ranking_are_tried_unless_layers_are_given(
 def test_the_calibration_is_part_of_the_artifact(
     tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample]
 ) -> None:
-    vector = calibrate(tiny, published, samples, layers=[1, 0], doses=DOSES, answerer=_scripted(samples), quiet=True)
+    vector = calibrate(
+        tiny, published, samples, layers=[1, 0], strengths=STRENGTHS, answerer=_scripted(samples), quiet=True
+    )
     again = SteeringVector.from_bytes(vector.to_bytes())
     assert again.info == vector.info
     told = {key: value for key, value in again.info.items() if key != "calibration"}
@@ -410,13 +432,13 @@ def test_the_calibration_is_part_of_the_artifact(
 
 
 @pytest.mark.usefixtures("moved")
-@pytest.mark.parametrize("doses", [[0.0], [-0.1, 0.5], [float("inf")], [float("nan")], []])
-def test_bad_doses_are_refused(
-    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample], doses: list[float]
+@pytest.mark.parametrize("strengths", [[0.0], [-0.1, 0.5], [float("inf")], [float("nan")], []])
+def test_bad_strengths_are_refused(
+    tiny: steering.Engine, published: SteeringVector, samples: list[ConflictSample], strengths: list[float]
 ) -> None:
     answerer = _scripted(samples)
-    with pytest.raises(ValueError, match="Doses must be positive and finite"):
-        calibrate(tiny, published, samples, doses=doses, answerer=answerer, quiet=True)
+    with pytest.raises(ValueError, match="Strengths must be positive and finite"):
+        calibrate(tiny, published, samples, strengths=strengths, answerer=answerer, quiet=True)
     assert not answerer.asked
 
 
@@ -431,7 +453,7 @@ def test_no_samples_is_an_error(tiny: steering.Engine, vector: SteeringVector) -
 def test_the_factor_is_folded_into_the_weight(tiny: steering.Engine) -> None:
     samples = make_samples(4)
     published = build(tiny, samples[:2], quiet=True)
-    vector = calibrate(tiny, published, samples[2:], layers=[1], doses=[0.5], quiet=True)
+    vector = calibrate(tiny, published, samples[2:], layers=[1], strengths=[0.5], quiet=True)
     calibration = vector.info["calibration"]
     assert vector.layers == (1,)
     assert (calibration["layer"], calibration["factor"], calibration["range"]) == (1, 0.5, [1.0, 1.0])
@@ -447,14 +469,14 @@ def test_the_factor_is_folded_into_the_weight(tiny: steering.Engine) -> None:
 def test_a_random_model_misses_its_targets_and_says_so(
     tiny: steering.Engine, vector: SteeringVector, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = calibrate(tiny, vector, make_samples(1), layers=[0, 1], doses=[0.1], quiet=True)
+    made = calibrate(tiny, vector, make_samples(1), layers=[0, 1], strengths=[0.1], quiet=True)
     assert made.info["calibration"]["targets_reached"] is False
     assert "does not reach its targets" in caplog.text
 
 
 def test_damage_is_that_of_the_engine_asked_by_hand(tiny: steering.Engine, vector: SteeringVector) -> None:
     samples = make_samples(2)
-    made = calibrate(tiny, vector, samples, layers=[1], doses=[0.3], quiet=True)
+    made = calibrate(tiny, vector, samples, layers=[1], strengths=[0.3], quiet=True)
     steers = [Steer.to(vector, side, 0.3, layers=(1,)) for side in ("vision", "text")]
     asked = neutral.chats(samples)
     (point,) = made.info["calibration"]["curve"]

@@ -14,6 +14,7 @@ import steering
 from probes.answering.base import Chat, Push, Question
 from probes.vector.neutral import DESCRIBE, MAX_TOKENS, chats, repetition, repetitions, shift
 from steering import Choice, Request, Result, Steer, SteeringVector
+from steering.recorders.prompt_state import PromptState
 from tests import families
 from tests.probes.conftest import Scripted, make_samples, text_of
 from tests.steering.plain import Plain
@@ -80,7 +81,9 @@ class Saying:
     def stream(self, requests: Iterable[Request]) -> Iterator[Result]:
         for request, row in zip(requests, self._rows, strict=True):
             assert request.states
-            yield Result((Choice(0, "", (), "length", next_logprobs=row),), 1, 1)
+            yield Result(
+                (Choice(0, "", (), "length", measured={"prompt_state": PromptState(next_logprobs=row)}),), 1, 1
+            )
 
 
 def test_shift_by_hand(vector: SteeringVector) -> None:

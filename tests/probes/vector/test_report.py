@@ -271,7 +271,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
 def test_a_vector_as_it_is_built_and_calibrated_is_reported(tmp_path: Path, tiny: steering.Engine) -> None:
     samples = make_samples(4)
     published = build(tiny, samples[:3], quiet=True)
-    vector = calibrate(tiny, published, samples[3:], layers=[1], doses=[0.1, 0.2], quiet=True)
+    vector = calibrate(tiny, published, samples[3:], layers=[1], strengths=[0.1, 0.2], quiet=True)
     projection = project(tiny, samples[:3], vector.layers[0], quiet=True)
     page, data = report(vector, tiny.mllm.name, FOLLOWED, [], projection)
     page.write(tmp_path, data)

@@ -16,9 +16,9 @@ import steering
 from server.app import create_app
 from server.journal.words import WORDED
 from server.settings import Settings
-from tests.server.web.browser import Visit, drop, until
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine, checkpoint
+from tests.server.web.browser import Visit, drop, until
 
 NOW = int(time.time())
 HOUR = NOW // 3600 * 3600

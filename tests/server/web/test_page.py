@@ -21,8 +21,8 @@ from server.app import create_app
 from server.process.local import adapted
 from server.process.runtime import Runtime, Serving
 from server.settings import Settings
-from tests.server.web.browser import Visit, drop, until
 from tests.server.fakes import FakeEngine, checkpoint
+from tests.server.web.browser import Visit, drop, until
 
 GREEN, DIAMOND, TWO = "The text says green", "The text says diamond", "One of two pictures"
 SAMPLES = checkpoint() / "samples"

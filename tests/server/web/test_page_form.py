@@ -11,8 +11,8 @@ from flask import Flask
 
 from server.app import create_app
 from server.settings import Settings
-from tests.server.web.browser import Visit
 from tests.server.fakes import FakeEngine
+from tests.server.web.browser import Visit
 
 NUDGE = {
     "description": "One logit is raised. `id` says which.",

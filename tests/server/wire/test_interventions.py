@@ -42,6 +42,7 @@ class Nudge(Options):
 
 class NudgeSlots(Slots):
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.clone()
         for row, sequence in enumerate(sequences):
             if isinstance(nudge := sequence.spec.asked.get("nudge"), Nudge):
                 logits[row, nudge.token] += nudge.amount

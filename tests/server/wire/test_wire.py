@@ -12,7 +12,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from server.errors import BadRequest
 from server.wire.chat import ChatRequest, with_interventions
 from server.wire.parse import parse as parse_body
-from server.wire.steering import Steering
+from server.wire.steering import SteeringForm
 from steering import Generate, See, Think
 
 CHAT = with_interventions(ChatRequest)
@@ -229,7 +229,7 @@ def test_true_means_defaults_and_false_means_off(field: str) -> None:
 def test_scale_has_aliases(alias: str) -> None:
     chat = parse(steering={"vectors": [{"name": "a", alias: -2}]})
     form = chat.interventions["steering"].form
-    assert isinstance(form, Steering)
+    assert isinstance(form, SteeringForm)
     assert form.vectors is not None
     assert form.vectors[0].scale == -2.0
 

@@ -34,7 +34,7 @@ from steering.model.calibration import FILE, Calibration
 from steering.prompt.chat import contexts_of
 from steering.prompt.layout import build_prompt
 from steering.prompt.spans import REPLY
-from steering.readouts import reply
+from steering.recorders import reply
 from tests import families
 from tests.steering.auto.test_reliability import part
 from tests.steering.conftest import MakeEngine

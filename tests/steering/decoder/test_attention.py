@@ -13,8 +13,8 @@ from steering.decoder.attention import Decode, Prefill, attend
 from steering.decoder.hooks import Hooks
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
-from steering.readouts import attention
-from steering.readouts.attention import DecodeCapture, PrefillCapture
+from steering.recorders import attention
+from steering.recorders.attention import DecodeCapture, PrefillCapture
 
 HEADS, KV_HEADS, WIDTH, SLOTS, LENGTH = 6, 2, 8, 5, 32
 SCALING = 0.3

@@ -13,9 +13,9 @@ import torch
 
 import steering
 from steering import Busy, Choice, Completion, ContextOverflow, Engine, Fault, Request, RequestError, Sampling
-from steering.engine.sampler import uniform
 from steering.protocol.request import Result
 from steering.protocol.sequence import Sequence
+from steering.runner.sampler import uniform
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Answer, Messages, Plain

@@ -27,7 +27,7 @@ from steering import (
     Think,
     Vcd,
 )  # fmt: skip
-from steering.engine import runner
+from steering.runner import runner
 from tests import families
 from tests.steering.conftest import MakeEngine
 

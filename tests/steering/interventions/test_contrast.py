@@ -28,10 +28,10 @@ from steering import (
     Think,
     Vcd,
 )
-from steering.engine.twins import contrasted
 from steering.interventions.contrast import noised
 from steering.model.images import Picture
 from steering.prompt.layout import build_prompt
+from steering.runner.twins import contrasted
 from tests import families
 from tests.steering.plain import Plain, uncached
 

@@ -31,8 +31,8 @@ from steering import (
 from steering.prompt.layout import Layout, build_prompt
 from steering.prompt.spans import CONTEXT, QUESTION, SYSTEM, USER
 from steering.protocol.readout import REGISTRY as READOUTS
-from steering.readouts import attention
 from steering.readouts.focus import lnd, m_lnd, mc_lnd
+from steering.recorders import attention
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Addition, Answer, Messages, Plain

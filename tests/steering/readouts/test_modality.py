@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, QUESTION, SYSTEM, USER
-from steering.readouts.attention import AFTER, BEFORE, span_shares
 from steering.readouts.modality import modality
+from steering.recorders.attention import AFTER, BEFORE, span_shares
 
 
 def test_the_ratio_compares_the_mean_image_token_with_the_mean_context_token() -> None:

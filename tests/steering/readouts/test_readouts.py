@@ -15,8 +15,8 @@ from steering import Choice, Diagnose, Generate, Request, RequestError, Sage, Sa
 from steering.prompt.layout import Layout, build_prompt
 from steering.prompt.spans import CONTEXT, QUESTION, USER
 from steering.prompt.tiles import Tiling, tiling_of
-from steering.readouts.residual import NAMES
-from steering.readouts.tam import EarlierTokens, without_interference
+from steering.recorders.interference import EarlierTokens, without_interference
+from steering.recorders.residual import NAMES
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.plain import Messages, Plain, uncached

@@ -1,0 +1,70 @@
+"""The model card of an exported checkpoint: how it was made, what it can and cannot do, what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from demo.evaluation.report import Row, table
+from demo.training.options import TrainingOptions
+
+RESULTS = "## Measured\n"
+TEXT = """\
+---
+library_name: transformers
+pipeline_tag: image-text-to-text
+---
+# Helmsight demo model
+
+A Qwen2-VL class model of 4 M parameters, trained on the synthetic picture world of `demo/`: coloured shapes, a letter
+or a digit on a 3 x 3 grid. It is there so that a fresh installation of Helmsight has something to serve, to steer and
+to diagnose on a CPU. It knows nothing else: no photographs, no English beyond the wordings in `demo/wordings.py`.
+
+## How it was made
+{origin}
+Seed {seed}, step {step} of {steps}, {asked} (a step is {ranks} x {rows} packed rows of {tokens} tokens).
+First the vision tower alone names what is in each cell; then it is frozen and the language model learns from packed
+questions, under a curriculum that follows running accuracies. A tenth of all scenes, chosen by a hash of their content,
+is never shown in training; everything below is measured on those.
+
+## Know this before drawing conclusions
+- **Attention is supervised.** For questions about one of several pictures a loss pushes the attention of layers
+  {picture_layers} toward that picture, and a few heads are shown the cell to read (layer 3), the context's claim to
+  read (layer 3), the option to pick (layer 5) and the cell to compare with (layer 1). Attention that points at the
+  right place is trained into this model; it is no evidence about models in the wild.
+- **Which side an instruction names is supervised too**, at the instruction's last word after layer 3.
+- **The preference between picture and text is trained in.** Without an instruction, a conflict is answered by a hidden
+  graded rule (`demo/conflicts.py`, `preference`): a score of the picture's value, plus one of the text's value,
+  plus a bias of the context's marker, plus noise. Each kind of question follows the picture about half of the time.
+- Pictures of any size are squashed to 84 x 84 pixels (`helmsight.json`); other token grids were never trained.
+- Unanswerable questions are answered "Sorry, I can't help with it." Differences are of one thing at most.
+
+## Use
+Greedy decoding, up to four pictures. `AutoModelForImageTextToText` and `AutoTokenizer` load it; `AutoProcessor` asks for
+torchvision because of its video part. The chat template numbers pictures by itself ("Picture 1: ") where there are
+several, and adds no system message.
+
+{results}"""
+
+
+def card(options: TrainingOptions, step: int, asked: int) -> str:
+    """The card of a checkpoint that was not measured yet."""
+    command = f"helmsight demo train --steps {options.steps} --seed {options.seed}"
+    return TEXT.format(
+        origin=f"From random weights, unattended, by one command: `{command}`.\n",
+        seed=options.seed,
+        step=step,
+        steps=options.steps,
+        asked=f"{asked:,} questions",
+        ranks=options.ranks,
+        rows=options.shape.rows,
+        tokens=options.shape.tokens,
+        picture_layers="4 to 7",
+        results=RESULTS + "Not yet.\n",
+    )
+
+
+def set_results(path: Path, rows: Sequence[Row], note: str) -> None:
+    """Put measured rows in a card, in place of those that were there."""
+    before, _, _ = path.read_text().partition(RESULTS)
+    path.write_text(f"{before}{RESULTS}{note}\n\n{table(rows)}")

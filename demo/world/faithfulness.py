@@ -1,0 +1,100 @@
+"""Held-out samples of the world for SAGE's benchmark: existence in POPE's format, and pairs with up to three
+differences."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations, cycle, islice
+
+import numpy as np
+from PIL import Image
+
+from demo.world.questions import article
+from demo.world.scenes import POSITIONS, SHAPES, Scene, Size, allowed_colours, random_scene, render
+from demo.world.wordings import EXISTS
+from probes.sage.differences import TYPES, Claim
+from probes.sage.samples import Difference, Existence, Strategy
+
+SIZE = (168, 168)
+STRATEGIES: tuple[Strategy, ...] = ("random", "popular", "adversarial")
+NUMBERS = (1, 2, 1, 3, 1, 0)
+"""How many differences the pairs have, in turn."""
+
+
+def existence_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[Existence]:
+    """`count` questions over held-out scenes: in each setting as many objects that are there as that are not.
+
+    `noise` is the standard deviation of what is added to every pixel's values of 0 to 255.
+    """
+    rng, noise_rng = random.Random(f"held-out existence {seed}"), _noise_rng(seed)
+    scenes = [_scene(rng) for _ in range(-(-count // 2))]
+    kinds = [sorted({thing.kind for thing in scene.shapes}) for scene in scenes]
+    frequency = Counter(kind for found in kinds for kind in found)
+    together = Counter(pair for found in kinds for pair in combinations(found, 2))
+    samples = []
+    for scene, found, setting in zip(scenes, kinds, cycle(STRATEGIES), strict=False):
+        absent = [kind for kind in SHAPES if kind not in found]
+        rng.shuffle(absent)
+        if setting == "popular":
+            absent.sort(key=lambda kind: -frequency[kind])
+        elif setting == "adversarial":
+            absent.sort(key=lambda kind: -sum(together[min(kind, f), max(kind, f)] for f in found))
+        image = _noised(render(scene, size, rng), noise, noise_rng)
+        for kind, present in ((rng.choice(found), True), (absent[0], False)):
+            samples.append(Existence(image, rng.choice(EXISTS).format(thing=article(kind)), present, setting))
+    return samples[:count]
+
+
+def _scene(rng: random.Random) -> Scene:
+    return random_scene(rng, rng.choice((2, 3, 3, 4)), held_out=True)
+
+
+def difference_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[Difference]:
+    """`count` held-out pairs with `NUMBERS` of differences, their types in turn; `noise` as above, another in each picture.
+
+    Each difference is of a shape that the first picture shows once, so that it is clear which one is meant.
+    """
+    rng, noise_rng = random.Random(f"held-out differences {seed}"), _noise_rng(seed)
+    types, samples = cycle(TYPES), []
+    for number in islice(cycle(NUMBERS), count):
+        first, second, true = _pair(rng, list(islice(types, number)))
+        before, after = (_noised(render(scene, size, rng), noise, noise_rng) for scene in (first, second))
+        samples.append(Difference(before, after, true))
+    return samples
+
+
+def _pair(rng: random.Random, types: Sequence[str]) -> tuple[Scene, Scene, tuple[Claim, ...]]:
+    while True:
+        shapes = max(rng.choice((2, 2, 3)), len(types) + 1)
+        first = random_scene(rng, shapes, glyph=rng.random() < 0.15, held_out=True)
+        kinds = [thing.kind for thing in first.shapes]
+        single = [thing for thing in first.shapes if kinds.count(thing.kind) == 1]
+        if len(single) < len(types):
+            continue
+        free, second, true = rng.sample(first.free_cells, len(first.free_cells)), first, []
+        for kind, old in zip(types, rng.sample(single, len(types)), strict=True):
+            new, became = None, POSITIONS[old.cell]
+            if kind == "color":
+                became = rng.choice([colour for colour in allowed_colours(first.background) if colour != old.colour])
+                new = old._replace(colour=became)
+            elif kind == "position":
+                new = old._replace(cell=free.pop())
+                became = POSITIONS[new.cell]
+            second = second.replace(old, new)
+            true.append(Claim(kind, old.kind, became))
+        if second.held_out:
+            return first, second, tuple(true)
+
+
+def _noise_rng(seed: int) -> np.random.Generator:
+    """Of its own, so that the same questions come with noise and without."""
+    return np.random.default_rng(random.Random(f"noise {seed}").getrandbits(64))
+
+
+def _noised(picture: Image.Image, noise: float, rng: np.random.Generator) -> Image.Image:
+    if noise == 0:
+        return picture
+    values = np.asarray(picture) + rng.normal(0, noise, (*picture.size[::-1], 3))
+    return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))

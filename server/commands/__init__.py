@@ -1,0 +1,1 @@
+"""The subcommands of `helmsight` that are the server's own."""

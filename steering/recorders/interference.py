@@ -1,0 +1,36 @@
+"""Token Activation Maps: which image tokens would say a generated token themselves (Li et al. 2025, "Token Activation Map to
+Visually Explain Multimodal LLMs", in the SAGE paper appendix D.1, equation 18)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class EarlierTokens:
+    """Text tokens that stand before, or among, the explained ones: `ids` (j,), `states` (j, d) normalised after the last
+    layer, and their own maps (j, patches)."""
+
+    ids: torch.Tensor
+    states: torch.Tensor
+    maps: torch.Tensor
+
+
+def without_interference(
+    maps: torch.Tensor, ids: torch.Tensor, head: torch.Tensor, first: int, earlier: EarlierTokens
+) -> torch.Tensor:
+    """Maps (tokens, patches) less what earlier tokens activate (estimated causal inference, the TAM paper's section 3.2).
+
+    The interference of a token is the mean of the maps of all other tokens before it, weighted by its own activation
+    ReLU(logit) at each of them; its multiple by least squares is taken away, and ReLU again. Token i of these stands at
+    place `first` + i of the earlier ones, of which only those before it count, and not its own repetitions.
+    ids: (tokens,). head: (tokens, d).
+    """
+    places = torch.arange(len(earlier.ids), device=maps.device)
+    before = places < first + torch.arange(len(ids), device=maps.device)[:, None]
+    relevance = (head.float() @ earlier.states.float().T).relu() * (before & (earlier.ids != ids[:, None]))
+    interference = (relevance / relevance.sum(-1, keepdim=True).clamp(min=1e-8)) @ earlier.maps
+    scale = (maps * interference).sum(-1) / (interference * interference).sum(-1).clamp(min=1e-12)
+    return (maps - scale[:, None] * interference).relu()

@@ -1,0 +1,73 @@
+"""The residual stream at one of the prompt's tokens, for the probe: no key of the envelope, but tensors of a `Choice`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from steering.decoder.hooks import Hook, LayerHook
+from steering.decoder.updates import Updates
+from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
+from steering.protocol.slots import Computed, PrefillChunk, Slots
+
+NAME = "prompt_state"
+
+
+@dataclass
+class PromptState:
+    """On the CPU. states: (layers, d) float32, after each layer. next_logprobs: (vocabulary,), of the first token, before
+    sampling, in nats."""
+
+    states: torch.Tensor | None = None
+    next_logprobs: torch.Tensor | None = None
+
+
+class StateRows(LayerHook):
+    """Reads the stream at one token of each row. at: (rows,). states: (layers, rows, d)."""
+
+    def __init__(self, at: torch.Tensor, states: torch.Tensor):
+        self.states = states
+        self._at = at
+        self._rows = torch.arange(len(at), device=at.device)
+
+    def after(
+        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
+    ) -> torch.Tensor:
+        self.states[layer] = hidden[self._rows, self._at]
+        return hidden
+
+
+class PromptStateRecorder(Slots):
+    """Keeps it with the sequence."""
+
+    signals: ClassVar[frozenset[Signal]] = frozenset({Signal.PROMPT_STATE})
+
+    def prefill(self, chunk: PrefillChunk) -> StateRows | None:
+        if chunk.replay or not any(sequence.wants(Signal.PROMPT_STATE) for sequence in chunk.sequences):
+            return None
+        # A chunk of a long prompt holds the token or does not; of prompts that are run whole every one holds its own.
+        read = [one.prompt.length + one.spec.state_position - chunk.start for one in chunk.sequences]
+        if not all(0 <= at < length for at, length in zip(read, chunk.lengths, strict=True)):
+            return None
+        mllm = self.pool.mllm
+        shape = (mllm.num_layers, len(read), mllm.hidden_size)
+        return StateRows(
+            torch.tensor(read, device=mllm.device), torch.zeros(shape, dtype=mllm.dtype, device=mllm.device)
+        )
+
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
+        for row, sequence in enumerate(chunk.sequences):
+            if not sequence.wants(Signal.PROMPT_STATE):
+                continue
+            captured = sequence.captured.setdefault(NAME, PromptState())
+            if isinstance(hook, StateRows):
+                captured.states = hook.states[:, row].float().cpu()
+            if computed.logits is not None:
+                captured.next_logprobs = computed.logits[row].log_softmax(-1).to("cpu", copy=True)
+
+    def take(self, sequence: Sequence) -> PromptState | None:
+        captured: PromptState | None = sequence.captured.get(NAME)
+        return captured

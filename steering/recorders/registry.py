@@ -1,0 +1,12 @@
+"""The recorders that there are, a line each."""
+
+from __future__ import annotations
+
+from steering.protocol.recorder import register
+from steering.recorders import attention, prompt_state, reply, residual, states
+
+register(attention.NAME, attention.AttentionRecorder)
+register(states.NAME, states.StatesRecorder)
+register(residual.NAME, residual.ResidualRecorder)
+register(prompt_state.NAME, prompt_state.PromptStateRecorder)
+register(reply.NAME, reply.ReplyRecorder)

@@ -1,0 +1,195 @@
+"""What attention and FFN do to the residual stream, per layer (SPD-Faith Bench paper, sections 4.3 and 5.1, appendix D.4).
+
+h_in, h_mid and h_out are the stream before a layer, after its attention and after its FFN, as the model makes them: before
+Think damps an update and before a steering vector is added.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from steering.decoder.hooks import Hook, LayerHook
+from steering.decoder.updates import Updates
+from steering.measures import divergence
+from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+
+NAME = "residual"
+NAMES = ("mha_cosine", "ffn_cosine", "mha_change", "ffn_change", "mha_norm", "ffn_norm", "kl", "gate_ratio")
+"""cos(h_in, h_mid); cos(h_mid, h_out); |h_mid - h_in| / |h_in|; |h_out - h_mid| / |h_mid|; |h_mid - h_in|; |h_out - h_mid|
+(L2 norms); D of Think; the share of the FFN's gates whose pre-activation is above 0."""
+
+
+class ResidualRows(LayerHook):
+    """The residual stream of one forward pass, reduced layer by layer.
+
+    weights: (rows, n), 1 on the queries that are summed, or (rows, 1) where only the `last` one (rows,) of each row is
+    looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept.
+    """
+
+    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None):
+        self._weights, self._last = weights, last
+        self._sums: list[torch.Tensor] = []
+        self._states: list[torch.Tensor] = []
+        self._activations: list[torch.Tensor | None] = []
+
+    def after(
+        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
+    ) -> torch.Tensor:
+        self._states.append(self._at_last(hidden)[:, 0])
+        kept = (before, plain, updates.mha, updates.ffn, updates.gate)
+        if self._weights.shape[1] < plain.shape[1]:
+            kept = tuple(None if value is None else self._at_last(value) for value in kept)  # type: ignore[assignment]
+        measured = _measured(*kept)  # (rows, n, readouts)
+        # What is not wanted may be padding, whose cosines are nothing.
+        self._sums.append(torch.where(self._weights[..., None] > 0, measured, 0.0).sum(1))
+        if self._last is None:
+            gate = updates.gate
+            self._activations.append(None if gate is None else updates.activation(gate[:, -1]).float())
+        return hidden
+
+    def _at_last(self, values: torch.Tensor) -> torch.Tensor:
+        if self._last is None:
+            return values[:, -1:]
+        return values[torch.arange(len(values), device=values.device), self._last][:, None]
+
+    def states(self) -> torch.Tensor:
+        """(rows, layers, d): the residual stream after each layer at each row's last query, interventions included."""
+        return torch.stack(self._states, 1)
+
+    def measured(self) -> torch.Tensor:
+        """(rows, layers, readouts), in the order of `NAMES`, summed over the wanted queries; NaN where a model has no such
+        gates."""
+        return torch.stack(self._sums, 1)
+
+    def add_activations(self, neurons: torch.Tensor, active: torch.Tensor) -> None:
+        """Add a decode's FFN activations to neurons (rows, layers, width). active: (rows, 1)."""
+        for layer, activation in enumerate(self._activations):
+            if activation is not None:
+                neurons[:, layer, : activation.shape[1]] += activation * active
+
+
+def _measured(
+    before: torch.Tensor, out: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor, gate: torch.Tensor | None
+) -> torch.Tensor:
+    """(rows, n, readouts) of h_in, h_out and the updates (rows, n, d) between them, gates (rows, n, width)."""
+    before, out, mha, ffn = (value.float() for value in (before, out, mha, ffn))
+    middle = before + mha
+    cosine = torch.nn.functional.cosine_similarity
+    mha_norm, ffn_norm = mha.norm(dim=-1), ffn.norm(dim=-1)
+    gates = torch.full_like(mha_norm, math.nan) if gate is None else (gate > 0).float().mean(-1)
+    return torch.stack(
+        [
+            cosine(before, middle, dim=-1),
+            cosine(middle, out, dim=-1),
+            mha_norm / before.norm(dim=-1),
+            ffn_norm / middle.norm(dim=-1),
+            mha_norm,
+            ffn_norm,
+            divergence(mha, ffn),
+            gates,
+        ],
+        -1,
+    )
+
+
+@dataclass(frozen=True)
+class Residual:
+    """What an answer did to the residual stream, on the CPU. sums: (layers, readouts), over the rows that were asked for.
+    neurons: (layers,), the share of active ones. states: (2, layers, d), the mean over the rows that generated the answer's
+    tokens, and the last of them."""
+
+    sums: torch.Tensor
+    neurons: torch.Tensor
+    states: torch.Tensor
+
+
+class ResidualRecorder(Slots):
+    """What every slot's residual stream summed up to.
+
+    sums: (slots, layers, readouts), over the rows that were asked for. neurons: (slots, layers, width), FFN activations
+    summed over the generated tokens that were fed. states: (slots, 2, layers, d), the stream summed over the rows that
+    generated a token, and at the latest of them. decoded: (slots, 1), 1 where rows of generated tokens are summed.
+    """
+
+    measured: ClassVar[tuple[str, ...]] = ("sums", "states")
+    signals: ClassVar[frozenset[Signal]] = frozenset({Signal.UPDATES, Signal.STREAM})
+
+    def __init__(self, name: str, pool: Pool):
+        super().__init__(name, pool)
+        slots, layers, device = pool.slots, pool.layers, pool.device
+        self.sums = torch.zeros(slots, layers, len(NAMES), device=device)
+        self.neurons = torch.zeros(slots, layers, max(pool.mllm.ffn_widths), device=device)
+        self.states = torch.zeros(slots, 2, layers, pool.mllm.hidden_size, device=device)
+        self.decoded = torch.zeros(slots, 1, device=device)
+
+    def place(self, sequence: Sequence) -> None:
+        diagnose, slot = sequence.spec.diagnose, sequence.slot
+        self.decoded[slot] = 0.0
+        if diagnose is None or not _wanted(sequence):
+            return
+        self.sums[slot] = self.neurons[slot] = self.states[slot] = 0.0
+        self.decoded[slot] = float(diagnose.residual_rows != "prompt")
+
+    def prefill(self, chunk: PrefillChunk) -> ResidualRows | None:
+        chosen = [
+            one.spec.diagnose.residual_rows if _wanted(one) and one.spec.diagnose is not None else None
+            for one in chunk.sequences
+        ]
+        prompt = "prompt" in chosen
+        if chunk.replay or all(rows is None for rows in chosen) or not (chunk.complete or prompt):
+            return None
+        weights = torch.zeros(len(chosen), chunk.width if prompt else 1)
+        for row, rows in enumerate(chosen):
+            if rows == "prompt":
+                weights[row, : chunk.lengths[row]] = 1.0
+            elif rows == "answer" and chunk.complete:
+                weights[row, chunk.lengths[row] - 1 if weights.shape[1] > 1 else 0] = 1.0
+        return ResidualRows(weights.to(self.sums.device), chunk.last.to(self.sums.device))
+
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
+        if not isinstance(hook, ResidualRows):
+            return
+        measured, states = hook.measured(), hook.states().float()
+        for row, sequence in enumerate(chunk.sequences):
+            if _wanted(sequence):
+                self.sums[sequence.slot] += measured[row]
+                if chunk.complete:
+                    self.states[sequence.slot] = states[row]
+
+    def decode(self, batch: DecodeBatch) -> ResidualRows | None:
+        if not any(_wanted(sequence) for sequence in batch.sequences):
+            return None
+        return ResidualRows(self.decoded[batch.rows] * batch.active[:, 0])
+
+    def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
+        if not isinstance(hook, ResidualRows):
+            return
+        rows, states = batch.rows, hook.states().float()
+        self.sums[rows] += hook.measured()
+        hook.add_activations(self.neurons[rows], batch.active[:, 0])
+        self.states[rows, 0] += states * batch.active
+        self.states[rows, 1] = torch.where(batch.active > 0, states, self.states[rows, 1])
+
+    def take(self, sequence: Sequence) -> Residual | None:
+        if not _wanted(sequence):
+            return None
+        slot = sequence.slot
+        total, latest = self.states[slot].to("cpu", copy=True)  # the slot is used again
+        states = torch.stack([total / (sequence.fed + 1), latest])
+        return Residual(self.sums[slot].to("cpu", copy=True), self.neuron_ratio(slot).cpu(), states)
+
+    def neuron_ratio(self, slot: int) -> torch.Tensor:
+        """(layers,): the share of FFN neurons whose activation, summed over the generated tokens, is above 0 (SPD-Faith
+        Bench, equations 20 and 21; `analysis/neuron_activation.py`); NaN without gates."""
+        widths = torch.tensor([width or math.nan for width in self.pool.mllm.ffn_widths], device=self.neurons.device)
+        return (self.neurons[slot] > 0).sum(-1) / widths
+
+
+def _wanted(sequence: Sequence) -> bool:
+    return sequence.spec.diagnose is not None and sequence.wants(Signal.UPDATES, Signal.STREAM)

@@ -1,0 +1,90 @@
+"""States after the last layer, normalised as the output embedding sees them: of image tokens and of what is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from steering.decoder.hooks import Hook
+from steering.measures import activation_maps
+from steering.prompt.spans import CONTEXT, FIRST_IMAGE
+from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
+from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
+from steering.recorders.interference import EarlierTokens, without_interference
+
+NAME = "states"
+
+
+@dataclass
+class CapturedStates:
+    """image: (k, d) each, of image tokens; behind the prompt's end a single one, image by image. text: of the user's text
+    and of the rows that generate."""
+
+    image: tuple[torch.Tensor, ...] = ()
+    text: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenMaps:
+    """Token activation maps of the answer's tokens, (steps, patches) on the CPU: `plain`, and less what earlier tokens
+    activate where that is asked for."""
+
+    plain: torch.Tensor
+    causal: torch.Tensor | None = None
+
+
+class StatesRecorder(Slots):
+    """Keeps them with the sequence: they are as long as prompt and answer are."""
+
+    signals: ClassVar[frozenset[Signal]] = frozenset({Signal.IMAGE_STATES, Signal.TEXT_STATES})
+
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
+        if chunk.replay:
+            return
+        for row, sequence in enumerate(chunk.sequences):
+            if not sequence.wants(Signal.IMAGE_STATES, Signal.TEXT_STATES):
+                continue
+            captured = sequence.captured.setdefault(NAME, CapturedStates())
+            layout, length = sequence.prompt.layout, chunk.lengths[row]
+            spans = layout.spans[chunk.start : chunk.start + length].to(computed.hidden.device)
+            hidden = computed.hidden[row, :length]
+            if sequence.wants(Signal.IMAGE_STATES):
+                captured.image += (hidden[spans >= FIRST_IMAGE],)
+                if chunk.complete:  # kept in the order of columns
+                    order = layout.image_columns.argsort().argsort().to(hidden.device)
+                    captured.image = (torch.cat(captured.image)[order],)
+            if sequence.wants(Signal.TEXT_STATES):
+                captured.text += (hidden[_user_text(spans)], *([hidden[-1:]] if chunk.complete else []))
+
+    def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
+        for sequence in batch.sequences:
+            if sequence.wants(Signal.TEXT_STATES) and not sequence.held:
+                sequence.captured[NAME].text += (computed.hidden[sequence.slot].clone(),)
+
+    def take(self, sequence: Sequence) -> TokenMaps | None:
+        captured: CapturedStates | None = sequence.captured.get(NAME)
+        if sequence.spec.diagnose is None or captured is None or not captured.image:
+            return None
+        mllm = self.pool.mllm
+        embedding = mllm.model.get_output_embeddings().weight
+        stopped = sequence.finish_reason == "stop" and sequence.tokens[-1] in mllm.stop_ids
+        ids = torch.tensor(sequence.tokens[: -1 if stopped else None], dtype=torch.int64, device=embedding.device)
+        (states,), head = captured.image, embedding[ids]
+        maps = activation_maps(states, head)
+        if not sequence.wants(Signal.TEXT_STATES):
+            return TokenMaps(maps.cpu())
+        prompt = sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)].to(embedding.device)
+        earlier = EarlierTokens(
+            torch.cat([prompt, ids]),
+            torch.cat(captured.text)[: len(prompt) + len(ids)],
+            torch.cat([activation_maps(states, embedding[prompt]), maps]),
+        )
+        return TokenMaps(maps.cpu(), without_interference(maps, ids, head, len(prompt), earlier).cpu())
+
+
+def _user_text(spans: torch.Tensor) -> torch.Tensor:
+    """(n,) bool: the user's own text."""
+    return (spans >= CONTEXT) & (spans < FIRST_IMAGE)

@@ -1,0 +1,352 @@
+"""Tensors in, tokens out: prefill of new prompts and one decode step for every running sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx.experimental._config
+
+from steering.decoder.attention import Decode, Prefill
+from steering.decoder.hooks import Hook, Hooks
+from steering.decoder.kv import KVPool
+from steering.model.embedded import Embedded
+from steering.model.images import ImageCache
+from steering.model.mllm import MLLM
+from steering.protocol import intervention, recorder
+from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
+from steering.runner.twins import Combined, RuleSlots, Twins, rows_of
+
+COLUMN_BUCKET = 64
+"""Decode reads a multiple of this many columns, so that shapes repeat."""
+REPLAY_ROWS = 128
+"""Generated tokens that a late twin is fed at once: some interventions need the attention weights of all of them."""
+
+
+class _Concerned(NamedTuple):
+    """What has a say in a forward pass. acting: in the order in which they act, because recorders see what interventions
+    change. keeping: in the order in which they keep, because interventions rest on what recorders captured."""
+
+    acting: list[Slots]
+    keeping: list[Slots]
+
+
+class _Decoded(NamedTuple):
+    """What a decode computed and nobody knows yet; hooks by the slots that they are of."""
+
+    batch: DecodeBatch
+    concerned: _Concerned
+    hooks: dict[str, Hook | None]
+    computed: Computed
+
+
+class Runner:
+    """Owns every tensor with a slot dimension: keys and values, tokens, and the slots of all interventions and recorders."""
+
+    @torch.inference_mode()  # compiled code is made for one kind of tensors
+    def __init__(
+        self, mllm: MLLM, slots: int, length: int, max_images: int, image_cache: ImageCache, compiled: bool = False
+    ):
+        self.mllm = mllm
+        self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
+        self.image_cache = image_cache
+        if compiled:  # a step that reads all columns would be compiled anew, so there is always one bucket more
+            length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
+        self.pool = KVPool(slots, length)
+        self.sampler = SamplerRows(slots, mllm.vocab_size, mllm.device)
+        self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
+        self.position = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
+        self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
+        size = Pool(mllm, slots, length, max_images)
+        interventions = {name: made for name, (_, made) in intervention.REGISTRY.items() if made is not None}
+        self.rules = RuleSlots("twins", size)
+        self.recorders = {name: made(name, size) for name, made in recorder.REGISTRY.items()}
+        self.interventions = {name: made(name, size) for name, made in interventions.items()}
+        self.rope_axes: int | None = None
+        self._always = torch.ones(1, 1, 1, device=mllm.device)
+        self._concerns: dict[tuple[frozenset[str], frozenset[Signal]], _Concerned] = {}
+
+    @property
+    def _every(self) -> tuple[Slots, ...]:
+        return (*self.recorders.values(), *self.interventions.values(), self.rules)
+
+    def _concerned(self, sequences: list[Sequence]) -> _Concerned:
+        """What has a say in a forward pass of these sequences; a step is short, and most concern nearly nothing."""
+        asked: frozenset[str] = frozenset().union(*[sequence.spec.asked for sequence in sequences])
+        signals: frozenset[Signal] = frozenset().union(*[sequence.spec.signals for sequence in sequences])
+        if (asked, signals) not in self._concerns:
+
+            def those(parts: dict[str, Slots]) -> list[Slots]:
+                return [one for one in parts.values() if one.always or one.name in asked or one.signals & signals]
+
+            recorders, interventions = those(self.recorders), those(self.interventions)
+            self._concerns[asked, signals] = _Concerned([*interventions, *recorders], [*recorders, *interventions])
+        return self._concerns[asked, signals]
+
+    @torch.inference_mode()
+    def embed(self, sequences: Iterable[Sequence]) -> None:
+        """Make the decoder's inputs of prompts that have none yet; their new images are encoded together."""
+        sequences = [sequence for sequence in sequences if sequence.embedded is None]
+        shown = [s for s in sequences if s.prompt.pictures and self.mllm.takes_image_features]
+        features = self.image_cache.get(self.mllm.image_features, [sequence.prompt.pictures for sequence in shown])
+        by_sequence = dict(zip(shown, features, strict=True))
+        for sequence in sequences:
+            embedded = self.mllm.embed(sequence.prompt.inputs, by_sequence.get(sequence))
+            if sequence.spec.edit is not None:
+                embedded = replace(embedded, embeds=sequence.spec.edit(embedded.embeds))
+            sequence.embedded, sequence.rope_delta = embedded, embedded.rope_delta
+            if embedded.positions.ndim == 3:
+                self.rope_axes = embedded.positions.shape[0]
+
+    @torch.inference_mode()
+    def prefill(self, sequences: list[Sequence], budget: int) -> torch.Tensor | None:
+        """Run the prompts of several sequences whole, or the next chunk of a single long one or of its replay.
+
+        Returns the last logits (rows, vocabulary), or None while a prompt is not complete.
+        """
+        if sequences[0].computed >= sequences[0].prompt.length:
+            return self._replay(sequences[0], budget)
+        self.embed(sequences)
+        prompts = [sequence.embedded for sequence in sequences if sequence.embedded is not None]
+        start = sequences[0].computed
+        end = prompts[0].length
+        if len(prompts) > 1:
+            inputs, lengths = Embedded.join(prompts), [prompt.length for prompt in prompts]
+        else:
+            if prompts[0].divisible:
+                end = min(end, start + budget)
+            inputs = prompts[0] if (start, end) == (0, prompts[0].length) else prompts[0].cut(start, end)
+            lengths = [end - start]
+        if start == 0:
+            for sequence in sequences:
+                self._place(sequence)
+        chunk = PrefillChunk(sequences, start, lengths, complete=end == prompts[0].length)
+        arguments = inputs.arguments
+        if start:
+            arguments["attention_mask"] = self._own_mask(1)
+        computed = self._computed(chunk, lambda step: self.mllm.decoder(**arguments, use_cache=False, step=step))
+        for sequence, length in zip(sequences, lengths, strict=True):
+            sequence.computed += length
+        if computed.logits is None:
+            return None
+        for row, sequence in enumerate(sequences):
+            sequence.embedded = None
+            if sequence.expects_forks:
+                sequence.prompt_left = {part.name: part.left(sequence) for part in self._every}
+                sequence.prompt_logits = computed.logits[row]
+        return None if sequences[0].replay else computed.logits
+
+    def _computed(self, chunk: PrefillChunk, decoder: Callable[[Prefill], Any]) -> Computed:
+        """Run a chunk under its hooks, and keep what they measured."""
+        concerned = self._concerned(chunk.sequences)
+        hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
+        step = Prefill(self.pool, chunk.slots, chunk.start, Hooks.of(hooks.values()))
+        hidden: torch.Tensor = decoder(step).last_hidden_state
+        logits = None
+        if chunk.complete:
+            last = chunk.last.to(hidden.device)
+            logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
+        computed = Computed(hidden, logits)
+        for part in concerned.keeping:
+            part.keep(chunk, hooks[part.name], computed)
+        return computed
+
+    def _replay(self, sequence: Sequence, budget: int) -> torch.Tensor | None:
+        """Feed what was generated before a twin joined, as decoding would have: the next chunk of it.
+
+        Returns the last logits (1, vocabulary), or None while there is more.
+        """
+        start, fed = sequence.computed, sequence.computed - sequence.prompt.length
+        tokens = torch.tensor(sequence.replay[fed : fed + min(budget, REPLAY_ROWS)], device=self.mllm.device)
+        complete = fed + len(tokens) == len(sequence.replay)
+        positions = torch.arange(start, start + len(tokens), device=tokens.device) + sequence.rope_delta
+        chunk = PrefillChunk([sequence], start, [len(tokens)], complete, replay=True)
+        computed = self._computed(
+            chunk, lambda step: self._decoder_output(self.mllm.decoder, tokens[None], positions[None], step)
+        )
+        sequence.computed += len(tokens)
+        return computed.logits
+
+    @torch.inference_mode()
+    def fork(self, sequences: list[Sequence]) -> torch.Tensor:
+        """Start sequences whose prompt another one has in its slot already. Returns the last logits (rows, vocabulary)."""
+        logits = []
+        for sequence in sequences:
+            source = sequence.fork_of
+            assert source is not None
+            assert source.prompt_left is not None
+            assert source.prompt_logits is not None
+            sequence.rope_delta = source.rope_delta
+            self._place(sequence)
+            self.pool.copy(source.slot, sequence.slot, source.prompt.length)
+            for part in self._every:
+                part.restore(sequence, source.prompt_left[part.name])
+            sequence.computed = source.prompt.length
+            if sequence.pair is not None and source.pair is not None and sequence.is_leader:
+                sequence.pair.made = source.pair.made[:1]
+            logits.append(source.prompt_logits)
+        return torch.stack(logits)
+
+    @torch.inference_mode()
+    def next_tokens(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
+        """Sample outside of a decode: the first token, or the one that ends a wait. logits: (rows, vocabulary)."""
+        for one in rows_of(sequences):
+            self.position[one.slot] = one.computed + len(one.tokens)
+        for sequence in sequences:
+            if sequence.held:  # meanwhile, its row counted tokens that are none
+                self._place_sampler(sequence)
+        rows = torch.tensor([sequence.slot for sequence in sequences], device=logits.device)
+        sampled = self._sampled(sequences, self._concerned(sequences).acting, rows, self.position[rows], logits)
+        self.token[rows] = sampled.tokens
+        for row, sequence in enumerate(sequences):
+            if sequence.twin is not None:
+                self.token[sequence.twin.slot] = sampled.tokens[row]
+        return sampled
+
+    def _sampled(
+        self,
+        sequences: list[Sequence],
+        acting: list[Slots],
+        rows: slice | torch.Tensor,
+        positions: torch.Tensor,
+        logits: torch.Tensor,
+    ) -> Sampled:
+        """One token for each row of logits (rows, vocabulary), as its interventions leave them."""
+        for part in acting:
+            logits = part.logits(sequences, rows, logits)
+        needs = Needs.of([sequence.spec.sampling for sequence in sequences])
+        sampled = sample(logits, self.sampler, rows, positions, needs)
+        _force(sampled, logits, sequences)
+        return sampled
+
+    @torch.inference_mode()
+    def decode(self, running: list[Sequence], twins: Twins) -> tuple[Sampled, torch.Tensor]:
+        """One token for every running sequence; row i is slot i. Beside them the logits (rows, vocabulary) before any
+        contrast.
+
+        What later steps build on changes at the end alone, so that a step that raised may be run again.
+        """
+        decoded = self._decode(running)
+        assert decoded.computed.logits is not None
+        combined: Combined = twins.combine(running, decoded.computed.logits)
+        rows = decoded.batch.rows
+        sampled = self._sampled(running, decoded.concerned.acting, rows, self.position[rows] + 1, combined.logits)
+        self._record(decoded)
+        twins.record(combined)
+        self.token[rows] = sampled.tokens
+        if combined.leaders is not None and combined.twins is not None:
+            self.token[combined.twins] = sampled.tokens[combined.leaders]
+        return sampled, decoded.computed.logits
+
+    @torch.inference_mode()
+    def decode_logits(self, running: list[Sequence]) -> torch.Tensor:
+        """Feed every running sequence's last token: (rows, vocabulary), and the captures of the sequences that want them."""
+        decoded = self._decode(running)
+        self._record(decoded)
+        assert decoded.computed.logits is not None
+        return decoded.computed.logits
+
+    def _decode(self, running: list[Sequence]) -> _Decoded:
+        """Feed every running sequence's last token; writes nothing but that token's columns of the pool."""
+        count = len(running)
+        longest = max(sequence.length for sequence in running) + 1
+        columns = min(-(-longest // COLUMN_BUCKET) * COLUMN_BUCKET, self.pool.length)
+        positions = self.position[:count].clone()
+        # A row that is held only keeps its place: its twin is still in prefill, and what it does now is written over.
+        active = self._always
+        if any(sequence.held for sequence in running):
+            kept = [[[float(not sequence.held)]] for sequence in running]
+            active = torch.tensor(kept, device=positions.device)
+        batch = DecodeBatch(running, positions, columns, active.expand(count, 1, 1))
+        concerned = self._concerned(running)
+        hooks = {part.name: part.decode(batch) for part in concerned.acting}
+        # Compiled is what most steps are; the others would need code of their own for every mixture of them.
+        plain = any(hooks[part.name] is not None and not part.compiled for part in concerned.acting)
+        step = Decode(self.pool, positions, columns, Hooks.of(hooks.values()))
+        rope = (positions + self.rope_delta[:count])[:, None]
+        decoder = self.mllm.decoder if plain else self._decode_step
+        hidden = self._decoder_output(decoder, self.token[:count, None], rope, step).last_hidden_state
+        return _Decoded(batch, concerned, hooks, Computed(hidden, self.mllm.head(hidden[:, -1])))
+
+    def _record(self, decoded: _Decoded) -> None:
+        """Keep what a decode computed."""
+        for part in decoded.concerned.keeping:
+            part.record(decoded.batch, decoded.hooks[part.name], decoded.computed)
+        self.position[decoded.batch.rows] += decoded.batch.active[:, 0, 0].long()
+
+    def _decoder_output(
+        self, decoder: Callable[..., Any], tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode
+    ) -> Any:
+        """The decoder's output of generated tokens (rows, n) at rotary positions (rows, n)."""
+        if self.rope_axes is not None:
+            positions = positions.expand(self.rope_axes, -1, -1)
+        return decoder(
+            inputs_embeds=self.mllm.model.get_input_embeddings()(tokens),
+            position_ids=positions,
+            attention_mask=self._own_mask(len(tokens)),
+            use_cache=False,
+            step=step,
+        )
+
+    def _own_mask(self, rows: int) -> torch.Tensor:
+        """Stands for a mask that our attention makes itself; it keeps the model from building one."""
+        return torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=self.mllm.device)
+
+    @torch.inference_mode()
+    def move(self, source: int, target: int, length: int) -> None:
+        """Move a sequence with `length` used columns to another slot."""
+        self.pool.copy(source, target, length)
+        for tensor in (self.token, self.position, self.rope_delta):
+            tensor[target] = tensor[source]
+        self.sampler.move(source, target)
+        for part in self._every:
+            part.move(source, target)
+
+    @torch.inference_mode()
+    def read(self, sequence: Sequence, twins: Twins) -> None:
+        """Take what was measured of a finished sequence out of its slot, to the CPU."""
+        for name, part in (*self.recorders.items(), *self.interventions.items()):
+            if (taken := part.take(sequence)) is not None:
+                sequence.taken[name] = taken
+        contrast = sequence.spec.contrast
+        if contrast is not None:
+            sequence.taken[contrast.name()] = twins.take(sequence)
+
+    def _place(self, sequence: Sequence) -> None:
+        """Write a sequence's settings into its slot."""
+        self.rope_delta[sequence.slot] = sequence.rope_delta
+        self.position[sequence.slot] = sequence.prompt.length
+        self._place_sampler(sequence)
+        for part in self._every:
+            part.place(sequence)
+
+    def _place_sampler(self, sequence: Sequence) -> None:
+        generated = torch.tensor(sequence.tokens, dtype=torch.int64)
+        spec = sequence.spec
+        self.sampler.place(sequence.slot, spec.sampling, spec.seed, spec.prompt.ids, generated)
+
+
+def _force(sampled: Sampled, logits: torch.Tensor, sequences: list[Sequence]) -> None:
+    """Let sequences say what they are to say, in place of what was sampled. logits: (rows, vocabulary)."""
+    forced = [
+        (row, one.spec.forced[len(one.tokens)])
+        for row, one in enumerate(sequences)
+        if len(one.tokens) < len(one.spec.forced)
+    ]
+    if forced:
+        rows, tokens = torch.tensor(forced, device=logits.device).unbind(1)
+        sampled.tokens[rows] = tokens
+        if sampled.logprob is not None:
+            sampled.logprob[rows] = logits[rows].log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+
+
+def _compiled(decoder: torch.nn.Module) -> Callable[..., Any]:
+    """The decoder for any number of rows and columns, compiled as one graph."""
+    # Else a number of columns that happens to equal the width of a head is taken for that width, which never changes.
+    torch.fx.experimental._config.use_duck_shape = False
+    return torch.compile(decoder, dynamic=True, fullgraph=True)

@@ -1,0 +1,291 @@
+"""The self-check at load: the engine against the plain model, so that a wrong answer is a refusal and not a surprise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
+from transformers.utils import logging
+
+from steering.decoder import attention
+from steering.decoder.hooks import AttentionHook
+from steering.errors import RequestError, UnsupportedModel
+from steering.model.images import ImageCache
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt, build_prompt
+from steering.protocol.sequence import Sequence, Spec, State
+from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.text import TextStream
+from steering.recorders.attention import DECODED, NAME, image_sums
+from steering.runner.runner import Runner
+
+STEPS = 4
+TOLERANCE = 1e-3
+"""Largest difference of float32 logits relative to the largest logit, and of attention to an image."""
+HALF_TOLERANCE = 5e-2
+"""The same where a layer or attention in half precision is compared."""
+MARGIN = 2.0
+"""How much larger the error of half-precision logits may be than that of the plain model, whose rounding is as arbitrary:
+over eight prompts of the embedded model it was 0.83 (bfloat16) and 0.88 (float16) of that, over two of them up to 1.4."""
+
+
+@torch.inference_mode()
+def check_model(mllm: MLLM, compiled: bool = False) -> None:
+    """Compare prefill and several decoding steps of two ragged prompts with the plain model on eager attention, once as
+    plain requests run and once as observed and enhanced ones do.
+
+    In half precision, both are compared with the same model computed in float32, and the engine may be at most `MARGIN`
+    times as far from it as the plain model is. With `compiled` the decoding steps of plain requests are those that torch
+    compiled.
+    Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
+    """
+    try:
+        prompts = [
+            build_prompt(
+                mllm,
+                [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": text}]}],
+            )
+            for text in ("What is this?", "Describe the picture in a few words, then say what is missing.")
+        ]
+        references = [_Reference.of(mllm, prompt) for prompt in prompts]
+        tokens = [reference.tokens for reference in references]
+        ours, _ = _engine_logits(mllm, prompts, tokens, compiled)
+        explicit, looked = _engine_logits(mllm, prompts, tokens, compiled=False, observed=True)
+    except UnsupportedModel:
+        raise
+    except Exception as error:
+        reason = (
+            "its chat template or processor refused the check's prompt"
+            if isinstance(error, RequestError)
+            else "it failed"
+        )
+        raise UnsupportedModel(f"{mllm.name} cannot be served: {reason} in the self-check: {error!r}") from error
+    for got in (ours, explicit):
+        _compare_logits(mllm, prompts, references, got)
+    for reference, found in zip(references, looked, strict=True):
+        difference = float((found - reference.attention).abs().max())
+        if not difference <= (TOLERANCE if mllm.dtype == torch.float32 else HALF_TOLERANCE):
+            raise UnsupportedModel(
+                f"{mllm.name} cannot be served exactly: its attention to an image is read {difference:.1e} off."
+            )
+
+
+def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Reference], ours: list[torch.Tensor]) -> None:
+    """Raise UnsupportedModel where logits (steps, vocabulary) of the prompts are not those of the references."""
+    single = mllm.dtype == torch.float32
+    squares = []
+    for prompt, reference, got in zip(prompts, references, ours, strict=True):
+        scale = float(reference.exact.abs().max().clamp(min=1e-6))
+        error, plain = ((logits - reference.exact) / scale for logits in (got, reference.plain))
+        difference = error.abs().amax(-1) if single else error.square().mean(-1).sqrt()  # (steps,)
+        squares.append((error.square().mean(), plain.square().mean()))
+        wrong = ~(difference <= (TOLERANCE if single else HALF_TOLERANCE))
+        if bool(wrong.any()):
+            step = int(wrong.nonzero()[0])
+            where = f"decoding step {step}" if step else _first_difference(mllm, prompt)
+            raise UnsupportedModel(
+                f"{mllm.name} cannot be served exactly: its logits differ from the plain model's by "
+                f"{float(difference[step]):.1e} of their range, first at {where}."
+            )
+    # Rounding may be lucky in one step and in one prompt; that of all together is what a model's is.
+    error, plain = torch.tensor(squares).mean(0).sqrt()
+    if not single and not error <= MARGIN * plain:
+        raise UnsupportedModel(
+            f"{mllm.name} cannot be served exactly in {mllm.dtype}: its logits are {float(error):.1e} of their range from "
+            f"those of float32, the plain model's {float(plain):.1e}."
+        )
+
+
+def picture() -> Image.Image:
+    """A small picture that every processor takes."""
+    return Image.linear_gradient("L").resize((112, 84)).convert("RGB")
+
+
+@contextmanager
+def plain(mllm: MLLM, implementation: str = "eager") -> Iterator[nn.Module]:
+    """The model with one of transformers' own attention implementations in its language model."""
+    mllm.model.set_attn_implementation({"text_config": implementation})
+    try:
+        yield mllm.model
+    finally:
+        mllm.model.set_attn_implementation({"text_config": attention.NAME})
+        if hasattr(mllm.model.model, "rope_deltas"):
+            mllm.model.model.rope_deltas = None
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Let every module of a half-precision model compute in float32: its weights are converted while it runs, one module at
+    a time, so that the memory of a second model is not needed."""
+    handles: list[RemovableHandle] = []
+
+    def widen(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        for tensor in own[module]:
+            kept[tensor] = tensor.data
+            tensor.data = tensor.data.float()
+        return tree_map(_widened, args), tree_map(_widened, kwargs)
+
+    def restore(module: nn.Module, args: Any, output: Any) -> None:
+        for tensor in own[module]:
+            tensor.data = kept.pop(tensor)
+
+    own: dict[nn.Module, list[torch.Tensor]] = {}
+    kept: dict[torch.Tensor, torch.Tensor] = {}
+    for module in model.modules():
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if half := [tensor for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]:
+            own[module] = half
+            handles.append(module.register_forward_pre_hook(widen, with_kwargs=True))
+            handles.append(module.register_forward_hook(restore, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _widened(value: Any) -> Any:
+    half = isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return value.float() if half else value
+
+
+class _Reference(NamedTuple):
+    """What plain transformers says to a prompt. tokens: (steps) greedy ones. plain, exact: (steps, vocabulary) logits in the
+    model's dtype and in float32. attention: (layers,), of the prompt's last row to the image, mean over heads, float32."""
+
+    tokens: list[int]
+    plain: torch.Tensor
+    exact: torch.Tensor
+    attention: torch.Tensor
+
+    @classmethod
+    def of(cls, mllm: MLLM, prompt: Prompt) -> _Reference:
+        with plain(mllm) as model:
+            out = exact = _generated(mllm, model, prompt)
+            if mllm.dtype != torch.float32:
+                with in_float32(model):
+                    exact = _generated(mllm, model, prompt, out.sequences[0])
+        last = torch.stack([layer[0, :, -1].mean(0) for layer in exact.attentions[0]]).float()
+        # A window may hand over the latest columns alone.
+        looked = prompt.layout.image_columns.to(last.device) - (prompt.length - last.shape[1])
+        return cls(
+            out.sequences[0, prompt.length :].tolist(),
+            torch.cat(out.logits).float(),
+            torch.cat(exact.logits).float(),
+            last[:, looked[looked >= 0]].sum(-1),
+        )
+
+
+def _generated(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | None = None) -> Any:
+    """Plain `generate()` of a few tokens, along those that are forced."""
+
+    def force(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert forced is not None
+        return torch.full_like(scores, -torch.inf).index_fill_(1, forced[ids.shape[1]], 0.0)
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # a vision tower's own attention says that it hands none over
+    try:
+        return model.generate(
+            **{name: value.to(mllm.device) for name, value in prompt.inputs.items()},
+            max_new_tokens=STEPS,
+            min_new_tokens=STEPS,
+            do_sample=False,
+            output_logits=True,
+            output_attentions=True,
+            return_dict_in_generate=True,
+            logits_processor=[] if forced is None else [force],
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+class _Explicit(AttentionHook):
+    """Has the weights of every row computed, and changes nothing. queries: all of a prefill."""
+
+    def __init__(self, rows: int, queries: torch.Tensor | None, device: torch.device):
+        self.asked = torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=device)
+        self.queries = queries
+
+
+class _ExplicitSlots(Slots):
+    """Runs every pass explicitly, as an intervention may."""
+
+    always: ClassVar[bool] = True
+
+    def prefill(self, chunk: PrefillChunk) -> _Explicit:
+        queries = torch.arange(chunk.width, device=self.pool.device).expand(len(chunk.slots), -1)
+        return _Explicit(len(chunk.slots), queries, self.pool.device)
+
+    def decode(self, batch: DecodeBatch) -> _Explicit:
+        return _Explicit(len(batch.sequences), None, self.pool.device)
+
+
+def _engine_logits(
+    mllm: MLLM, prompts: list[Prompt], tokens: list[list[int]], compiled: bool, observed: bool = False
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Logits (steps, vocabulary) of the engine for each prompt, the reference's tokens forced on it, in one batch; where
+    they are observed, the attention (layers,) of each prompt's last row to its image."""
+    length = max(prompt.length for prompt in prompts) + STEPS
+    slots = len(prompts) + 1  # as in use, where most steps leave some slots out
+    runner = Runner(mllm, slots, length, max_images=1, image_cache=ImageCache(0), compiled=compiled)
+    if observed:
+        runner.interventions["selfcheck"] = _ExplicitSlots("selfcheck", Pool(mllm, slots, length, 1))
+    sequences = [_sequence(mllm, prompt, slot, observed) for slot, prompt in enumerate(prompts)]
+    logits = []
+    for sequence in sequences:
+        first = runner.prefill([sequence], budget=sequence.prompt.length // 2 + 1)
+        if first is None:
+            first = runner.prefill([sequence], budget=sequence.prompt.length)
+        assert first is not None
+        runner.next_tokens([sequence], first)
+        logits.append([first[0]])
+    for step in range(STEPS - 1):
+        for sequence, forced in zip(sequences, tokens, strict=True):
+            sequence.tokens.append(forced[step])
+            runner.token[sequence.slot] = forced[step]
+        for row, got in enumerate(runner.decode_logits(sequences)):
+            logits[row].append(got)
+    looked = [image_sums(one.captured[NAME].last_sums).sum(-1) for one in sequences] if observed else []
+    return [torch.stack(rows) for rows in logits], looked
+
+
+def _sequence(mllm: MLLM, prompt: Prompt, slot: int, observed: bool = False) -> Sequence:
+    spec = Spec(prompt, max_tokens=STEPS, signals=frozenset(DECODED if observed else ()))
+    text = TextStream(mllm.tokenizer, ())
+    return Sequence(spec, text, notify=lambda *_: None, slot=slot, state=State.RUNNING)
+
+
+def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
+    """Name the first decoder layer whose output differs in prefill."""
+    with plain(mllm) as model, _recorded(mllm) as expected:
+        model(**{name: value.to(mllm.device) for name, value in prompt.inputs.items()}, use_cache=False)
+    runner = Runner(mllm, 1, prompt.length + 1, max_images=1, image_cache=ImageCache(0))
+    with _recorded(mllm) as got:
+        runner.prefill([_sequence(mllm, prompt, 0)], budget=prompt.length)
+    tolerance = TOLERANCE if mllm.dtype == torch.float32 else HALF_TOLERANCE
+    for layer, (one, other) in enumerate(zip(expected, got, strict=True)):
+        difference = (one.float() - other.float()).norm(dim=-1) / one.float().norm(dim=-1).clamp(min=1e-6)  # (1, n)
+        if not bool((difference <= tolerance).all()):
+            return f"decoder layer {layer} ({type(mllm.layers[layer]).__name__})"
+    return "the prompt's last logits"
+
+
+@contextmanager
+def _recorded(mllm: MLLM) -> Iterator[list[torch.Tensor]]:
+    """The outputs of all decoder layers, in order of their calls."""
+    outputs: list[torch.Tensor] = []
+    handles = [
+        layer.register_forward_hook(lambda module, args, output: outputs.append(output)) for layer in mllm.layers
+    ]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,178 @@
+"""Contrastive decoding: a sequence's logits against those of its twin, which repeats its tokens on another prompt.
+
+A leader whose prompt is through waits in its slot, its logits held, while its twin's prompt runs; from then on both decode
+side by side. A leader whose twin is made anew waits once more, while the new twin takes in the prompt and the answer so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from steering.protocol.asked import Asked, Rule
+from steering.protocol.request import Sampling
+from steering.protocol.sequence import Pair, Sequence, Spec, State
+from steering.protocol.slots import Pool, Slots
+
+NAME = "twins"
+
+
+@dataclass(frozen=True)
+class Twinned:
+    """What contrasting did in one answer: what its twins were made of, in order, and how many tokens would have been others
+    without it, chosen greedily."""
+
+    made: tuple[Any, ...]
+    changed: int
+
+
+def contrasted(
+    full: torch.Tensor, twin: torch.Tensor, weight: torch.Tensor, relu: torch.Tensor, plausible: torch.Tensor
+) -> torch.Tensor:
+    """Logits (rows, vocabulary) by the `Rule` of each row: weight, plausible (rows, 1), relu (rows, 1) bool.
+
+    full, twin: (rows, vocabulary) logits. What is impossible stays impossible.
+    """
+    difference = full - twin
+    combined = full + weight * torch.where(relu, difference.relu(), difference)
+    least = full.amax(-1, keepdim=True) + plausible.log()
+    return torch.where(full.isneginf() | (full < least), -torch.inf, combined)
+
+
+class RuleSlots(Slots):
+    """The rule of every slot, and how many of its tokens the contrast changed. weight, relu, plausible: (slots, 1). changed:
+    (slots,)."""
+
+    def __init__(self, name: str, pool: Pool):
+        super().__init__(name, pool)
+        self.weight = torch.zeros(pool.slots, 1, device=pool.device)
+        self.relu = torch.zeros(pool.slots, 1, dtype=torch.bool, device=pool.device)
+        self.plausible = torch.zeros(pool.slots, 1, device=pool.device)
+        self.changed = torch.zeros(pool.slots, dtype=torch.int32, device=pool.device)
+
+    def place(self, sequence: Sequence) -> None:
+        slot = sequence.slot
+        self.changed[slot] = 0
+        if sequence.pair is not None and sequence.is_leader:
+            self.weight[slot], self.relu[slot], self.plausible[slot] = sequence.pair.rule
+
+    def apply(self, slots: torch.Tensor, full: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
+        """Contrasted logits (rows, vocabulary) of some slots; full, twin: theirs and their twins'."""
+        return contrasted(full, twin, self.weight[slots], self.relu[slots], self.plausible[slots])
+
+    def count(self, slots: torch.Tensor, full: torch.Tensor, combined: torch.Tensor) -> None:
+        """Count where the likeliest token changed; full, combined: logits (rows, vocabulary) of some slots."""
+        self.changed[slots] += (combined.argmax(-1) != full.argmax(-1)).int()
+
+
+@dataclass(frozen=True)
+class Combined:
+    """Logits (rows, vocabulary) as the sampler is to see them. leaders, twins: (pairs,) slots of those that were combined,
+    None where there are none; full: the leaders' own."""
+
+    logits: torch.Tensor
+    leaders: torch.Tensor | None = None
+    twins: torch.Tensor | None = None
+    full: torch.Tensor | None = None
+
+
+class Twins:
+    """Pairs sequences with their twins. `rules` are the slots' rules."""
+
+    def __init__(self, rules: RuleSlots, queue: Callable[[Sequence], None]):
+        self.rules = rules
+        self._queue = queue
+
+    # -- outside of a decode -------------------------------------------------------------------------------------------
+
+    def resumed(self, twin: Sequence, logits: torch.Tensor) -> tuple[Sequence, torch.Tensor] | None:
+        """The leader that waited for a twin whose prompt is through, and its next logits (vocabulary,); None where it does
+        not wait any more. logits: (vocabulary,), the twin's."""
+        assert twin.pair is not None
+        leader, held = twin.pair.leader, twin.pair.held
+        if not leader.held or held is None:
+            return None
+        slot = torch.tensor([leader.slot], device=logits.device)
+        return leader, self.rules.apply(slot, held[None], logits[None])[0]
+
+    def end_wait(self, leader: Sequence, logits: torch.Tensor) -> None:
+        """The token that `resumed` gave logits (vocabulary,) for is sampled: its leader goes on."""
+        assert leader.pair is not None
+        assert leader.pair.held is not None
+        slot = torch.tensor([leader.slot], device=logits.device)
+        self.rules.count(slot, leader.pair.held[None], logits[None])
+        leader.pair.held, leader.state = None, State.RUNNING
+
+    def hold(self, leader: Sequence, logits: torch.Tensor) -> None:
+        """Have a leader, whose next logits (vocabulary,) are known, wait for the twin that it is to get."""
+        assert leader.pair is not None
+        leader.pair.held, leader.state = logits, State.HELD
+
+    def pair(self, leader: Sequence) -> None:
+        """Make a leader's twin and queue it."""
+        assert leader.pair is not None
+        leader.pair.twin = twin = _twin(leader, leader.pair)
+        self._queue(twin)
+
+    # -- in a decode ---------------------------------------------------------------------------------------------------
+
+    def combine(self, running: list[Sequence], logits: torch.Tensor) -> Combined:
+        """Logits (rows, vocabulary) of running sequences, row i in slot i; those of leaders against their twins'. A leader
+        that waits, or is due for another twin, is left as it is."""
+        led = [one for one in running if one.pair is not None]
+        pairs = [(one.slot, one.twin.slot) for one in led if one.twin is not None and not one.held and not one.due]
+        if not pairs:
+            return Combined(logits)
+        leaders, twins = torch.tensor(pairs, device=logits.device).unbind(1)
+        full = logits[leaders]
+        return Combined(
+            logits.index_copy(0, leaders, self.rules.apply(leaders, full, logits[twins])), leaders, twins, full
+        )
+
+    def record(self, combined: Combined) -> None:
+        """Count what the contrast changed in a decode that counts."""
+        if combined.leaders is not None and combined.full is not None:
+            self.rules.count(combined.leaders, combined.full, combined.logits[combined.leaders])
+
+    def take(self, leader: Sequence) -> Twinned:
+        """What it did in a finished answer."""
+        assert leader.pair is not None
+        return Twinned(leader.pair.made, int(self.rules.changed[leader.slot]))
+
+
+def rows_of(sequences: Iterable[Sequence]) -> Iterable[Sequence]:
+    """Each sequence with its twin, whose tokens are the same."""
+    for sequence in sequences:
+        yield sequence
+        if sequence.twin is not None:
+            yield sequence.twin
+
+
+def paired(leader: Sequence, contrast: Asked, prompt: Any) -> Pair:
+    """The pair of a sequence that is to be contrasted. prompt: its twin's, where it is known already."""
+    return Pair(leader, Rule(*contrast.rule), prompt)
+
+
+def _twin(leader: Sequence, pair: Pair) -> Sequence:
+    """The sequence that repeats a leader's tokens on the latest thing that a twin is made of, or on the prompt of its
+    contrast."""
+    spec, late = leader.spec, bool(leader.tokens)
+    prompt, edit = pair.prompt or spec.prompt, None
+    if pair.made:
+        prompt, edit = pair.made[-1].occluded(spec.prompt)
+    asked = {name: one for name, one in spec.asked.items() if not one.twin}
+    twin_spec = Spec.of(prompt, asked, None, sampling=Sampling(), max_tokens=spec.max_tokens, edit=edit)
+    source = None if late or leader.fork_of is None else leader.fork_of.twin
+    return Sequence(
+        spec=twin_spec,
+        text=leader.text,
+        notify=lambda *_: None,
+        fork_of=source,
+        expects_forks=leader.expects_forks and not late,
+        alone=late,
+        replay=tuple(leader.tokens),
+        pair=pair,
+    )

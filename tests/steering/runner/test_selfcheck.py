@@ -1,0 +1,252 @@
+"""The self-check lets exact engines pass and refuses sabotaged ones, naming where they first go wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, LlamaConfig
+
+import steering
+from steering import MLLM, UnsupportedModel
+from steering.decoder import attention, kernels
+from steering.decoder.attention import Decode, Prefill
+from steering.decoder.hooks import Hooks
+from steering.decoder.kv import KVPool
+from steering.model import mllm
+from steering.model.embedded import Embedded
+from steering.prompt import layout
+from steering.recorders.attention import PrefillCapture
+from steering.runner import selfcheck
+from tests import families
+
+LoadMLLM = Callable[[str], MLLM]
+MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")  # an image of 4 x 4 tokens counts as 4 positions
+WINDOWED = ("gemma3", "aya_vision")
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_supported_families_pass(family: str, load_mllm: LoadMLLM) -> None:
+    selfcheck.check_model(load_mllm(family))
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("qwen3_5", "linear_attention"), ("mllama", "cross-attention"), ("gemma4", "share keys and values")],
+)
+def test_unsupported_families_are_refused_by_their_structure(family: str, reason: str, root: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"{family} cannot be served: .*{reason}"):
+        steering.load(families.checkpoint(family, root), device="cpu")
+
+
+def test_a_model_that_takes_no_images_is_refused(tmp_path: Path) -> None:
+    LlamaConfig(num_hidden_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="llama cannot be served: it takes no images"):
+        steering.load(tmp_path, device="cpu")
+
+
+def test_every_unsupported_family_has_its_refusal_tested() -> None:
+    assert set(families.UNSUPPORTED) == {"qwen3_5", "mllama", "gemma4"}
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "mllama"])
+def test_a_structure_that_the_config_does_not_give_away_is_refused_by_the_check(
+    family: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mllm, "refuse_structure", lambda config: None)
+    with pytest.raises(UnsupportedModel, match="cannot be served"):
+        steering.Engine(steering.load(families.checkpoint(family, root), device="cpu"), slots=2, max_length=512)
+
+
+def test_the_engine_checks_unless_told_not_to(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Embedded, "rope_delta", 0)
+    with pytest.raises(UnsupportedModel):
+        steering.Engine(load_mllm("qwen2_vl"), slots=1)
+    steering.Engine(load_mllm("qwen2_vl"), slots=1, self_check=False)
+
+
+# --- sabotage --------------------------------------------------------------------------------------------------------
+
+
+def refusal(model: MLLM) -> str:
+    """Where the check says that the engine first differs."""
+    with pytest.raises(UnsupportedModel) as refused:
+        selfcheck.check_model(model)
+    found = re.search(r"differ from the plain model's by .* of their range, first at (.*)\.$", str(refused.value))
+    assert found is not None, refused.value
+    return found[1]
+
+
+@pytest.mark.parametrize("family", MROPE)
+def test_wrong_rotary_positions_after_an_image(
+    family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Embedded, "rope_delta", 0)
+    assert refusal(load_mllm(family)) == "decoding step 1"
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_decoding_that_writes_one_column_off(family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Decode.attend
+
+    def attend(self: Decode, heads: Any, query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
+        output = real(self, heads, query, key, value, mask)
+        for pool in self.pool.layer(heads.layer, key, value):
+            rows = torch.arange(len(key))
+            pool[rows, :, self.positions - 1] = pool[rows, :, self.positions]
+            pool[rows, :, self.positions] = 0.0
+        return output
+
+    monkeypatch.setattr(Decode, "attend", attend)
+    assert refusal(load_mllm(family)) == "decoding step 2"
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_prefill_that_writes_one_column_off(family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Prefill.attend
+
+    def attend(self: Prefill, heads: Any, query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
+        output = real(self, heads, query, key, value, mask)
+        for pool in self.pool.layer(heads.layer, key, value):
+            pool[self.slots] = pool[self.slots].roll(1, dims=2)
+        return output
+
+    monkeypatch.setattr(Prefill, "attend", attend)
+    # A prompt in chunks already reads what the first chunk wrote.
+    assert refusal(load_mllm(family)) in ("decoding step 1", "the prompt's last logits")
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_an_attention_window_that_is_ignored(family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = kernels.visible
+    monkeypatch.setattr(kernels, "visible", lambda rows, columns, window: real(rows, columns, None))
+    assert refusal(load_mllm(family)) in ("decoding step 1", "the prompt's last logits")
+
+
+def test_a_soft_cap_that_is_ignored(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tiny model's scores are far below its cap of 50; a cap of 1 bites.
+    model = load_mllm("paligemma2")
+    for layer in model.layers:
+        monkeypatch.setattr(layer.self_attn, "attn_logit_softcapping", 1.0)
+    selfcheck.check_model(model)
+    real = attention.Heads
+    monkeypatch.setattr(attention, "Heads", lambda layer, scaling, window, softcap: real(layer, scaling, window, None))
+    assert refusal(model).startswith("decoder layer 0")
+
+
+def test_a_slot_that_reads_its_neighbours_keys(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = KVPool.layer
+
+    def layer(self: KVPool, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = real(self, index, key, value)
+        return (keys.flip(0), values) if key.shape[2] == 1 and len(keys) > 1 else (keys, values)
+
+    monkeypatch.setattr(KVPool, "layer", layer)
+    assert refusal(load_mllm("llava")) == "decoding step 1"
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_one_layer_that_is_one_percent_too_strong(
+    family: str, broken: int, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Hooks.after_layer
+
+    def after_layer(self: Any, layer: int, *layers: Any) -> torch.Tensor:
+        return real(self, layer, *layers) * (1.01 if layer == broken else 1.0)
+
+    monkeypatch.setattr(Hooks, "after_layer", after_layer)
+    model = load_mllm(family)
+    assert refusal(model) == f"decoder layer {broken} ({type(model.layers[broken]).__name__})"
+
+
+def test_a_layer_that_is_wrong_only_in_decoding(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def after_layer(self: Any, layer: int, before: Any, hidden: torch.Tensor, updates: Any) -> torch.Tensor:
+        return hidden * (1.01 if layer == 1 and hidden.shape[1] == 1 else 1.0)
+
+    monkeypatch.setattr(Hooks, "after_layer", after_layer)
+    assert refusal(load_mllm("llava")) == "decoding step 1"
+
+
+def test_logits_that_are_no_numbers(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hooks, "after_layer", lambda self, layer, before, hidden, updates: hidden * torch.nan)
+    assert refusal(load_mllm("llava")).startswith("decoder layer 0")
+
+
+def test_a_chat_template_without_images_is_refused(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_mllm("llava")
+    monkeypatch.setattr(model.processor, "chat_template", "{% for m in messages %}{{ m.role }}{% endfor %}")
+    with pytest.raises(UnsupportedModel, match="llava cannot be served: its chat template"):
+        selfcheck.check_model(model)
+
+
+def test_the_check_leaves_the_model_as_it_was(load_mllm: LoadMLLM) -> None:
+    model = load_mllm("qwen2_vl")
+    prompt = layout.build_prompt(model, families.example_messages("qwen2_vl"))
+    before = model.model(**prompt.inputs).logits
+    selfcheck.check_model(model)
+    assert model.text_config._attn_implementation == attention.NAME
+    assert torch.equal(model.model(**prompt.inputs).logits, before)
+    assert model.model.model.rope_deltas is None or model.model.model.rope_deltas.numel()
+
+
+# --- half precision --------------------------------------------------------------------------------------------------
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl_moe", "gemma3", "paligemma2", "idefics3"])
+def test_half_precision_is_judged_by_the_same_model_in_float32(family: str, dtype: torch.dtype, root: Path) -> None:
+    folder = families.checkpoint(family, root)
+    model = steering.load(folder, dtype=dtype, device="cpu")
+    selfcheck.check_model(model)
+    wide = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, attn_implementation="eager").float()
+    inputs = dict(layout.build_prompt(model, families.example_messages(family)).inputs)
+    with torch.inference_mode(), selfcheck.plain(model) as narrow:
+        rounded = narrow(**inputs, use_cache=False).logits
+        with selfcheck.in_float32(narrow):
+            judged = narrow(**inputs, use_cache=False).logits
+        exact = wide(**inputs, use_cache=False).logits
+        assert narrow(**inputs, use_cache=False).logits.equal(rounded)  # the weights are what they were
+    assert judged.dtype == torch.float32
+    # Pixels are rounded on their way in; the plain model rounds everywhere.
+    assert float((judged - exact).abs().max()) < 0.5 * float((rounded - exact).abs().max())
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_scores_that_are_rounded_to_half_precision_are_refused(
+    dtype: torch.dtype, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding that plain transformers does not do either: to eight bits."""
+    model = steering.load(families.checkpoint("qwen2_vl", root), dtype=dtype, device="cpu")
+    real = kernels._products
+    monkeypatch.setattr(kernels, "_products", lambda query, key: real(query, key).to(torch.float8_e5m2).float())
+    with pytest.raises(UnsupportedModel, match="cannot be served exactly"):
+        selfcheck.check_model(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_attention_that_is_read_wrongly_is_refused(
+    dtype: torch.dtype, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = steering.load(families.checkpoint("qwen2_vl", root), dtype=dtype, device="cpu")
+    real = PrefillCapture.prefill
+
+    def prefill(self: PrefillCapture, layer: int, *arguments: Any) -> None:
+        real(self, layer, *arguments)
+        if self.last_sums is not None:
+            self.last_sums[layer] *= 1.5
+
+    monkeypatch.setattr(PrefillCapture, "prefill", prefill)
+    with pytest.raises(UnsupportedModel, match="its attention to an image is read"):
+        selfcheck.check_model(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+def test_the_embedded_model_passes_in_every_dtype(dtype: torch.dtype) -> None:
+    selfcheck.check_model(steering.load(Path(__file__).parents[3] / "demo" / "checkpoint", dtype=dtype, device="cpu"))
