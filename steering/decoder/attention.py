@@ -110,7 +110,7 @@ class Prefill:
         columns = key.shape[2]
         index = queries[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
         scores = kernels.grouped_scores(heads, query.gather(2, index), key)
-        for hook in self.hooks.attention:
+        for hook in self.hooks.scoring:
             scores = hook.scores(heads.layer, scores, queries)
         if mask is None:
             visible = kernels.visible(queries + self.start, columns, None)[:, None]
@@ -180,15 +180,16 @@ class Decode:
 
     def _weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """Attention weights (rows, kv_heads, group, columns) as the hooks make them. visible: (rows, 1, 1, columns)."""
-        hooks = self.hooks.attention
-        if not hooks and heads.softcap is None and query.dtype == torch.float32:  # one pass: each takes its time
-            return heads.masked_scores(query, key, self._flat_mask(heads.window, key.shape[1], visible)).softmax(-1)
-        scores = heads.scores(query, key)
-        shape, by_head = scores.shape, (len(scores), -1, 1, self.columns)
-        for hook in hooks:
-            scores = hook.scores(heads.layer, scores.view(by_head), None)
-        weights = (scores.view(shape) + visible).softmax(-1)
-        for hook in hooks:
+        shape, by_head = (*query.shape[:3], self.columns), (len(query), -1, 1, self.columns)
+        if not self.hooks.scoring and heads.softcap is None and query.dtype == torch.float32:  # in one pass
+            scores = heads.masked_scores(query, key, self._flat_mask(heads.window, key.shape[1], visible))
+        else:
+            scores = heads.scores(query, key)
+            for hook in self.hooks.scoring:
+                scores = hook.scores(heads.layer, scores.view(by_head), None)
+            scores = scores.view(shape) + visible
+        weights = scores.softmax(-1)
+        for hook in self.hooks.attention:
             weights = hook.weights(heads.layer, weights.view(by_head))
         return weights.view(shape)
 

@@ -70,9 +70,11 @@ Hook = AttentionHook | LayerHook | Observer
 
 @dataclass(frozen=True)
 class Hooks:
-    """The hooks of one forward pass by the points at which they are called, each kind in order."""
+    """The hooks of one forward pass by the points at which they are called, each kind in order; `scoring` are those of
+    `attention` that change scores."""
 
     attention: tuple[AttentionHook, ...] = ()
+    scoring: tuple[AttentionHook, ...] = ()
     layers: tuple[LayerHook, ...] = ()
     observers: tuple[Observer, ...] = ()
 
@@ -80,8 +82,10 @@ class Hooks:
     def of(cls, hooks: Iterable[Hook | None]) -> Self:
         """Each hook that there is at its point."""
         every = [hook for hook in hooks if hook is not None]
+        attention = tuple(hook for hook in every if isinstance(hook, AttentionHook))
         return cls(
-            tuple(hook for hook in every if isinstance(hook, AttentionHook)),
+            attention,
+            tuple(hook for hook in attention if type(hook).scores is not AttentionHook.scores),
             tuple(hook for hook in every if isinstance(hook, LayerHook)),
             tuple(hook for hook in every if isinstance(hook, Observer)),
         )

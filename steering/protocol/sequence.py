@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class Spec:
             needed |= diagnose.signals
         return cls(prompt, asked=asked, diagnose=diagnose, signals=needed, **more)
 
-    @property
+    @cached_property
     def contrast(self) -> Asked | None:
         """The intervention that has a twin."""
         return next((one for one in self.asked.values() if one.twin), None)
