@@ -7,6 +7,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from steering.protocol.wording import names
+
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Integer = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
 Flag = Annotated[bool, Field(strict=True)]
@@ -24,10 +26,10 @@ class Strict(BaseModel):
     @classmethod
     def _known_keys(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            names = [field.alias or name for name, field in cls.model_fields.items()]
+            known_names = names(cls)
             for key in value:
-                if key not in names:
-                    known = ", ".join(names)
+                if key not in known_names:
+                    known = ", ".join(known_names)
                     raise PydanticCustomError(
                         "unknown_key", "unknown; allowed: {known}", {"key": key[:64], "known": known}
                     )

@@ -53,14 +53,13 @@ class LayerHook(ABC):
         this one made of it."""
 
 
-class Observer(ABC):
-    """Reads attention weights, interventions included; the answer does not depend on it."""
+class Observer:
+    """Reads attention weights, interventions included; the answer does not depend on it. One is of a prefill or of a decode
+    and has its method."""
 
-    @abstractmethod
     def prefill(self, layer: int, weights: Weights, columns: int) -> None:
         """Read those of the first `columns` columns in a prefill."""
 
-    @abstractmethod
     def decode(self, layer: int, weights: torch.Tensor) -> None:
         """Read weights (rows, heads, columns) of a decode's one query a row."""
 

@@ -18,10 +18,9 @@ from steering.prompt.tiles import tiling_of
 from steering.protocol.asked import Asked
 from steering.protocol.readout import Surroundings
 from steering.protocol.request import Request
-from steering.protocol.sequence import Sequence, Spec
+from steering.protocol.sequence import Pair, Sequence, Spec
 from steering.protocol.text import TextStream
 from steering.runner.sampler import answer_seed
-from steering.runner.twins import paired
 
 Text = tuple[str, tuple[int, ...]]
 
@@ -138,7 +137,7 @@ def prepare(
             made = Sequence(spec, text, completion.receive, fork_of=first, waited=waited)
             made.expects_forks = first is None and request.n > 1
             if spec.contrast is not None:
-                made.pair = paired(made, spec.contrast, admitted.twin_prompt)
+                made.pair = Pair(made, admitted.twin_prompt)
             first = first or made
             completion.expect(made, index, baseline)
     return completion

@@ -63,10 +63,11 @@ class Steps:
             logits = self.runner.fork(batch) if forks else self.runner.prefill(batch, self._budget)
             if logits is None:
                 return
-            leaders = [(sequence, row) for sequence, row in zip(batch, logits, strict=True) if sequence.is_leader]
-            ready = [(sequence, row) for sequence, row in zip(batch, logits, strict=True) if sequence.pair is None]
-            twins = [(sequence, row) for sequence, row in zip(batch, logits, strict=True) if sequence.is_twin]
-            ready += [found for twin, row in twins if (found := self.twins.resumed(twin, row)) is not None]
+            rows = list(zip(batch, logits, strict=True))
+            leaders = [(sequence, row) for sequence, row in rows if sequence.is_leader]
+            ready = [(sequence, row) for sequence, row in rows if sequence.pair is None]
+            resumed = (self.twins.resumed(sequence, row) for sequence, row in rows if sequence.is_twin)
+            ready += [found for found in resumed if found is not None]
             first = [sequence for sequence, _ in ready]
             sampled = self.runner.next_tokens(first, torch.stack([row for _, row in ready])) if ready else None
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -114,21 +115,21 @@ class Request:
         return frozenset(signal for signal, asked in wanted.items() if asked)
 
     def __post_init__(self) -> None:
-        asked: dict[str, Asked] = {}
+        whole: list[Asked] = []
         parts: dict[type[Part], list[Part]] = {}
         for one in _each(self.interventions):
             if isinstance(one, Part):
                 parts.setdefault(type(one), []).append(one)
-        whole = [kind.together(some) for kind, some in parts.items()]
-        for one in (*_each(self.interventions), *whole):
-            if isinstance(one, Part):
-                continue
+            else:
+                whole.append(one)
+        asked: dict[str, Asked] = {}
+        for one in (*whole, *(kind.together(some) for kind, some in parts.items())):
             if one.name() in asked:
                 raise RequestError(f"'{one.name()}' may be asked for once.", param=one.name())
             asked[one.name()] = one
         object.__setattr__(self, "interventions", tuple(asked.values()))
 
-    @property
+    @cached_property
     def asked(self) -> dict[str, Asked]:
         """The interventions by name."""
         return {one.name(): one for one in self.interventions if isinstance(one, Asked)}

@@ -12,7 +12,7 @@ import torch
 
 from steering.model.embedded import Embedded
 from steering.prompt.layout import Prompt
-from steering.protocol.asked import Asked, Rule
+from steering.protocol.asked import Asked
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Sampling, TokenLogprob
 from steering.protocol.signals import Signal
@@ -68,7 +68,6 @@ class Pair:
     made of, in order, for the report."""
 
     leader: Sequence
-    rule: Rule
     prompt: Prompt | None = None
     twin: Sequence | None = None
     held: torch.Tensor | None = None

@@ -127,18 +127,12 @@ class PrefillCapture(Observer):
         if self.last_patches is not None:
             self.last_patches[layer, :, :columns] = own[:, 0]
 
-    def decode(self, layer: int, weights: torch.Tensor) -> None:
-        raise NotImplementedError
-
 
 class DecodeCapture(Observer):
     """Attention of the one query of each row, mean over heads: means (layers, rows, columns); a layer writes it."""
 
     def __init__(self, layers: int, rows: int, columns: int, device: torch.device):
         self.means = torch.empty(layers, rows, columns, device=device)
-
-    def prefill(self, layer: int, weights: Weights, columns: int) -> None:
-        raise NotImplementedError
 
     def decode(self, layer: int, weights: torch.Tensor) -> None:
         torch.mean(weights, 1, out=self.means[layer])

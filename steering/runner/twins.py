@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 
-from steering.protocol.asked import Asked, Rule
 from steering.protocol.request import Sampling
 from steering.protocol.sequence import Pair, Sequence, Spec, State
 from steering.protocol.slots import Pool, Slots
-
-NAME = "twins"
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,8 @@ class RuleSlots(Slots):
     def place(self, sequence: Sequence) -> None:
         slot = sequence.slot
         self.changed[slot] = 0
-        if sequence.pair is not None and sequence.is_leader:
-            self.weight[slot], self.relu[slot], self.plausible[slot] = sequence.pair.rule
+        if sequence.is_leader and (contrast := sequence.spec.contrast) is not None:
+            self.weight[slot], self.relu[slot], self.plausible[slot] = contrast.rule
 
     def apply(self, slots: torch.Tensor, full: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
         """Contrasted logits (rows, vocabulary) of some slots; full, twin: theirs and their twins'."""
@@ -149,11 +146,6 @@ def rows_of(sequences: Iterable[Sequence]) -> Iterable[Sequence]:
         yield sequence
         if sequence.twin is not None:
             yield sequence.twin
-
-
-def paired(leader: Sequence, contrast: Asked, prompt: Any) -> Pair:
-    """The pair of a sequence that is to be contrasted. prompt: its twin's, where it is known already."""
-    return Pair(leader, Rule(*contrast.rule), prompt)
 
 
 def _twin(leader: Sequence, pair: Pair) -> Sequence:
