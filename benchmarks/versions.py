@@ -1,7 +1,8 @@
-"""Two checkouts side by side: `python -m benchmarks.versions OLD NEW` prints how NEW compares, measured in turns.
+"""Two checkouts side by side: `python -m benchmarks.versions OLD NEW` prints how NEW compares.
 
-Each side runs in processes of its own, a few rounds each, and the least CPU time of all of them counts: what other programs
-take, and what a process is luckier in than another, is the same for both.
+Both are alive at once and run each workload in turns, a fraction of a second each, because a machine changes its speed
+within minutes; the median of the ratios of CPU time counts. Several pairs of processes, because one may be luckier than
+another.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median, quantiles
 
-ROUNDS = 9
 TOKENS = 64
 
 
@@ -52,40 +53,71 @@ def workloads() -> Iterator[tuple[str, Callable[[], object]]]:
         yield name, lambda asked=asked: engine.generate(asked)
 
 
-def measure() -> dict[str, float]:
-    """The least CPU time in seconds of each workload."""
-    found = {}
-    for name, run in workloads():
+def serve() -> None:
+    """Run the workload that each line of the input names once, and say the seconds of CPU time that it took."""
+    known = dict(workloads())
+    for run in known.values():
         run()
-        times = []
-        for _ in range(ROUNDS):
-            started = time.process_time()
-            run()
-            times.append(time.process_time() - started)
-        found[name] = min(times)
-    return found
+    print(json.dumps(list(known)), flush=True)
+    for line in sys.stdin:
+        started = time.process_time()
+        known[line.strip()]()
+        print(time.process_time() - started, flush=True)
+
+
+class Side:
+    """One checkout in a process of its own."""
+
+    def __init__(self, folder: Path):
+        environment = os.environ | {"PYTHONPATH": str(folder.resolve()), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.names: list[str] = json.loads(self._said())
+
+    def seconds(self, name: str) -> float:
+        """What one run of a workload takes."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(name + "\n")
+        self._process.stdin.flush()
+        return float(self._said())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _said(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
 
 
 def main() -> None:
     """Measure both checkouts in turns and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="FOLDER", help="the old one and the new one")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=4, help="pairs of processes")
+    parser.add_argument("--rounds", type=int, default=20, help="of each workload in each pair")
     arguments = parser.parse_args()
     if not arguments.checkouts:
-        print(json.dumps(measure()))
+        serve()
         return
-    least: defaultdict[str, list[float]] = defaultdict(lambda: [float("inf")] * len(arguments.checkouts))
-    for _ in range(arguments.turns):
-        for i, folder in enumerate(arguments.checkouts):
-            environment = os.environ | {"PYTHONPATH": str(folder.resolve()), "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, __file__]
-            said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-            for name, seconds in json.loads(said).items():
-                least[name][i] = min(least[name][i], seconds)
-    print("| what | new / old | old | new |\n|---|---|---|---|")
-    for name, (old, new) in least.items():
-        print(f"| {name} | **{new / old:.3f}** | {1000 * old:.1f} ms | {1000 * new:.1f} ms |")
+    taken: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for _ in range(arguments.processes):
+        old, new = (Side(folder) for folder in arguments.checkouts)
+        for turn in range(arguments.rounds):
+            for name in old.names:
+                if turn % 2:
+                    after, before = new.seconds(name), old.seconds(name)
+                else:
+                    before, after = old.seconds(name), new.seconds(name)
+                taken[name].append((before, after))
+        old.close()
+        new.close()
+    print("| what | new / old | middle half | old | new |\n|---|---|---|---|---|")
+    for name, pairs in taken.items():
+        low, middle, high = quantiles((after / before for before, after in pairs), n=4)
+        milliseconds = " | ".join(f"{1000 * median(side):.1f} ms" for side in zip(*pairs, strict=True))
+        print(f"| {name} | **{middle:.3f}** | {low:.3f}-{high:.3f} | {milliseconds} |")
 
 
 if __name__ == "__main__":

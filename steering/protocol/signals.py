@@ -8,6 +8,8 @@ from enum import Enum, auto
 class Signal(Enum):
     """One thing that is measured where somebody needs it, and costs nothing where nobody does."""
 
+    __hash__ = object.__hash__  # Enum's own is Python, and every step of decoding asks who wants what
+
     SPANS = auto()
     """Attention by span of the prompt, over the question's rows and those of generated tokens."""
     LAST = auto()
