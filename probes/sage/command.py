@@ -21,6 +21,12 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="only these beside the baseline: names, or patterns such as 'SAGE*'",
     )
+    parser.add_argument(
+        "--condition",
+        action="append",
+        metavar="NAME=JSON",
+        help='one more, as the API takes it: \'strong={"sage": {"see": {"alpha": 0.3}}}\' (repeatable)',
+    )
     parser.add_argument("--sweep", action="store_true", help="also each stage alone with several settings")
     parser.add_argument("--noise", type=float, default=0.0, metavar="SD",
         help="noise on the demo world's pictures, standard deviation on the scale of 0 to 255 (default none)",

@@ -17,7 +17,7 @@ from probes.sage import pope
 from probes.sage.evaluate import evaluate
 from probes.sage.report import report
 from probes.sage.samples import Difference, Existence
-from probes.sage.stages import Stages, stages
+from probes.sage.stages import Stages, stages, written
 
 Drawn = tuple[Sequence[Existence], Sequence[Difference], Sequence[str]]
 """Questions, pairs, and the names of what a claim may be about."""
@@ -45,6 +45,8 @@ class SageOptions:
     def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> SageOptions:
         """Those of the command line."""
         conditions = _chosen(stages(arguments.sweep), arguments.conditions or ["*"])
+        for text in arguments.condition or ():
+            conditions |= written(text)
         return cls(
             conditions, arguments.pairs, arguments.noise, tuple(arguments.pope or ()), arguments.images,
             defaults.draw.get("sage"),

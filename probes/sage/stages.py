@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from probes.harness.comparison import BASELINE
-from steering import Generate, Icd, Options, Pai, See, Think, Vcd
+from steering import Generate, Options, RequestError, See, Think
 from steering.interventions.see import READINGS, Reading
+from steering.protocol.forms import read
+from steering.protocol.intervention import REGISTRY
 
 Stages = dict[str, tuple[Options, ...]]
 """Interventions by the name of the condition."""
@@ -12,8 +16,9 @@ Stages = dict[str, tuple[Options, ...]]
 
 def stages(sweep: bool = False) -> Stages:
     """The paper's ablation (its Table 14), stage by stage; SAGE with a mask that is rebuilt, and See in the reading that is
-    not the default, both of which the paper leaves open; the methods that it compares with. With `sweep` its Tables 11 to
-    13, one stage at a time."""
+    not the default, both of which the paper leaves open; every other intervention that there is, at its defaults, where it
+    has them: the methods that the paper compares with are among them. With `sweep` its Tables 11 to 13, one stage at a
+    time."""
     (other,) = set(READINGS) - {See().reading}
     found: Stages = {
         BASELINE: (),
@@ -27,7 +32,31 @@ def stages(sweep: bool = False) -> Stages:
     }
     if sweep:
         found |= _sweep(other)
-    return found | {"VCD": (Vcd(),), "ICD": (Icd(),), "PAI": (Pai(),)}
+    return found | _others()
+
+
+def _others() -> Stages:
+    """The registered interventions that are no stage of SAGE's and need not be told anything."""
+    found: Stages = {}
+    for name, (kind, _) in REGISTRY.items():
+        if not issubclass(kind, Options) or kind in (See, Think, Generate):
+            continue
+        if not any(field.is_required() for field in kind.model_fields.values()):
+            found[kind.kind.upper() or name] = (kind(),)
+    return found
+
+
+def written(text: str) -> Stages:
+    """A condition of the user's own, NAME=JSON, the JSON as in a request to the API; raises ValueError where it is wrong."""
+    name, _, fields = text.partition("=")
+    try:
+        given = json.loads(fields)
+        if not isinstance(given, dict):
+            raise ValueError("an object is needed")
+        asked = read(given)
+    except (ValueError, RequestError) as error:
+        raise ValueError(f"--condition {name}: {error}") from None
+    return {name: tuple(one for one in asked if isinstance(one, Options))}
 
 
 def _sweep(other: Reading) -> Stages:

@@ -5,7 +5,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, MetaData, Table, and_, case, func, insert, select
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    MetaData,
+    Select,
+    Table,
+    Text,
+    and_,
+    case,
+    cast,
+    func,
+    insert,
+    null,
+    select,
+)
 
 from server.journal.queries import Filters
 from server.journal.schema import FLAGS, ROWS
@@ -19,7 +37,7 @@ VALUES = (
 MEANS = ("attention_ratio", "focus_share", "decay_slope")
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 
-NEEDED = (*VALUES, *FLAGS, "hour", "finish_reason", "intervention", "correct", "answer_correct")
+NEEDED = (*VALUES, *FLAGS, "hour", "finish_reason", "intervention", "correct", "answer_correct", "readouts")
 SAMPLED = Table(
     "helmsight_journal_sample",
     MetaData(),
@@ -28,7 +46,15 @@ SAMPLED = Table(
 )
 """What the statistics need of the rows that they are about, copied once: a scan of the journal itself is long."""
 
-of = SAMPLED.c
+MORE = Table(
+    "helmsight_journal_more",
+    MetaData(),
+    *(Column(name, kind) for name, kind in (("name", Text), ("value", Double), ("truth", Boolean))),
+    prefixes=["TEMPORARY"],
+)
+"""What readouts said that have no columns, a number or a truth a row."""
+
+of, more = SAMPLED.c, MORE.c
 
 
 def summarise(connection: Connection, filters: Filters, sample: int = SAMPLE) -> dict[str, Any]:
@@ -37,6 +63,8 @@ def summarise(connection: Connection, filters: Filters, sample: int = SAMPLE) ->
     newest = select(*(ROWS.c[name] for name in NEEDED)).where(filters.where())
     newest = newest.order_by(ROWS.c.key.desc()).limit(sample)
     connection.execute(insert(SAMPLED).from_select(NEEDED, newest))
+    MORE.create(connection, checkfirst=False)
+    connection.execute(insert(MORE).from_select(("name", "value", "truth"), _said(connection.dialect.name)))
     sampled = count = connection.execute(select(func.count()).select_from(SAMPLED)).scalar_one()
     if sampled == sample:
         count = connection.execute(select(func.count()).select_from(ROWS).where(filters.where())).scalar_one()
@@ -53,28 +81,51 @@ def summarise(connection: Connection, filters: Filters, sample: int = SAMPLE) ->
         "by_intervention": _by_intervention(connection),
         "by_hour": _by_hour(connection),
     }
-    SAMPLED.drop(connection, checkfirst=False)
+    for table in (SAMPLED, MORE):
+        table.drop(connection, checkfirst=False)
     return found
+
+
+def _said(dialect: str) -> Select[Any]:
+    """Name, number and truth, one of them null, of everything in the sample's `readouts`."""
+    if dialect == "sqlite":
+        each = func.json_each(of.readouts).table_valued("key", "value", "type")
+        number = case((each.c.type.in_(("integer", "real")), each.c.value), else_=null())
+        truth = case((each.c.type.in_(("true", "false")), each.c.value), else_=null())
+    else:
+        each = func.json_each_text(cast(of.readouts, JSON)).table_valued("key", "value")
+        is_truth = each.c.value.in_(("true", "false"))
+        number = case((is_truth, null()), else_=cast(each.c.value, Double))
+        truth = case((is_truth, cast(each.c.value, Boolean)), else_=null())
+    return select(each.c.key, number, truth).select_from(SAMPLED.join(each, of.readouts.is_not(None)))
 
 
 def _values(connection: Connection) -> dict[str, dict[str, Any]]:
     """Count, mean, extremes and quantiles (interpolated linearly between ranks) of every value."""
-    moments = [f(of[name]) for name in VALUES for f in (func.count, func.avg, func.min, func.max)]
-    found = connection.execute(select(*moments)).one()
-    out = {}
-    for i, name in enumerate(VALUES):
-        count, mean, low, high = found[4 * i : 4 * i + 4]
-        quantiles = _quantiles(connection, name, count)
-        out[name] = {"count": count, "mean": _float(mean), "min": _float(low), **quantiles, "max": _float(high)}
+    found = connection.execute(select(*(moment for name in VALUES for moment in _moments(of[name])))).one()
+    out = {name: _spread(connection, of[name], *found[4 * i : 4 * i + 4]) for i, name in enumerate(VALUES)}
+    others = select(more.name, *_moments(more.value)).where(more.value.is_not(None)).group_by(more.name)
+    for name, *moments in connection.execute(others.order_by(more.name)).all():
+        out[name] = _spread(connection, case((more.name == name, more.value)), *moments)
     return out
 
 
-def _quantiles(connection: Connection, name: str, count: int) -> dict[str, float | None]:
+def _moments(value: ColumnElement[Any]) -> list[ColumnElement[Any]]:
+    return [moment(value) for moment in (func.count, func.avg, func.min, func.max)]
+
+
+def _spread(
+    connection: Connection, value: ColumnElement[Any], count: int, mean: Any, low: Any, high: Any
+) -> dict[str, Any]:
+    quantiles = _quantiles(connection, value, count)
+    return {"count": count, "mean": _float(mean), "min": _float(low), **quantiles, "max": _float(high)}
+
+
+def _quantiles(connection: Connection, value: ColumnElement[Any], count: int) -> dict[str, float | None]:
     if not count:
         return dict.fromkeys(QUANTILES)
     positions = {label: q * (count - 1) for label, q in QUANTILES.items()}
     ranks = {int(position) + step for position in positions.values() for step in (0, 1)}
-    value = of[name]
     rank = func.row_number().over(order_by=value)
     ranked = select(value.label("value"), rank.label("rank")).where(value.is_not(None)).subquery()
     chosen = select(ranked.c.rank, ranked.c.value).where(ranked.c.rank.in_([r + 1 for r in ranks]))
@@ -100,8 +151,12 @@ def _rates(connection: Connection) -> dict[str, Any]:
         )
     ).one()
     known, correct, judged, implicit = found[-4:]
+    counted = {name: {"known": found[2 * i], "raised": found[2 * i + 1]} for i, name in enumerate(FLAGS)}
+    others = select(more.name, func.count(), _times(more.truth.is_(True))).where(more.truth.is_not(None))
+    for name, times, raised in connection.execute(others.group_by(more.name).order_by(more.name)):
+        counted[name] = {"known": times, "raised": raised}
     return {
-        "flags": {name: {"known": found[2 * i], "raised": found[2 * i + 1]} for i, name in enumerate(FLAGS)},
+        "flags": counted,
         "focus": {"known": known, "correct": correct, "accuracy": _share(correct, known)},
         "ivm": {"known": judged, "implicit": implicit, "rate": _share(implicit, judged)},
     }

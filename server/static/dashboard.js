@@ -2,9 +2,10 @@
 
 import { getJson } from "./api.js";
 import { dotChart } from "./charts.js";
-import { byId, h, seconds, short } from "./dom.js";
+import { byId, h } from "./dom.js";
 import { keepPage } from "./drops.js";
 import { askForKey, onKey } from "./key.js";
+import { measure } from "./names.js";
 import { colourOf, interventionsOf, raised, rowDetail, tableRow, timeOf } from "./rows.js";
 import { charts, tiles } from "./summary.js";
 
@@ -15,13 +16,6 @@ const RANGES = { "6h": 6 * HOUR, "24h": 24 * HOUR, "7d": 168 * HOUR, "30d": 720 
 const FILTERS = [...new Set([...byId("filters").elements].map(({ name }) => name))].filter(
   (name) => name && name !== "range",
 );
-const MEASURES = {
-  attention_ratio: ["attention ratio", (row) => row.diagnostics?.attention_ratio, short],
-  focus_share: ["focus share", (row) => row.diagnostics?.focus_share, short],
-  decay_slope: ["decay slope", (row) => row.diagnostics?.decay_slope, short],
-  kl: ["KL", (row) => row.diagnostics?.kl, short],
-  total: ["total time", (row) => row.latency?.total, seconds],
-};
 const GROUPS = ["plain", "toward vision", "toward text", "SAGE", "contrast", "other"];
 
 const state = { paused: false, timer: null, running: null, cursors: [], next: null, shown: {}, problem: null };
@@ -167,6 +161,7 @@ function show(filters, summary, rows) {
   changed("charts", [summary, filters.range], () =>
     byId("charts").replaceChildren(...charts(summary, RANGES[filters.range])),
   );
+  changed("measures", Object.keys(summary.values), () => showMeasures(Object.keys(summary.values)));
   changed("rows", [rows, byId("measure").value], () => showRows(rows));
   return undefined;
 }
@@ -179,9 +174,18 @@ function changed(part, data, draw) {
   draw();
 }
 
+/** What the dots can show: every number that the summary knows. */
+function showMeasures(names) {
+  const chosen = byId("measure").value;
+  byId("measure").replaceChildren(...names.map((name) => h("option", { value: name }, measure(name)[0])));
+  if (names.includes(chosen)) byId("measure").value = chosen;
+}
+
 function showRows({ data, next }) {
   state.next = next;
-  const [title, value, format] = MEASURES[byId("measure").value];
+  const name = byId("measure").value;
+  const [title, format] = measure(name);
+  const value = (row) => row.diagnostics?.[name] ?? row.latency?.[name] ?? row.usage?.[name];
   const times = [...data].reverse();
   const used = [...new Set(data.map(colourOf))].sort();
   byId("dots").replaceChildren(
@@ -275,7 +279,6 @@ function showPause() {
   byId("pause").textContent = state.paused ? "Resume" : "Pause";
 }
 
-byId("measure").append(...Object.entries(MEASURES).map(([name, [title]]) => h("option", { value: name }, title)));
 byId("measure").addEventListener("change", refresh);
 byId("filters").addEventListener("change", filter);
 byId("filters").addEventListener("submit", (event) => event.preventDefault());

@@ -1,5 +1,7 @@
 // What interventions and readouts are called on the pages: they come with the server's own names.
 
+import { percent, seconds, short } from "./dom.js";
+
 /** first_layer: "first layer". */
 export const words = (name) => name.replaceAll("_", " ");
 
@@ -11,3 +13,14 @@ export const acronym = (name) => words(name).toUpperCase();
 
 /** An intervention by its path, and by its kind where others share the path. */
 export const labelOf = (path, kind) => (kind ? acronym(kind) : title(path.at(-1)));
+
+const MEASURES = {
+  focus_share: ["focus share", percent],
+  kl: ["KL", short],
+  first_token: ["first token", seconds],
+  total: ["total time", seconds],
+  completion_tokens: ["answer tokens", short],
+};
+
+/** What a number of an answer is called, and how it is written. */
+export const measure = (name) => MEASURES[name] ?? [words(name), short];

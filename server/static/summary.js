@@ -2,20 +2,9 @@
 
 import { barChart, boxStrip, lineChart } from "./charts.js";
 import { h, percent, seconds, short } from "./dom.js";
-import { title, words } from "./names.js";
+import { measure, title, words } from "./names.js";
 
 const HOUR = 3600;
-const VALUES = [
-  ["attention_ratio", "attention ratio", short],
-  ["focus_share", "focus share", percent],
-  ["decay_slope", "decay slope", short],
-  ["kl", "KL", short],
-  ["dose", "dose", short],
-  ["first_token", "first token", seconds],
-  ["total", "total time", seconds],
-  ["completion_tokens", "answer tokens", short],
-];
-
 /** The figures on top: elements for a definition list. */
 export function tiles(summary) {
   const { values, flags, finish_reasons: ends, focus, ivm } = summary;
@@ -112,14 +101,17 @@ export function charts(summary, span) {
       h(
         "dl",
         { class: "spread" },
-        VALUES.filter(([name]) => summary.values[name]?.count).map(([name, title, format]) =>
-          h(
-            "div",
-            {},
-            h("dt", {}, title, h("b", {}, format(summary.values[name].p50))),
-            h("dd", {}, boxStrip(summary.values[name], { format, label: title })),
-          ),
-        ),
+        Object.entries(summary.values)
+          .filter(([, value]) => value.count)
+          .map(([name, value]) => {
+            const [label, format] = measure(name);
+            return h(
+              "div",
+              {},
+              h("dt", {}, label, h("b", {}, format(value.p50))),
+              h("dd", {}, boxStrip(value, { format, label })),
+            );
+          }),
       ),
     ),
     interventionTable(summary),

@@ -7,14 +7,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from steering.protocol.forms import NO_SWITCH
 from steering.protocol.wording import names
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Integer = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
 Flag = Annotated[bool, Field(strict=True)]
 Layers = Annotated[list[Integer], Field(max_length=1024)]
-
-NO_SWITCH = "must be true, false or an object"
 
 
 class Strict(BaseModel):

@@ -272,6 +272,9 @@ def test_metrics_and_journal_tell_of_both(client: FlaskClient, app: Flask) -> No
     (row,) = client.get("/v1/diagnostics?intervention=none&limit=1").json["data"]
     assert (row["id"], row["asked"]["nudge"]) == (plain["id"], None)
     assert row["diagnostics"]["last_norm"] > 0
+    norms = [row["diagnostics"]["last_norm"] for row in client.get("/v1/diagnostics").json["data"]]
+    spread = client.get("/v1/diagnostics/summary").json["values"]["last_norm"]
+    assert (spread["count"], spread["min"], spread["max"]) == (len(norms), min(norms), max(norms))
     refused = client.get("/v1/diagnostics?intervention=nudges").json["error"]["message"]
     assert ", nudge, none; got 'nudges'" in refused
 

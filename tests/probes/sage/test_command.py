@@ -55,6 +55,22 @@ def test_a_repeated_run_asks_only_what_is_new(words: list[str], tmp_path: Path, 
     assert [one.interventions for one in questions] == [(Icd(),)] * asked_each
 
 
+def test_a_condition_of_ones_own(
+    words: list[str], questions: list[Question], capsys: pytest.CaptureFixture[str]
+) -> None:
+    strong = '{"sage": {"see": {"alpha": 0.5}, "think": false, "generate": false}}'
+    assert cli.main([*words, "--conditions", "baseline", "--condition", f"strong={strong}"]) == 0
+    assert {one.interventions for one in questions} == {(), (See(alpha=0.5),)}
+    for wrong, said in (
+        ("strong", "--condition strong: Expecting value"),
+        ("strong=[]", "--condition strong: an object is needed"),
+        ('strong={"sgae": true}', "--condition strong: 'sgae' is unknown; allowed: sage, contrast"),
+        ('strong={"sage": {"see": {"alpha": 5}}}', "--condition strong: 'sage.see.alpha' must be from 0 to 1; got 5."),
+    ):
+        assert cli.main([*words, "--condition", wrong]) == 1
+        assert said in capsys.readouterr().err
+
+
 class Server:
     """Stands in for `Endpoint`: it says yes, and no where it is asked to see."""
 

@@ -17,7 +17,8 @@ from probes.sage.evaluate import evaluate, existence_scores, existence_tally, pa
 from probes.sage.report import report
 from probes.sage.samples import QUESTIONS, Difference, Existence
 from probes.sage.stages import stages
-from steering import Engine, Generate, See, Think
+from steering import Engine, Generate, Options, See, Think
+from steering.protocol import intervention
 from tests.probes.conftest import Scripted, text_of
 
 SHAPES = ("star", "ring", "heart")
@@ -157,3 +158,26 @@ def test_the_stages_are_the_papers_and_what_it_leaves_open() -> None:
     readings = {stage.reading for one in plain.values() for stage in one if isinstance(stage, See)}
     assert readings == {"scale", "transfer"}
     assert set(plain) < set(stages(sweep=True))
+
+
+class Shout(Options):
+    """Does nothing, and needs not be told how."""
+
+    path = ("shout",)
+    loud: bool = True
+
+
+class Whisper(Shout):
+    """Needs to be told how."""
+
+    path = ("whisper",)
+    words: int
+
+
+def test_other_interventions_are_conditions_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stages()
+    monkeypatch.setattr(intervention, "REGISTRY", REGISTRY := dict(intervention.REGISTRY))
+    monkeypatch.setattr("probes.sage.stages.REGISTRY", REGISTRY)
+    for kind in (Shout, Whisper):
+        intervention.register(kind)
+    assert stages() == before | {"shout": (Shout(),)}

@@ -15,6 +15,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import func, select, text
 
+from server.encode import dumps
 from server.journal import database as journal_database
 from server.journal.database import Database, Place, open_database
 from server.journal.errors import JournalError
@@ -358,6 +359,21 @@ def test_the_summary_of_many_rows_is_of_the_newest_and_says_so(database: Databas
     assert (found["count"], found["sampled"]) == (5, 3)
     assert (found["values"]["kl"]["min"], found["values"]["kl"]["max"]) == (4, 8)
     assert sum(hour["count"] for hour in found["by_hour"]) == 3
+
+
+def test_the_summary_of_readouts_without_columns(database: Database) -> None:
+    said = [{"length": 4, "odd": True}, {"length": 1.5, "odd": None}, {"length": None, "odd": False}, {"odd": True}]
+    put(
+        database, *(row(i, readouts=dumps(one)) for i, one in enumerate(said)), row(4), row(5, readouts='{"length":-1}')
+    )
+    with database.engine.connect() as connection:
+        found = summarise(connection, Filters(since=START, until=START + 5))
+    lengths = {"count": 2, "mean": 2.75, "min": 1.5, "p10": 1.75, "p50": 2.75, "p90": 3.75, "max": 4.0}
+    assert found["values"]["length"] == pytest.approx(lengths)
+    counted = [name for name, value in found["values"].items() if value["count"]]
+    assert counted == ["first_token", "total", "completion_tokens", "length"]
+    assert found["flags"]["odd"] == {"known": 3, "raised": 2}
+    assert found["flags"]["dissociation"] == {"known": 0, "raised": 0}
 
 
 def test_the_summary_of_nothing(database: Database) -> None:

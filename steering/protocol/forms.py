@@ -1,0 +1,133 @@
+"""How interventions are written in JSON, as the registry says: each stands where its `path` is, in the words of its options.
+
+An intervention that is alone at its path is `true` (all defaults), `false` or an object of options. Several that share a
+path are told apart by `kind`. A path of two is a member of a group, which is on by default where the group is given.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steering.errors import RequestError
+from steering.protocol.asked import Asked, Options
+from steering.protocol.intervention import REGISTRY
+from steering.protocol.wording import names, sentence, unknown
+
+Path = tuple[str, ...]
+
+KIND = "kind"
+NO_SWITCH = "must be true, false or an object"
+
+
+class Form(ABC):
+    """How what stands at a path is written."""
+
+    default = True
+    """Whether it is on where the group that it is a member of is given."""
+
+    def __init__(self, path: Path):
+        self.param = ".".join(path)
+
+    def read(self, value: Any) -> tuple[Asked, ...]:
+        """What a JSON value asks for; raises RequestError where it is wrong."""
+        return () if value is None or value is False else self._read(value)
+
+    @abstractmethod
+    def _read(self, value: Any) -> tuple[Asked, ...]: ...
+
+    def _object(self, value: Any) -> Mapping[str, Any]:
+        if value is True:
+            return {}
+        if not isinstance(value, dict):
+            raise RequestError(sentence(self.param, NO_SWITCH, value), param=self.param)
+        return value
+
+    def _known(self, given: Mapping[str, Any], known: Sequence[str]) -> None:
+        for key in given:
+            if key not in known:
+                raise unknown(f"{self.param}.{key[:64]}", ", ".join(known))
+
+
+class Single(Form):
+    """One intervention."""
+
+    def __init__(self, path: Path, options: type[Options]):
+        super().__init__(path)
+        self.options = options
+
+    def _read(self, value: Any) -> tuple[Asked, ...]:
+        given = self._object(value)
+        self._known(given, names(self.options))  # the options themselves also take names that are not on the wire
+        return (self.options(**given),)
+
+
+class Kinds(Form):
+    """One of several interventions."""
+
+    default = False
+
+    def __init__(self, path: Path, kinds: Mapping[str, type[Options]]):
+        super().__init__(path)
+        self.kinds = kinds
+
+    def _read(self, value: Any) -> tuple[Asked, ...]:
+        kind = value.get(KIND) if isinstance(value, dict) else None
+        options = self.kinds.get(kind) if isinstance(kind, str) else None
+        if options is None:
+            *some, last = self.kinds
+            words = f"{', '.join(some)} or {last}" if some else last
+            raise RequestError(
+                sentence(self.param, f"must be an object whose '{KIND}' is {words}", value), param=self.param
+            )
+        self._known(value, [KIND, *names(options)])
+        return (options(**{key: item for key, item in value.items() if key != KIND}),)
+
+
+class Group(Form):
+    """Interventions that belong together; one that is false is off, one that is not named has its defaults."""
+
+    def __init__(self, path: Path, members: Mapping[str, Form]):
+        super().__init__(path)
+        self.members = members
+
+    def _read(self, value: Any) -> tuple[Asked, ...]:
+        given = self._object(value)
+        self._known(given, list(self.members))
+        asked = (form.read(given.get(name, form.default)) for name, form in self.members.items())
+        return tuple(one for some in asked for one in some)
+
+
+def forms() -> dict[str, Form]:
+    """How each field of a request is written that asks for registered `Options`. Raises ValueError where two interventions
+    cannot be told apart."""
+    kinds = [kind for kind, _ in REGISTRY.values() if issubclass(kind, Options)]
+    heads = dict.fromkeys(kind.path[0] for kind in kinds)
+    return {head: _form((head,), [kind for kind in kinds if kind.path[0] == head]) for head in heads}
+
+
+def read(given: Mapping[str, Any]) -> tuple[Asked, ...]:
+    """The interventions that some fields ask for; raises RequestError where one is wrong or unknown."""
+    known = forms()
+    for name in given:
+        if name not in known:
+            raise unknown(name[:64], ", ".join(known))
+    return tuple(one for name, value in given.items() for one in known[name].read(value))
+
+
+def _form(path: Path, kinds: Sequence[type[Options]]) -> Form:
+    here = [kind for kind in kinds if kind.path == path]
+    below: dict[str, list[type[Options]]] = {}
+    for kind in kinds:
+        if kind.path != path:
+            below.setdefault(kind.path[len(path)], []).append(kind)
+    if here and below:
+        raise ValueError(f"{'.'.join(path)!r} cannot be both an intervention and a group of them.")
+    if below:
+        return Group(path, {name: _form((*path, name), some) for name, some in below.items()})
+    if len(here) == 1 and not here[0].kind:
+        return Single(path, here[0])
+    if not all(kind.kind for kind in here):
+        raise ValueError(f"Interventions that share the path {'.'.join(path)!r} need a kind each.")
+    return Kinds(path, {kind.kind: kind for kind in here})
