@@ -15,7 +15,8 @@ def fields(interventions: Iterable[Options]) -> dict[str, Any]:
     defaults."""
     said: dict[str, Any] = {}
     for one in interventions:
-        given = {name: value for name, value in one.settings().items() if value is not None}
+        unset = {field.alias or name for name, field in type(one).model_fields.items() if field.default is None}
+        given = {name: value for name, value in one.settings().items() if value is not None or name not in unset}
         head, *rest = one.path
         if rest:
             said.setdefault(head, _all_off(head))[rest[0]] = given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -11,7 +12,9 @@ import numpy as np
 from probes.answering.base import Answerer, Chat, Question
 from probes.answering.replies import replies
 from probes.harness.bootstrap import Scores, Tallies, estimates
-from steering import Options
+from steering import Options, RequestError
+
+log = logging.getLogger(__name__)
 
 BASELINE = "baseline"
 """The condition that the others are compared with."""
@@ -51,7 +54,7 @@ def compare(
 ) -> dict[str, Any]:
     """By condition and part: the metrics by setting and together ("all"), each the JSON of an `Estimate` beside the answers
     of `BASELINE`, with the number of `samples` and `answers_changed`, the share of samples whose answers are other texts.
-    Parts without samples are left out.
+    Parts without samples, and conditions that the model or its pictures refuse, are left out.
 
     Raises ValueError where `BASELINE` is not the first of the conditions.
     """
@@ -61,7 +64,13 @@ def compare(
     report: dict[str, Any] = {}
     plain: list[_Answered] | None = None
     for name, interventions in conditions.items():
-        now = _answered(answerer, parts, interventions, max_tokens, f"{name:<20}", quiet)
+        try:
+            now = _answered(answerer, parts, interventions, max_tokens, f"{name:<20}", quiet)
+        except RequestError as error:
+            if name == BASELINE:
+                raise
+            log.warning("%s is left out: %s", name, error)
+            continue
         report[name] = {
             one.part.name: one.measured(None if plain is None else plain[number]) for number, one in enumerate(now)
         }

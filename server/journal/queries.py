@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, RowMapping, Select, and_, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, case, func, literal, select
 
 from server.encode import dumps
 from server.journal.database import Database
@@ -21,6 +21,27 @@ CHUNK = 500
 
 GROUPS = ("sage", "contrast")
 """Interventions whose names begin alike, which have filters of their own."""
+
+
+def _names() -> ColumnElement[str]:
+    """The names of a row's interventions, also where a server from before they were kept wrote it beside this one."""
+    row = ROWS.c
+    asked = {
+        "steering": row.vectors != "|",
+        "sage.see": row.sage_see.is_(True),
+        "sage.think": row.sage_think.is_(True),
+        "sage.generate": row.sage_generate.is_(True),
+    }
+    names: ColumnElement[str] = literal("|")
+    for name, condition in asked.items():
+        names += case((condition, f"{name}|"), else_="")
+    names += case((row.contrast != NONE, literal("contrast.") + row.contrast + "|"), else_="")
+    return case((row.interventions != "|", row.interventions), else_=names)
+
+
+NAMES = _names()
+SHOWN = (*(column for column in ROWS.c if column.name != "interventions"), NAMES.label("interventions"))
+"""The columns of a row as it is shown."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +74,19 @@ class Filters:
             terms.append(_holds(row.vectors, f"|{self.vector}|"))
         if self.intervention is not None:
             none = self.intervention == NONE
-            terms.append(row.interventions == "|" if none else _holds(row.interventions, f"|{self.intervention}|"))
+            terms.append(NAMES == "|" if none else _holds(NAMES, f"|{self.intervention}|"))
         for name in GROUPS:
             if (value := getattr(self, name)) == NONE:
-                terms.append(~_holds(row.interventions, f"|{name}."))
+                terms.append(~_holds(NAMES, f"|{name}."))
             elif value is not None:
-                terms.append(_holds(row.interventions, f"|{name}.{value}|"))
+                terms.append(_holds(NAMES, f"|{name}.{value}|"))
         if self.flag is not None:
-            own = self.flag in row
+            own = self.flag in DIAGNOSTICS
             terms.append(row[self.flag].is_(True) if own else _holds(row.readouts, f"{dumps(self.flag)}:true"))
         return and_(True, *terms)
 
 
-def _holds(column: Column[str], text: str) -> ColumnElement[bool]:
+def _holds(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
     """Whether a text is part of a column's."""
     # Neither LIKE, which SQLite takes without regard to case, nor a function that only one database has.
     return func.replace(column, text, "") != column
@@ -104,12 +125,12 @@ def stream(
 
 def answer(connection: Connection, identity: str) -> list[dict[str, Any]]:
     """The rows of one answer, in order of choice."""
-    chosen = select(ROWS).where(ROWS.c.id == identity).order_by(ROWS.c.choice, ROWS.c.key).limit(1024)
+    chosen = select(*SHOWN).where(ROWS.c.id == identity).order_by(ROWS.c.choice, ROWS.c.key).limit(1024)
     return [shown(row) for row in connection.execute(chosen).mappings()]
 
 
 def _newest(filters: Filters, before: int | None) -> Select[Any]:
-    chosen = select(ROWS).where(filters.where()).order_by(ROWS.c.key.desc())
+    chosen = select(*SHOWN).where(filters.where()).order_by(ROWS.c.key.desc())
     return chosen if before is None else chosen.where(ROWS.c.key < before)
 
 

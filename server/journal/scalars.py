@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from server.journal.bounded import number
 from steering.protocol.readout import Scalar
 from steering.readouts.envelope import summary
 
@@ -19,7 +19,9 @@ def scalars(applied: Report, diagnostics: Report) -> dict[str, Scalar]:
     None where its reports lack it, and where it is not finite: one such number would spoil every mean.
     """
     found: dict[str, Scalar] = {**summary(diagnostics), "dose": _dose(applied or {})}
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in found.items()}
+    return {
+        name: value if isinstance(value, bool) or number(value) is not None else None for name, value in found.items()
+    }
 
 
 def _dose(applied: Mapping[str, Any]) -> float | None:

@@ -19,7 +19,7 @@ Layers = Annotated[list[Integer], Field(max_length=1024)]
 class Strict(BaseModel):
     """An object of Helmsight's own: unknown keys are errors that list the known ones."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, json_schema_extra={"additionalProperties": False})
 
     @model_validator(mode="before")
     @classmethod

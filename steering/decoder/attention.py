@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from steering.decoder import kernels
-from steering.decoder.hooks import NO_HOOKS, Hooks
+from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
 
@@ -91,10 +91,12 @@ class Prefill:
         for observer in self.hooks.observers:
             observer.prefill(heads.layer, weights, key.shape[2])
         wide = functools.cache(lambda: (query.float(), key.float()))
+        exact: Product = lambda values: kernels.product(heads, *wide(), values, mask)  # noqa: E731
         for hook in self.hooks.attention:
-            changed = hook.product(heads.layer, value, lambda values: kernels.product(heads, *wide(), values, mask))
+            changed = hook.product(heads.layer, value, exact)
             if changed is not None:
                 out = torch.where(hook.asked, changed.to(out.dtype), out)
+                exact = functools.partial(_product_under, hook, heads.layer, exact)
         for hook in self.hooks.attention:
             if hook.queries is not None:
                 out = _replaced(out, hook.queries, kernels.weighted(weights(hook.queries.clamp(min=0)), value))
@@ -128,6 +130,13 @@ class Prefill:
             rows = torch.arange(self.start, self.start + n, device=device)
             self._masks[window] = kernels.visible(rows, self.start + n, window)[None, None]
         return self._masks[window]
+
+
+def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:
+    """`exact` as a hook changes it, for the hooks behind it."""
+    changed = hook.product(layer, value, exact)
+    assert changed is not None
+    return torch.where(hook.asked, changed, exact(value))
 
 
 def _replaced(out: torch.Tensor, queries: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -45,13 +45,14 @@ class Steps:
     @torch.inference_mode()
     def step(self) -> None:
         """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
-        with self._changed:
+        with self._changed:  # callers queue at any time
             for sequence in [s for s in self.alive if s.done]:
                 self._leave(sequence)
-        forks = self.scheduler.next_forks()
-        if not forks:
-            self._embed(self.scheduler.upcoming())
-        batch = forks or self.scheduler.next_prefill(self._divisible)
+            forks = self.scheduler.next_forks()
+            upcoming = [] if forks else self.scheduler.upcoming()
+        self._embed(upcoming)
+        with self._changed:
+            batch = forks or self.scheduler.next_prefill(self._divisible)
         if batch:
             self._prefill(batch, forks=bool(forks))
         if self.scheduler.running:
@@ -70,20 +71,21 @@ class Steps:
             ready += [found for found in resumed if found is not None]
             first = [sequence for sequence, _ in ready]
             sampled = self.runner.next_tokens(first, torch.stack([row for _, row in ready])) if ready else None
+            for sequence, row in ready:
+                if sequence.held:
+                    self.twins.end_wait(sequence, row)
         except Exception as error:
             _end_if_fatal(error)
             if len(batch) == 1:
                 self._fail(batch, error)
             else:
                 log.warning("A prefill of %d prompts failed; they run one by one.", len(batch), exc_info=error)
-                self.scheduler.retry_alone(batch)
+                with self._changed:
+                    self.scheduler.retry_alone(batch)
             return
         for sequence in batch:
             self.scheduler.prefilled(sequence)
             self.counts["prompt_tokens"] += 0 if sequence.is_twin else sequence.prompt.length
-        for sequence, row in ready:
-            if sequence.held:
-                self.twins.end_wait(sequence, row)
         for leader, row in leaders:
             self.twins.hold(leader, row)
             self._pair(leader)
@@ -96,19 +98,22 @@ class Steps:
             return
         due = [sequence for sequence in running if sequence.due]
         try:
-            sampled, logits = self.runner.decode(running, self.twins)
+            decoded = self.runner.decode(running, self.twins)
         except Exception as first:
             _end_if_fatal(first)
             log.warning("A step failed for %d sequences; it is run again.", len(running), exc_info=first)
             try:
-                sampled, logits = self.runner.decode(running, self.twins)
+                decoded = self.runner.decode(running, self.twins)
             except Exception as error:
                 _end_if_fatal(error)
-                self._fail(running, error)
+                self._fail(self.runner.blamed(error, running), error)
                 return
         for leader in due:
-            self.twins.hold(leader, logits[leader.slot])
-        self._hand_out(running, sampled)
+            self.twins.hold(leader, decoded.logits[leader.slot])
+        for sequence, reason in decoded.spoilt.items():
+            _end_if_fatal(reason)
+            self._fail([sequence], reason)
+        self._hand_out(running, decoded.sampled)
         for leader in due:
             if not leader.done and leader.twin is not None:
                 self._leave_twin(leader)
@@ -154,6 +159,7 @@ class Steps:
             except Exception as error:
                 log.exception("A token could not be handed out.")
                 sequence.error = Fault(f"The request failed in the engine: {error}")
+                sequence.finish_reason = None  # it may be the last token that could not
         with self._changed:
             for sequence in [s for s in sequences if s.done]:
                 self._leave(sequence)

@@ -46,7 +46,7 @@ class Generate(Options):
 
     weight: float = Field(0.5, ge=0, le=10, alias="lambda")
     top: float = Field(0.2, gt=0, lt=1)
-    refresh: int = Field(0, ge=0)
+    refresh: int = Field(0, ge=0, le=1_000_000)
 
     @property
     def rule(self) -> Rule:

@@ -100,8 +100,7 @@ class Group(Form):
 
 
 def forms() -> dict[str, Form]:
-    """How each field of a request is written that asks for registered `Options`. Raises ValueError where two interventions
-    cannot be told apart."""
+    """How each field of a request is written that asks for registered `Options`."""
     kinds = [kind for kind, _ in REGISTRY.values() if issubclass(kind, Options)]
     heads = dict.fromkeys(kind.path[0] for kind in kinds)
     return {head: _form((head,), [kind for kind in kinds if kind.path[0] == head]) for head in heads}
@@ -122,12 +121,8 @@ def _form(path: Path, kinds: Sequence[type[Options]]) -> Form:
     for kind in kinds:
         if kind.path != path:
             below.setdefault(kind.path[len(path)], []).append(kind)
-    if here and below:
-        raise ValueError(f"{'.'.join(path)!r} cannot be both an intervention and a group of them.")
     if below:
         return Group(path, {name: _form((*path, name), some) for name, some in below.items()})
     if len(here) == 1 and not here[0].kind:
         return Single(path, here[0])
-    if not all(kind.kind for kind in here):
-        raise ValueError(f"Interventions that share the path {'.'.join(path)!r} need a kind each.")
     return Kinds(path, {kind.kind: kind for kind in here})

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from steering.protocol.asked import Asked
 from steering.protocol.slots import Slots
+from steering.protocol.wording import check_name
 
 REGISTRY: dict[str, tuple[type[Asked], type[Slots] | None]] = {}
 """Every intervention by name, in the order in which they act."""
@@ -13,9 +14,18 @@ REGISTRY: dict[str, tuple[type[Asked], type[Slots] | None]] = {}
 
 def register(asked: type[Asked], slots: type[Slots] | None = None) -> None:
     """Make an intervention known to requests, engine, reports, metrics, journal and catalogue: what may be asked of it, and
-    what keeps its state, if any. Raises ValueError where its name is taken."""
-    if asked.name() in REGISTRY:
-        raise ValueError(f"There is an intervention {asked.name()!r} already.")
+    what keeps its state, if any. Raises ValueError where its name or its place in a request is taken, or cannot be one."""
+    if not 1 <= len(asked.path) <= 2:
+        raise ValueError(f"The path of {asked.__name__} must have one name or two; got {asked.path!r}.")
+    for name in (*asked.path, *([asked.kind] if asked.kind else ())):
+        check_name(name, f"The names in the path and the kind of {asked.__name__}")
+    for other, _ in REGISTRY.values():
+        if other.name() == asked.name():
+            raise ValueError(f"There is an intervention {asked.name()!r} already.")
+        if other.path == asked.path and not (other.kind and asked.kind):
+            raise ValueError(f"Interventions that share the path {'.'.join(asked.path)!r} need a kind each.")
+        if len(other.path) != len(asked.path) and other.path[0] == asked.path[0]:
+            raise ValueError(f"{asked.path[0]!r} cannot be both an intervention and a group of them.")
     REGISTRY[asked.name()] = (asked, slots)
 
 

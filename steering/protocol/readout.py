@@ -17,7 +17,7 @@ from steering.prompt.layout import ImageSpan, Layout
 from steering.prompt.spans import PARTITIONS
 from steering.prompt.tiles import Tiling
 from steering.protocol.signals import Signal
-from steering.protocol.wording import cut, shown
+from steering.protocol.wording import check_name, cut, shown
 
 RESIDUAL_ROWS = ("answer", "prompt", "generated")
 """Rows of the `residual` readout: those that generate the answer's tokens, which are the prompt's last one and those of all
@@ -29,6 +29,9 @@ authors' `analysis/eval_cosine.py`, or the one that generated its last token."""
 
 MAX_VALUES = 1_000_000
 """Numbers that the maps of one answer may hold."""
+
+ENVELOPE = ("version", "images", "rows")
+"""The keys of the envelope that are no readout's."""
 
 Scalar = float | int | bool | None
 
@@ -181,8 +184,8 @@ class FinishedAnswer:
 
 
 class Readout(ABC):
-    """One key of the envelope beside an answer, unless it has no `own_key`. `cheap` ones are those that `diagnostics: true`
-    asks for; `needs_pictures` those that read `Surroundings.pictures`."""
+    """One key of the envelope beside an answer; without `own_key` another readout says it, and it is never read. `cheap`
+    ones are those that `diagnostics: true` asks for; `needs_pictures` those that read `Surroundings.pictures`."""
 
     name: ClassVar[str]
     cheap: ClassVar[bool] = False
@@ -219,9 +222,11 @@ REGISTRY: dict[str, Readout] = {}
 
 def register(readout: Readout) -> None:
     """Make a readout known to requests, envelope, metrics, journal and catalogue; raises ValueError where its name, or that
-    of one of its scalars, is taken."""
+    of one of its scalars, is taken or cannot be one."""
+    for name in (readout.name, *readout.scalars):
+        check_name(name, f"The names of {type(readout).__name__} and of its scalars")
     taken = {scalar for other in REGISTRY.values() for scalar in other.scalars}
-    if readout.name in REGISTRY or taken & set(readout.scalars):
+    if readout.name in (*REGISTRY, *ENVELOPE) or taken & set(readout.scalars):
         raise ValueError(f"There is a readout {readout.name!r} already, or one with a scalar of the same name.")
     REGISTRY[readout.name] = readout
 

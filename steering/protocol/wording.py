@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,13 @@ from steering.errors import RequestError
 
 MAX_SHOWN = 64
 """Characters of what a client wrote that a message repeats at a time."""
-_RANGES = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"}
+_RANGES = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
+
+
+def check_name(name: str, what: str) -> None:
+    """Raise ValueError where a name cannot stand in requests, metrics and the journal alike."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name == "none":
+        raise ValueError(f"{what} must be of a-z, 0-9 and _, and not 'none'; got {name!r}.")
 
 
 def path_of(location: Sequence[int | str]) -> str:
@@ -49,7 +56,7 @@ def limits(field: FieldInfo) -> str | None:
 
 def reason(problem: Any, field: FieldInfo | None = None) -> str:
     """What a value must be: pydantic's message about it, or the whole range of the field that it is outside of."""
-    said = str(problem["msg"])
+    said = re.sub(r"a valid dictionary or (instance|object) .*", "an object", str(problem["msg"]))
     if problem["type"] == "literal_error":
         return "must be one of " + problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
     if problem["type"] in _RANGES and field is not None and (range_ := limits(field)):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from steering.prompt.layout import ImageSpan
 from steering.prompt.tiles import Tiling
-from steering.protocol.readout import REGISTRY, FinishedAnswer, Scalar
+from steering.protocol.readout import REGISTRY, FinishedAnswer, Readout, Scalar
 from steering.recorders.attention import RowCounts
+
+log = logging.getLogger(__name__)
 
 VERSION = 2
 """Raised when a key changes its meaning."""
@@ -37,6 +40,15 @@ def summary(diagnostics: Mapping[str, Any] | None) -> dict[str, Scalar]:
     out: dict[str, Scalar] = {}
     for name, readout in REGISTRY.items():
         said = None if diagnostics is None else diagnostics.get(name)
-        found = {} if said is None else readout.summary(said)
+        found = {} if said is None else _summary(readout, said)
         out |= {scalar: found.get(scalar) for scalar in readout.scalars}
     return out
+
+
+def _summary(readout: Readout, said: Any) -> Mapping[str, Scalar]:
+    """What a readout keeps of what it said: nothing where it cannot tell, because the answer is right all the same."""
+    try:
+        return readout.summary(said)
+    except Exception:
+        log.exception("The readout %r could not sum up what it said.", readout.name)
+        return {}

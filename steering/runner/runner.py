@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import torch
 import torch.fx.experimental._config
 
 from steering.decoder.attention import Decode, Prefill
-from steering.decoder.hooks import Hook, Hooks
+from steering.decoder.hooks import AttentionHook, Hook, Hooks, LayerHook, Observer
 from steering.decoder.kv import KVPool
 from steering.model.embedded import Embedded
 from steering.model.images import ImageCache
@@ -36,13 +37,22 @@ class _Concerned(NamedTuple):
     keeping: list[Slots]
 
 
-class _Decoded(NamedTuple):
+class _Computed(NamedTuple):
     """What a decode computed and nobody knows yet; hooks by the slots that they are of."""
 
     batch: DecodeBatch
     concerned: _Concerned
     hooks: dict[str, Hook | None]
     computed: Computed
+
+
+class Decoded(NamedTuple):
+    """What a decode said. logits: (rows, vocabulary) before any contrast. spoilt: sequences of which something could not be
+    kept, and why."""
+
+    sampled: Sampled
+    logits: torch.Tensor
+    spoilt: dict[Sequence, Exception]
 
 
 class Runner:
@@ -218,40 +228,55 @@ class Runner:
     ) -> Sampled:
         """One token for each row of logits (rows, vocabulary), as its interventions leave them."""
         for part in acting:
-            logits = part.logits(sequences, rows, logits)
+            changed = part.logits(sequences, rows, logits)
+            if changed.shape != logits.shape:
+                raise RuntimeError(f"{part.name} made logits {tuple(changed.shape)} of {tuple(logits.shape)}.")
+            logits = changed
         needs = Needs.of([sequence.spec.sampling for sequence in sequences])
         sampled = sample(logits, self.sampler, rows, positions, needs)
         _force(sampled, logits, sequences)
         return sampled
 
     @torch.inference_mode()
-    def decode(self, running: list[Sequence], twins: Twins) -> tuple[Sampled, torch.Tensor]:
-        """One token for every running sequence; row i is slot i. Beside them the logits (rows, vocabulary) before any
-        contrast.
+    def decode(self, running: list[Sequence], twins: Twins) -> Decoded:
+        """One token for every running sequence; row i is slot i.
 
-        What later steps build on changes at the end alone, so that a step that raised may be run again.
+        What later steps build on changes at the end alone, so that a step that raised may be run again. Behind that point
+        it cannot: what raises there spoils the sequences that it concerns.
         """
         decoded = self._decode(running)
-        assert decoded.computed.logits is not None
-        combined: Combined = twins.combine(running, decoded.computed.logits)
+        logits = decoded.computed.logits
+        assert logits is not None
+        combined: Combined = twins.combine(running, logits)
         rows = decoded.batch.rows
         sampled = self._sampled(running, decoded.concerned.acting, rows, self.position[rows] + 1, combined.logits)
-        self._record(decoded)
-        twins.record(combined)
+        spoilt = self._record(decoded)
+        try:
+            twins.record(combined)
+        except Exception as error:
+            spoilt |= dict.fromkeys((one for one in running if one.pair is not None), error)
         self.token[rows] = sampled.tokens
         if combined.leaders is not None and combined.twins is not None:
             self.token[combined.twins] = sampled.tokens[combined.leaders]
-        return sampled, decoded.computed.logits
+        return Decoded(sampled, logits, spoilt)
 
     @torch.inference_mode()
     def decode_logits(self, running: list[Sequence]) -> torch.Tensor:
         """Feed every running sequence's last token: (rows, vocabulary), and the captures of the sequences that want them."""
         decoded = self._decode(running)
-        self._record(decoded)
+        for error in self._record(decoded).values():
+            raise error
         assert decoded.computed.logits is not None
         return decoded.computed.logits
 
-    def _decode(self, running: list[Sequence]) -> _Decoded:
+    def blamed(self, error: Exception, running: list[Sequence]) -> list[Sequence]:
+        """The sequences whose intervention, or whose recorder, raised in a decode of `running`; all where nobody's did."""
+        own = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        modules = {type(one).__module__ for one in own if isinstance(one, Slots | AttentionHook | LayerHook | Observer)}
+        parts = [part for part in self._every if type(part).__module__ in modules]
+        return [one for one in running if any(_concerns(part, one) for part in parts)] or running
+
+    def _decode(self, running: list[Sequence]) -> _Computed:
         """Feed every running sequence's last token; writes nothing but that token's columns of the pool."""
         count = len(running)
         longest = max(sequence.length for sequence in running) + 1
@@ -271,13 +296,18 @@ class Runner:
         rope = (positions + self.rope_delta[:count])[:, None]
         decoder = self.mllm.decoder if plain else self._decode_step
         hidden = self._decoder_output(decoder, self.token[:count, None], rope, step).last_hidden_state
-        return _Decoded(batch, concerned, hooks, Computed(hidden, self.mllm.head(hidden[:, -1])))
+        return _Computed(batch, concerned, hooks, Computed(hidden, self.mllm.head(hidden[:, -1])))
 
-    def _record(self, decoded: _Decoded) -> None:
-        """Keep what a decode computed."""
+    def _record(self, decoded: _Computed) -> dict[Sequence, Exception]:
+        """Keep what a decode computed. Returns the sequences of which something could not be kept, and why."""
+        spoilt: dict[Sequence, Exception] = {}
         for part in decoded.concerned.keeping:
-            part.record(decoded.batch, decoded.hooks[part.name], decoded.computed)
+            try:
+                part.record(decoded.batch, decoded.hooks[part.name], decoded.computed)
+            except Exception as error:
+                spoilt |= dict.fromkeys((one for one in decoded.batch.sequences if _concerns(part, one)), error)
         self.position[decoded.batch.rows] += decoded.batch.active[:, 0, 0].long()
+        return spoilt
 
     def _decoder_output(
         self, decoder: Callable[..., Any], tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode
@@ -329,6 +359,11 @@ class Runner:
         generated = torch.tensor(sequence.tokens, dtype=torch.int64)
         spec = sequence.spec
         self.sampler.place(sequence.slot, spec.sampling, spec.seed, spec.prompt.ids, generated)
+
+
+def _concerns(part: Slots, sequence: Sequence) -> bool:
+    """Whether what some slots do is part of a sequence's answer."""
+    return part.always or part.name in sequence.spec.asked or bool(part.signals & sequence.spec.signals)
 
 
 def _force(sampled: Sampled, logits: torch.Tensor, sequences: list[Sequence]) -> None:

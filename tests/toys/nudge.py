@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from steering import MLLM, Options, RequestError
+from steering.errors import RequestError
+from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
+from steering.protocol.asked import Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Pool, Slots
+from steering.protocol.wording import shown
 
 
 class Nudge(Options):
@@ -24,7 +27,7 @@ class Nudge(Options):
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
         if self.token >= mllm.vocab_size:
             raise RequestError(
-                f"'nudge.token' must be from 0 to {mllm.vocab_size - 1}; got {self.token}.", param="nudge.token"
+                f"'nudge.token' must be from 0 to {mllm.vocab_size - 1}; got {shown(self.token)}.", param="nudge.token"
             )
 
     def report(self, taken: Any) -> dict[str, Any]:

@@ -1,0 +1,153 @@
+"""What an intervention or a recorder raises behind a step, or always, fails the requests that it concerns, and no other; and
+callers that queue while the engine steps."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import steering
+from steering import Diagnose, Engine, Fault, Pai, Request, Sampling
+from tests import families
+from tests.steering.conftest import MakeEngine
+from tests.steering.engine.test_faults import CONTRASTED, FAMILY, SAMPLING, Once, answers
+
+EVERY = frozenset({"focus", "modality", "decay", "residual", "tam"})
+
+
+def asked() -> list[Request]:
+    """Plain; observed; under SAGE; under PAI; plain."""
+    chats = [families.example_messages(FAMILY, 1 + i % 2, seed=i, text="What is this? " * (1 + i)) for i in range(5)]
+    options: list[dict[str, Any]] = [
+        {}, {"diagnose": Diagnose(EVERY)}, {"interventions": CONTRASTED}, {"interventions": [Pai()]}, {},
+    ]  # fmt: skip
+    return [Request(chat, SAMPLING, **more) for chat, more in zip(chats, options, strict=True)]
+
+
+CONCERNED = {
+    "attention": {1, 2},  # SAGE's See rests on it
+    "states": {1, 2},
+    "residual": {1},
+    "sage.see": {2},
+    "sage.think": {2},
+    "sage.generate": {2},
+    "contrast.pai": {3},
+}
+
+
+def parts(engine: Engine) -> dict[str, Any]:
+    return {**engine._runner.recorders, **engine._runner.interventions}
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("method", ["record", "take"])
+@pytest.mark.parametrize("name", CONCERNED)
+def test_what_raises_behind_a_step_fails_those_it_concerns(
+    name: str, method: str, behind: bool, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(FAMILY, slots=8, prefill_budget=400)
+    expected = answers(engine, asked())
+    for at in (1, 3):
+        once = Once(getattr(parts(engine)[name], method), at, behind)
+        with monkeypatch.context() as patch:
+            patch.setattr(parts(engine)[name], method, once)
+            got = answers(engine, asked())
+        failed = {number for number, answer in enumerate(got) if answer is None}
+        # Every answer that ends is asked what was measured, whether it concerns it or not.
+        assert len(failed) <= 1 if method == "take" else failed <= CONCERNED[name], at
+        assert failed if once.calls >= at else not failed
+        assert [got[i] for i in range(5) if i not in failed] == [expected[i] for i in range(5) if i not in failed]
+        assert not engine._alive
+    assert answers(engine, asked()) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("contrast.pai", "decode"), ("sage.see", "decode"), ("residual", "record")]
+)
+def test_what_always_raises_fails_those_it_concerns(
+    name: str, method: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(FAMILY, slots=8, prefill_budget=400)
+    expected = answers(engine, asked())
+
+    class Broken(type(parts(engine)[name])):  # type: ignore[misc]
+        pass
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("out of luck")
+
+    Broken.__module__ = type(parts(engine)[name]).__module__
+    setattr(Broken, method, lambda self, *_: broken())
+    monkeypatch.setattr(parts(engine)[name], "__class__", Broken)
+    got = answers(engine, asked())
+    assert {number for number, answer in enumerate(got) if answer is None} == CONCERNED[name]
+    assert [got[i] for i in range(5) if i not in CONCERNED[name]] == [
+        expected[i] for i in range(5) if i not in CONCERNED[name]
+    ]
+
+
+def test_a_last_token_that_cannot_be_read_ends_in_a_fault(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in silence: the one who waits for it is told."""
+    engine = make_engine(FAMILY, slots=2)
+    monkeypatch.setattr(engine._runner.recorders["attention"], "take", lambda sequence: 1 / 0)
+    engine.start()
+    try:
+        completion = engine.submit(asked()[0])
+        found: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                completion.result()
+            except Fault as fault:
+                found.append(fault)
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        waiting.join(30)
+        assert "division by zero" in str(found[0])
+        assert engine.stats()["faults"] == 1
+    finally:
+        engine.stop()
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads take turns so often that they meet in the middle of things."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_many_callers_queue_while_the_engine_steps(make_engine: MakeEngine) -> None:
+    engine = make_engine(FAMILY, slots=4, max_waiting=10_000)
+    request = Request([{"role": "user", "content": "Hi"}], Sampling(max_tokens=1))
+    end, problems = time.monotonic() + 4, []
+
+    def call() -> None:
+        while time.monotonic() < end and not problems:
+            try:
+                engine.submit(request).cancel()
+            except steering.SteeringError as error:
+                problems.append(error)
+
+    engine.start()
+    try:
+        callers = [threading.Thread(target=call) for _ in range(8)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        assert engine.healthy
+        assert not problems
+        assert engine.submit(request).result().choices[0].finish_reason == "length"
+    finally:
+        engine.stop()
