@@ -9,7 +9,7 @@ images before the text, some write the bos token themselves, some trim the text 
 from tests.families.building import build, checkpoint
 from tests.families.messages import example_image, example_messages, images_of
 from tests.families.parts import HIDDEN, LAYERS
-from tests.families.registry import REFUSED, SUPPORTED
+from tests.families.registry import IMAGE_ONLY, REFUSED, SUPPORTED
 
 FAMILIES: tuple[str, ...] = tuple(SUPPORTED)
 UNSUPPORTED: tuple[str, ...] = tuple(REFUSED)
@@ -17,6 +17,7 @@ UNSUPPORTED: tuple[str, ...] = tuple(REFUSED)
 __all__ = [
     "FAMILIES",
     "HIDDEN",
+    "IMAGE_ONLY",
     "LAYERS",
     "UNSUPPORTED",
     "build",

@@ -24,4 +24,6 @@ SUPPORTED: dict[str, Family] = {
 }
 REFUSED: dict[str, Family] = {"qwen3_5": qwen.QWEN3_5, "mllama": tiled.MLLAMA, "gemma4": gemma.GEMMA4}
 """Models that an engine with one key-value slot per layer and token must refuse."""
+IMAGE_ONLY = ("paligemma", "paligemma2")
+"""Their processors refuse a chat without images."""
 ALL = SUPPORTED | REFUSED
