@@ -19,22 +19,24 @@ from tests import families
 from tests.steering.plain import Plain
 
 MakeEngine = Callable[..., steering.Engine]
+LoadMLLM = Callable[[str], steering.MLLM]
+LoadPlain = Callable[[str], Plain]
 
 
 @pytest.fixture(scope="session")
-def load_mllm(root: Path) -> Callable[[str], steering.MLLM]:
+def load_mllm(root: Path) -> LoadMLLM:
     """family -> its patched model; shared, so a test that changes one must change it back."""
     return functools.cache(lambda family: steering.load(families.checkpoint(family, root), device="cpu"))
 
 
 @pytest.fixture(scope="session")
-def load_plain(root: Path) -> Callable[[str], Plain]:
+def load_plain(root: Path) -> LoadPlain:
     """family -> its plain model."""
     return functools.cache(lambda family: Plain(families.checkpoint(family, root)))
 
 
 @pytest.fixture(scope="session")
-def make_engine(load_mllm: Callable[[str], steering.MLLM]) -> MakeEngine:
+def make_engine(load_mllm: LoadMLLM) -> MakeEngine:
     """(family, **options) -> an engine of a few slots; the self-check has tests of its own."""
 
     def make(family: str, **options: Any) -> steering.Engine:

@@ -20,7 +20,7 @@ from probes.mc2.evaluate import Candidate
 from probes.vector.build import Recipe, build
 from steering import Request, Steering, SteeringVector
 from tests.probes.conftest import make_samples
-from tests.probes.mc2.test_evaluate import Asked, Scripted, balls, said, simple_vector
+from tests.probes.mc2.scripted import Asked, Scripted, balls, said, simple_vector
 
 FACTOR = 0.25
 

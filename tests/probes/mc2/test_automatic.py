@@ -13,7 +13,7 @@ from probes.conflicts.samples import Side
 from probes.mc2.automatic import AutomaticReport, Cell, Ways, automatic
 from probes.mc2.evaluate import Candidate
 from steering import Criterion
-from tests.probes.mc2.test_evaluate import Asked, Scripted, balls, said, simple_vector
+from tests.probes.mc2.scripted import Asked, Scripted, balls, said, simple_vector
 
 # What is answered, by the modality that is reliable, the wording of the text and what is done; four balls, color shape color
 # shape.

@@ -91,6 +91,10 @@ def column(rows: list[dict[str, str]], name: str) -> list[str]:
     return [row[name] for row in rows]
 
 
+def columns(rows: list[dict[str, str]]) -> dict[str, list[str]]:
+    return {name: column(rows, name) for name in rows[0]}
+
+
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
@@ -136,7 +140,7 @@ def test_settings_are_told_by_their_distance_from_plain() -> None:
 
 def test_the_curve_stands_beside_the_unsteered_model() -> None:
     rows = tables(report(made(calibration=CALIBRATION), "model", FOLLOWED, [], None)[0])["Calibration"]
-    assert {name: column(rows, name) for name in rows[0]} == {
+    assert columns(rows) == {
         "strength": ["0.000", "0.500", "1.000"],
         "published": ["0.000", "0.200", "0.400"],
         "Vision Ratio toward vision": ["0.333", f"{6 / 7:.3f}", f"{8 / 9:.3f}"],
@@ -164,7 +168,7 @@ def test_every_reading_of_the_weight_stands_beside_what_it_aligns() -> None:
     vector = made(recipe={"wording": "v2", "position": -2, "size": "mean", "states": "instructed"})
     page = report(vector, "model", FOLLOWED, [], None)[0]
     rows = tables(page)["Weight (equation 2)"]
-    assert {name: column(rows, name) for name in rows[0]} == {
+    assert columns(rows) == {
         "layer": ["0", "1", "2"],
         "mean |h|, plain": ["3.000", "6.000", "5.000"],
         "mean |h|, instructed": ["3.300", "7.500", "5.500"],
@@ -185,7 +189,7 @@ def test_other_wordings_and_positions_stand_by_layer() -> None:
     cosines: Any = {("paper", -1): [1.0, 1.0, 1.0], ("v2", -1): [0.5, 0.75, 1.0], ("paper", -2): [0.25, 0.5, -0.125]}
     page, data = report(made(), "model", FOLLOWED, [], None, Agreement(("paper", -1), cosines, 12))
     rows = tables(page)["Other wordings and positions"]
-    assert {name: column(rows, name) for name in rows[0]} == {
+    assert columns(rows) == {
         "layer": ["0", "1", "2"], "v2, -1": ["0.500", "0.750", "1.000"], "paper, -2": ["0.250", "0.500", "-0.125"],
     }  # fmt: skip
     assert data["agreement"] == {

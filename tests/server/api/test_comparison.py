@@ -13,7 +13,8 @@ from server.api import comparison
 from server.api.comparison import AnswerStates
 from server.errors import BadRequest
 from steering import Choice, drift
-from tests.server.api.test_chat import QUESTION, ask, data_uri
+from tests.server.api.choices import QUESTION
+from tests.server.conftest import ask, data_uri
 
 
 def choice(states: torch.Tensor | None, index: int = 0) -> Choice:

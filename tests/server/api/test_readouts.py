@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
 
 import pytest
 from flask.testing import FlaskClient
@@ -12,26 +11,9 @@ from PIL import Image
 import steering
 from server.app import create_app
 from server.settings import Settings
-from steering import Diagnose
-from steering.protocol.readout import REGISTRY, FinishedAnswer, Readout, Scalar, register
-from steering.protocol.signals import Signal
+from steering.protocol.readout import REGISTRY, register
 from tests.server.conftest import ask, data_uri
-
-
-class Norm(Readout):
-    """|h| after the last layer, at the row that generated the last token."""
-
-    name = "norm"
-    scalars: ClassVar[dict[str, type]] = {"last_norm": float}
-
-    def signals(self, options: Diagnose) -> frozenset[Signal]:
-        return frozenset({Signal.STREAM})
-
-    def read(self, answer: FinishedAnswer) -> dict[str, float]:
-        return {"last": float(answer.taken["residual"].states[1, -1].norm())}
-
-    def summary(self, said: Any) -> dict[str, Scalar]:
-        return {"last_norm": said["last"]}
+from tests.toys.norm import Norm
 
 
 @pytest.fixture
@@ -57,7 +39,7 @@ def test_a_registered_readout_comes_over_http(client: FlaskClient, engine: steer
     (result,) = engine.generate([steering.Request(chat, steering.Sampling(max_tokens=1), states=True)])
     states = result.choices[0].states
     assert states is not None
-    assert said["last"] == pytest.approx(float(states[-1].norm()), rel=1e-4)
+    assert said["by_layer"][-1] == pytest.approx(float(states[-1].norm()), rel=1e-4)
 
 
 def test_the_engine_of_before_refuses_it(client: FlaskClient, engine: steering.Engine) -> None:

@@ -1,64 +1,25 @@
-"""What the journal says of an answer, against the answer itself; and the routes that show it."""
+"""What the journal says of an answer, against the answer itself."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from flask.testing import FlaskClient
-from pydantic import SecretStr
 
 import steering
 from server.app import create_app
-from server.journal import routes
-from server.journal.entry import Entry, steered_toward
+from server.journal.entry import steered_toward
 from server.journal.schema import DIAGNOSTICS
-from server.journal.writer import HEAVY
 from server.settings import Settings, SettingsError
-from server.wire.chat import ChatRequest, with_interventions
-from server.wire.parse import parse
-from steering.protocol import intervention, readout
 from tests.server.api.test_operations import samples
 from tests.server.api.test_streams import Live, events, post_and_hold, wait_for
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
-from tests.server.journal.journals import settled
-
-Serve = Callable[..., FlaskClient]
-
-
-@pytest.fixture
-def serve(engine: steering.Engine, vectors: Path, tmp_path: Path) -> Iterator[Serve]:
-    """Applications with a journal of their own; on the real engine unless another one is given."""
-    made: list[FlaskClient] = []
-
-    def begin(other: FakeEngine | None = None, **settings: Any) -> FlaskClient:
-        path = str(tmp_path / f"journal{len(made)}.db")
-        chosen = Settings(**{"journal": path, "vectors": (str(vectors),), "slots": 4, **settings})
-        made.append(create_app(chosen, engine=other or engine).test_client())  # type: ignore[arg-type]
-        return made[-1]
-
-    yield begin
-    for client in made:
-        journal_of(client).close()
-
-
-def journal_of(client: FlaskClient) -> Any:
-    return client.application.extensions["helmsight"].journal
-
-
-def rows_of(client: FlaskClient, count: int) -> list[dict[str, Any]]:
-    """All rows, newest first, once there are `count`."""
-    settled(journal_of(client), count)
-    response = client.get("/v1/diagnostics?limit=1000")
-    assert response.status_code == 200, response.text
-    assert len(response.json["data"]) == count
-    return response.json["data"]  # type: ignore[no-any-return]
+from tests.server.journal.rows import Serve, journal_of, rows_of
 
 
 def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
@@ -341,194 +302,3 @@ def test_metadata_within_openais_bounds_is_taken(fake: FakeEngine, serve: Serve)
     assert ask(client, metadata=metadata).status_code == 200
     assert ask(client, metadata=None).status_code == 200
     assert [row["metadata"] for row in rows_of(client, 2)] == [None, metadata]
-
-
-def test_pages_follow_one_another(fake: FakeEngine, serve: Serve) -> None:
-    client = serve(fake)
-    asked = [ask(client).json["id"] for _ in range(7)]
-    rows_of(client, 7)
-    found, query = [], "limit=3"
-    while query:
-        page = client.get(f"/v1/diagnostics?{query}").json
-        assert page.keys() == {"object", "data", "has_more", "next"}
-        assert page["has_more"] == (page["next"] is not None)
-        found.append([row["id"] for row in page["data"]])
-        query = f"limit=3&before={page['next']}" if page["has_more"] else ""
-    assert [len(ids) for ids in found] == [3, 3, 1]
-    assert [identity for ids in found for identity in ids] == asked[::-1]
-    response = client.get("/v1/diagnostics?format=jsonl&finish_reason=stop")
-    assert response.mimetype == "application/x-ndjson"
-    assert [json.loads(line)["id"] for line in response.text.splitlines()] == asked[::-1]
-    assert len(client.get("/v1/diagnostics?format=jsonl&limit=2").text.splitlines()) == 2
-    assert client.get("/v1/diagnostics?format=jsonl&model=nobody").text == ""
-    assert client.get("/v1/diagnostics").json["data"] == client.get("/v1/diagnostics?limit=50").json["data"]
-
-
-def test_streams_that_are_left_give_their_place_back(
-    fake: FakeEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routes, "PATIENCE", 0.05)
-    client = serve(fake)
-    for _ in range(2 * HEAVY):
-        client.get("/v1/diagnostics?format=jsonl", buffered=False).close()
-        client.get("/v1/diagnostics/summary").close()
-    held = [client.get("/v1/diagnostics?format=jsonl", buffered=False) for _ in range(HEAVY)]
-    busy = [client.get(f"/v1/diagnostics{route}") for route in ("?format=jsonl", "/summary")]
-    assert [(r.status_code, r.json["error"]["code"]) for r in busy] == [(503, "journal_busy")] * 2
-    assert client.get("/v1/diagnostics").status_code == 200
-    for response in held:
-        response.close()
-    assert client.get("/v1/diagnostics/summary").status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("query", "param", "said"),
-    [
-        ("colour=red", "colour", "allowed: since, until"),
-        ("limit=0", "limit", "from 1 to 1000"),
-        ("limit=1001", "limit", "from 1 to 1000"),
-        ("limit=%C2%B2", "limit", "from 1 to 1000"),
-        ("limit=1&limit=2", "limit", "once"),
-        ("before=zzz", "before", "'next'"),
-        ("since=yesterday", "since", "Unix time"),
-        ("until=nan", "until", "Unix time"),
-        ("since=-1", "since", "Unix time"),
-        ("until=1e300", "until", "Unix time"),
-        ("toward=left", "toward", "vision, text"),
-        ("sage=all", "sage", "see, think, generate, none"),
-        ("contrast=dola", "contrast", "vcd, icd, pai, none"),
-        ("intervention=sage", "intervention", "sage.see, sage.think, steering, sage.generate, contrast.vcd"),
-        ("flag=red", "flag", "perceptual_blindness, dissociation"),
-        ("finish_reason=done", "finish_reason", "cancelled"),
-        ("format=xml", "format", "json, jsonl"),
-        ("model=", "model", "1 to 256"),
-        ("vector=%00", "vector", "1 to 256"),
-        ("model=" + "x" * 257, "model", "1 to 256"),
-    ],
-)
-def test_wrong_parameters_are_named(fake: FakeEngine, serve: Serve, query: str, param: str, said: str) -> None:
-    client = serve(fake)
-    response = client.get(f"/v1/diagnostics?{query}")
-    assert (response.status_code, response.json["error"]["param"]) == (400, param)
-    assert said in response.json["error"]["message"]
-    if param not in ("limit", "before", "format"):
-        assert client.get(f"/v1/diagnostics/summary?{query}").status_code == 400
-
-
-def test_unknown_answers_and_foreign_parameters(fake: FakeEngine, serve: Serve) -> None:
-    client = serve(fake)
-    for identity in ("chatcmpl-0", "%00", "x" * 5000):
-        response = client.get(f"/v1/diagnostics/{identity}")
-        assert (response.status_code, response.json["error"]["code"]) == (404, "unknown_answer")
-    assert client.get("/v1/diagnostics/chatcmpl-0?limit=1").status_code == 400
-    assert client.get("/v1/diagnostics/summary?limit=1").json["error"]["code"] == "unknown_parameter"
-    assert client.post("/v1/diagnostics").status_code == 405
-
-
-def test_the_journal_needs_the_key(fake: FakeEngine, serve: Serve) -> None:
-    client = serve(fake, api_keys=(SecretStr("secret-key"),))
-    for route in ("", "/summary", "/chatcmpl-0"):
-        assert client.get(f"/v1/diagnostics{route}").status_code == 401
-    assert client.get("/v1/diagnostics", headers={"Authorization": "Bearer secret-key"}).status_code == 200
-
-
-def test_a_table_that_is_gone_is_a_503(fake: FakeEngine, serve: Serve) -> None:
-    client = serve(fake)
-    database = journal_of(client).database()
-    with database.writer.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE helmsight_journal")
-    for route in ("", "?format=jsonl", "/summary", "/chatcmpl-0"):
-        response = client.get(f"/v1/diagnostics{route}")
-        assert (response.status_code, response.json["error"]["code"]) == (503, "journal_unavailable")
-        assert "SELECT" not in response.text
-    assert ask(client).status_code == 200
-    wait_for(lambda: client.get("/ready").json["journal"]["state"] == "failing")
-
-
-def test_metrics_count_rows_flags_and_numbers(fake: FakeEngine, serve: Serve) -> None:
-    fake.diagnostics = {
-        "focus": {"image": 1, "share": 0.75, "target_image": None, "correct": None},
-        "decay": {"slope": -0.002},
-        "flags": {"perceptual_blindness": True, "dissociation": None},
-    }
-    client = serve(fake)
-    ask(client)
-    rows_of(client, 1)
-    found = samples(client)
-    assert found["helmsight_focus_share_sum"] == 0.75
-    slopes = [found[f'helmsight_decay_slope_bucket{{le="{edge}"}}'] for edge in ("-0.003", "-0.001", "+Inf")]
-    assert slopes == [0, 1, 1]
-    assert found["helmsight_attention_ratio_count"] == found["helmsight_dose_count"] == 0
-    assert found['helmsight_flags_total{flag="perceptual_blindness",raised="true"}'] == 1
-    assert not any("dissociation" in name for name in found)
-    assert found["helmsight_journal_up"] == found['helmsight_journal_rows_total{outcome="written"}'] == 1
-    assert found['helmsight_journal_rows_total{outcome="dropped"}'] == found["helmsight_journal_waiting"] == 0
-
-
-class Nudge(steering.Options):
-    """An intervention that the journal has never heard of."""
-
-    path = ("toys", "nudge")
-    by: float = 1.0
-    whisper: str = "nothing"
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return (self.whisper,)
-
-    def brief(self, report: Any) -> Any:
-        return report | {"steps": len(report["steps"])}
-
-
-NUDGE = {"nudge": {"whisper": "a private word"}}
-
-
-class Norm(readout.Readout):
-    """A readout that the journal has never heard of."""
-
-    name = "norm"
-    scalars: ClassVar[dict[str, type]] = {"norm": float, "odd": bool}
-
-    def signals(self, options: steering.Diagnose) -> frozenset[Any]:
-        return frozenset()
-
-    def read(self, answer: Any) -> Any:
-        raise NotImplementedError
-
-    def summary(self, said: Any) -> dict[str, Any]:
-        return {"norm": said["value"], "odd": said["odd"]}
-
-
-def test_what_is_registered_has_its_rows_and_filters(
-    fake: FakeEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(intervention.REGISTRY, Nudge.name(), (Nudge, None))
-    monkeypatch.setitem(readout.REGISTRY, Norm.name, Norm())
-    client = serve(fake)
-    plain = ask(client).json["id"]
-    chat = parse(json.dumps({"messages": [user("hi")], "toys": NUDGE}).encode(), with_interventions(ChatRequest))
-    asked = [steering.Vcd(), Nudge(whisper="a private word"), steering.See()]
-    request = steering.Request([], interventions=asked)
-    entry = Entry.of(journal_of(client), chat, request, "chatcmpl-toy", "m", 3)
-    assert entry is not None
-    applied = {"toys": {"nudge": {"by": 1.0, "whisper": "a private word", "steps": [0.1, 0.2]}}}
-    diagnostics = {"version": 2, "norm": {"value": 2.5, "odd": True}}
-    entry.finished(steering.Choice(0, "", (), "stop", None, applied, diagnostics), 0.1, 0.2)
-    entry.given_up(1, "error", 0, None, 0.2)
-
-    broken, row, _ = rows_of(client, 3)
-    assert row["interventions"] == ["contrast.vcd", "toys.nudge", "sage.see"]
-    assert row["asked"]["toys"] == {"nudge": {"whisper": "(14 characters)"}}
-    assert row["applied"] == {"toys": {"nudge": {"by": 1.0, "whisper": "(14 characters)", "steps": 2}}}
-    assert row["diagnostics"] == dict.fromkeys(DIAGNOSTICS) | {"norm": 2.5, "odd": True}
-    assert broken["diagnostics"] == dict.fromkeys(DIAGNOSTICS) | {"norm": None, "odd": None}
-    for query, expected in (
-        ("intervention=toys.nudge&flag=odd", ["chatcmpl-toy"]),
-        ("intervention=toys.nudge&sage=see&contrast=vcd", ["chatcmpl-toy"] * 2),
-        ("intervention=none", [plain]),
-    ):
-        found = client.get(f"/v1/diagnostics?{query}")
-        assert [one["id"] for one in found.json["data"]] == expected, query
-    assert "toys.nudge" in client.get("/v1/diagnostics?intervention=nudge").json["error"]["message"]
-    groups = client.get("/v1/diagnostics/summary").json["by_intervention"]
-    assert [group["intervention"] for group in groups] == ["sage+contrast:vcd+toys", "none"]

@@ -18,131 +18,9 @@ from server.journal.words import WORDED
 from server.settings import Settings
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine, checkpoint
+from tests.server.web import known_journal
 from tests.server.web.browser import Visit, drop, until
-
-NOW = int(time.time())
-HOUR = NOW // 3600 * 3600
-
-
-def row(number: int, **changes: Any) -> dict[str, Any]:
-    """A row of the journal, newest first by number."""
-    return {
-        "object": "diagnostics.row",
-        "id": f"chatcmpl-{number}",
-        "choice": 0,
-        "created": NOW - 60 * number,
-        "model": "demo",
-        "finish_reason": "stop",
-        "streamed": True,
-        "interventions": [],
-        "asked": {"steering": None, "sage": None, "contrast": None},
-        "applied": None,
-        "sampling": {"temperature": 0.0, "max_tokens": 8},
-        "usage": {"prompt_tokens": 30, "completion_tokens": number},
-        "images": 2,
-        "latency": {"first_token": 0.02, "total": 0.25},
-        "diagnostics": {
-            "attention_ratio": 0.1 * number,
-            "focused_image": 1,
-            "focus_share": 0.75,
-            "target_image": 1,
-            "correct": True,
-            "decay_slope": -0.01,
-            "kl": 2.0,
-            "perceptual_blindness": False,
-            "dissociation": number == 2,
-            "dose": None,
-        },
-        "metadata": None,
-        "texts": None,
-        **changes,
-    }
-
-
-def hour(start: int, count: int, ratio: float, blind: int, apart: int) -> dict[str, Any]:
-    """An hour of the summary."""
-    means = {"attention_ratio": ratio, "focus_share": 0.9, "decay_slope": -0.02}
-    return {"start": start, "count": count, **means, "perceptual_blindness": blind, "dissociation": apart}
-
-
-VECTOR = {"name": "v", "toward": "text", "strength": 1.5, "layers": [3], "tokens": 7, "dose": 0.5, "warning": None}
-STEERED = row(
-    2,
-    interventions=["steering"],
-    asked={"steering": {"toward": "text", "strength": 1.5}, "diagnostics": True},
-    applied={"steering": [VECTOR]},
-    metadata={"run": "<i>seven</i>"},
-    texts={"prompt": "<script>alert(1)</script>", "answer": "The star is red."},
-)
-SAGE = {  # as the journal keeps it: statistics of long lists, counts of patches
-    "see": {
-        "reading": "scale",
-        "alpha": {"count": 9, "mean": 0.07, "max": 0.1},
-        "share_before": 0.1,
-        "share_after": 0.2,
-    },
-    "think": {"suppressed": [0.1, 0.3], "divergence": {"count": 80, "mean": 12.5, "max": 60.0}},
-    "generate": {"masking": "pixels", "masked": [1, 0, 2], "changed": 1},
-}
-ROWS = [
-    row(1),
-    STEERED,
-    row(
-        3,
-        interventions=["sage.see", "sage.generate"],
-        asked={"sage": {"think": False}},
-        applied={"sage": SAGE},
-        finish_reason="length",
-    ),
-    row(4, asked={"omitted": 20000}, applied={"omitted": 20000}, diagnostics={}, usage={}, sampling={}),
-]
-SPREAD = {"count": 4, "mean": 0.2, "min": 0.1, "p10": 0.13, "p50": 0.25, "p90": 0.37, "max": 0.4}
-NAMES = ("attention_ratio", "focus_share", "decay_slope", "kl", "first_token", "total", "completion_tokens")
-PLAIN = {"attention_ratio": 0.2, "focus_share": 0.9, "decay_slope": -0.01, "accuracy": 0.9}
-TEXT = {"attention_ratio": 0.1, "focus_share": None, "decay_slope": None, "accuracy": None}
-SUMMARY = {
-    "object": "diagnostics.summary",
-    "since": None,
-    "until": None,
-    "count": 1234,
-    "finish_reasons": {"stop": 1200, "cancelled": 30, "error": 4},
-    "values": {**dict.fromkeys(NAMES, SPREAD), "dose": {**dict.fromkeys(SPREAD), "count": 0}},
-    "flags": {"perceptual_blindness": {"known": 200, "raised": 3}, "dissociation": {"known": 0, "raised": 0}},
-    "focus": {"known": 50, "correct": 45, "accuracy": 0.9},
-    "ivm": {"known": 40, "implicit": 6, "rate": 0.15},
-    "by_intervention": [
-        {"intervention": "none", "count": 1000, **PLAIN},
-        {"intervention": "steer:text", "count": 234, **TEXT},
-    ],
-    "by_hour": [hour(HOUR - 7200, 30, 0.5, 1, 2), hour(HOUR, 10, 0.25, 0, 0)],
-}
-NO_ANSWER = {"error": {"message": "The journal holds no answer of this id.", "param": "id", "code": "unknown_answer"}}
-
-
-class Journal:
-    """Answers the dashboard's requests in the browser; keeps the queries."""
-
-    def __init__(self, page: Any):
-        self.summary: Any = SUMMARY
-        self.queries: list[dict[str, str]] = []
-        page.route("**/v1/diagnostics**", self.answer)
-
-    def answer(self, route: Any) -> None:
-        url = urlsplit(route.request.url)
-        query = {name: value for name, (value,) in parse_qs(url.query).items()}
-        self.queries.append({"path": url.path, **query})
-        if url.path.endswith("/summary"):
-            route.fulfill(json=self.summary)
-        elif url.path.startswith("/v1/diagnostics/"):
-            found = [found for found in ROWS if found["id"] == url.path.rpartition("/")[2]]
-            error = {
-                "error": {"message": "The journal holds no answer of this id.", "param": "id", "code": "unknown_answer"}
-            }
-            route.fulfill(json={"data": found}) if found else route.fulfill(status=404, json=error)
-        elif "before" in query:
-            route.fulfill(json={"data": ROWS[2:], "has_more": False, "next": None})
-        else:
-            route.fulfill(json={"data": ROWS[:2], "has_more": True, "next": "cursor-2"})
+from tests.server.web.known_journal import ROWS, SUMMARY, VECTOR, Journal, row
 
 
 @pytest.fixture
@@ -259,7 +137,7 @@ def test_what_was_asked_for_automatically_is_shown_as_it_was_applied(
         row(number, interventions=["steering"], asked=asked, applied={"steering": [VECTOR | {"toward": toward}]})
         for number, toward in enumerate(("text", "vision", None), 1)
     ]
-    monkeypatch.setitem(globals(), "ROWS", found)
+    monkeypatch.setattr(known_journal, "ROWS", found)
     page, _ = known()
     lines = page.locator("#rows tr")
     assert lines.nth(0).locator("td").nth(1).inner_text() == "auto: text 1"
@@ -279,7 +157,7 @@ def test_rows_of_what_the_page_has_never_heard_of(
     toy = row(1, interventions=["toys.nudge", "toys.shade.red"], asked=asked, applied=applied)
     toy["diagnostics"] |= {"norm": 2.5, "odd": True, "even": False, "none_such": None, "correct": None}
     contrasted = row(2, interventions=["toys.nudge", "contrast.vcd"], asked=asked)
-    monkeypatch.setitem(globals(), "ROWS", [toy, contrasted])
+    monkeypatch.setattr(known_journal, "ROWS", [toy, contrasted])
     page, _ = known()
     cells = page.locator("#rows tr").nth(0).locator("td")
     assert cells.nth(1).inner_text().split() == ["Nudge", "RED"]
@@ -425,9 +303,6 @@ def test_a_phone_needs_no_sideways_scrolling(known: Callable[..., tuple[Any, Jou
     page.get_by_role("dialog").wait_for()
     assert page.evaluate(fits)
     assert page.evaluate("document.querySelector('dialog').scrollWidth <= document.querySelector('dialog').clientWidth")
-
-
-# ----------------------------------------------------------------------------------------- over a real journal
 
 
 @pytest.fixture

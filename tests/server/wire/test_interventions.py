@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
-import torch
 from flask.testing import FlaskClient
-from pydantic import Field
 
 import steering
 from server.app import create_app
@@ -22,31 +20,9 @@ from server.wire.parse import parse
 from steering import Options
 from steering.protocol.asked import Asked
 from steering.protocol.intervention import REGISTRY, register
-from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Slots
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
-
-
-class Nudge(Options):
-    """Adds `amount` to the logit of one token."""
-
-    path = ("nudge",)
-
-    amount: float = Field(100.0, gt=0, le=1000)
-    token: int = Field(5, ge=0, alias="id")
-
-    def report(self, taken: Any) -> dict[str, Any]:
-        return self.settings()
-
-
-class NudgeSlots(Slots):
-    def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        logits = logits.clone()
-        for row, sequence in enumerate(sequences):
-            if isinstance(nudge := sequence.spec.asked.get("nudge"), Nudge):
-                logits[row, nudge.token] += nudge.amount
-        return logits
+from tests.toys.renamed import Renamed, RenamedSlots
 
 
 @pytest.fixture
@@ -61,7 +37,7 @@ def registered() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def nudged(registered: Callable[..., None], fake: FakeEngine) -> FlaskClient:
-    registered(Nudge, NudgeSlots)
+    registered(Renamed, RenamedSlots)
     fake.can(interventions=frozenset(REGISTRY))
     return create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
 
@@ -79,9 +55,9 @@ def option(*path: str, kind: str = "") -> type[Options]:
 @pytest.mark.parametrize("value", [True, {}])
 def test_a_registered_intervention_reaches_the_engine(nudged: FlaskClient, fake: FakeEngine, value: Any) -> None:
     assert ask(nudged, nudge=value).status_code == 200
-    assert fake.requests[-1].asked == {"nudge": Nudge()}
+    assert fake.requests[-1].asked == {"nudge": Renamed()}
     assert ask(nudged, nudge={"id": 7, "amount": 2}).status_code == 200
-    assert fake.requests[-1].asked == {"nudge": Nudge(token=7, amount=2)}
+    assert fake.requests[-1].asked == {"nudge": Renamed(token=7, amount=2)}
     assert ask(nudged, nudge=False).status_code == 200
     assert fake.requests[-1].asked == {}
 
@@ -112,7 +88,7 @@ def test_a_name_that_is_nearly_its_own_is_refused(nudged: FlaskClient) -> None:
 
 
 def test_it_acts_and_is_reported_over_http(registered: Callable[..., None], engine: steering.Engine) -> None:
-    registered(Nudge, NudgeSlots)
+    registered(Renamed, RenamedSlots)
     own = steering.Engine(engine.mllm, slots=2, self_check=False)
     own.start()
     client = create_app(Settings(), engine=own).test_client()
@@ -127,7 +103,7 @@ def test_it_acts_and_is_reported_over_http(registered: Callable[..., None], engi
 def test_what_was_registered_after_the_engine_was_made_is_refused(
     registered: Callable[..., None], engine: steering.Engine
 ) -> None:
-    registered(Nudge, NudgeSlots)
+    registered(Renamed, RenamedSlots)
     client = create_app(Settings(), engine=engine).test_client()
     response = ask(client, nudge=True)
     assert (response.status_code, response.json["error"]["param"]) == (400, "nudge")

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
-from steering import MLLM, Auto, Engine, Request, RequestError, Sampling, SteeringVector, decide, measure
+from steering import Auto, Engine, Request, RequestError, Sampling, SteeringVector, decide, measure
 from steering.auto.reliability import TOKENS, Reliability
 from steering.prompt.chat import without_context, without_images
 from tests import families
-from tests.steering.conftest import MakeEngine
+from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.plain import Plain, uncached
-
-LoadMLLM = Callable[[str], MLLM]
-LoadPlain = Callable[[str], Plain]
 
 
 def part(text: str, **more: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,9 @@ from steering.prompt.spans import REPLY
 from steering.recorders import reply
 from tests import families
 from tests.steering.auto.test_reliability import part
-from tests.steering.conftest import MakeEngine
+from tests.steering.conftest import LoadMLLM, LoadPlain, MakeEngine
 from tests.steering.plain import Plain
 
-LoadMLLM = Callable[[str], MLLM]
-LoadPlain = Callable[[str], Plain]
 Chat = list[dict[str, Any]]
 
 LONG = "The dog, which is brown and old, sleeps under the big tree until the sun has gone."

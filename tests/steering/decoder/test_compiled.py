@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,12 +14,12 @@ from steering.decoder import attention
 from steering.prompt.layout import build_prompt
 from steering.vectors.vector import SteeringVector
 from tests import families
+from tests.steering.conftest import LoadMLLM
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch's own compiler uses it
 ]
-LoadMLLM = Callable[[str], MLLM]
 
 
 @pytest.fixture(autouse=True)

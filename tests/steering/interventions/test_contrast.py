@@ -13,7 +13,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from steering import (
-    MLLM,
     ContextOverflow,
     Contrast,
     Engine,
@@ -33,10 +32,10 @@ from steering.model.images import Picture
 from steering.prompt.layout import build_prompt
 from steering.runner.twins import contrasted
 from tests import families
+from tests.steering.conftest import LoadMLLM, LoadPlain
+from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
-LoadMLLM = Callable[[str], MLLM]
-LoadPlain = Callable[[str], Plain]
 STEPS = 7
 FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v", "idefics3")
 
@@ -231,9 +230,7 @@ def test_contrast_by_hand() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(make: Callable[[], object], param: str) -> None:
-    with pytest.raises(RequestError) as refused:
-        make()
-    assert refused.value.param == param
+    check_refused(make, param)
 
 
 def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:

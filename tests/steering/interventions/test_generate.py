@@ -29,10 +29,10 @@ from steering.interventions.generate import Mask, chosen_patches, mask_of, maske
 from steering.prompt.layout import ImageSpan, build_prompt
 from steering.vectors.vector import SteeringVector
 from tests import families
+from tests.steering.conftest import LoadMLLM, LoadPlain
+from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
-LoadMLLM = Callable[[str], MLLM]
-LoadPlain = Callable[[str], Plain]
 STEPS = 6
 FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v", "mistral3")
 ALL = Sage(See(alpha=0.5), Think(gamma=0.5, threshold=0.01), Generate(weight=2.0))
@@ -348,9 +348,7 @@ def test_tiles_have_no_pixels_of_their_own() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(make: Callable[[], object], param: str) -> None:
-    with pytest.raises(RequestError) as refused:
-        make()
-    assert refused.value.param == param
+    check_refused(make, param)
 
 
 def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 import steering
-from steering import MLLM, Diagnose, Engine, Request, RequestError, Sampling, load
+from steering import Diagnose, Engine, Request, RequestError, Sampling, load
 from steering.interventions.sage import Sage
 from steering.interventions.see import See, SeeSlots
 from steering.interventions.think import Think
@@ -22,11 +22,10 @@ from steering.prompt.layout import build_prompt
 from steering.prompt.spans import FIRST_IMAGE, QUESTION, SYSTEM
 from steering.protocol.slots import PrefillChunk
 from tests import families
-from tests.steering.conftest import a_pool, a_sequence
+from tests.steering.conftest import LoadMLLM, LoadPlain, a_pool, a_sequence
+from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain
 
-LoadMLLM = Callable[[str], MLLM]
-LoadPlain = Callable[[str], Plain]
 STEPS = 6
 CHECKPOINT = Path(__file__).parents[3] / "demo" / "checkpoint"
 FAMILIES = (
@@ -361,9 +360,7 @@ def test_several_answers_of_one_prompt_report_what_one_reports(make_engine: Any)
     ],
 )
 def test_settings_out_of_range_are_refused(make: Callable[[], object], param: str) -> None:
-    with pytest.raises(RequestError) as refused:
-        make()
-    assert refused.value.param == param
+    check_refused(make, param)
 
 
 def test_what_a_request_cannot_have_is_refused(make_engine: Any) -> None:

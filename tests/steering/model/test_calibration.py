@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ import pytest
 import torch
 
 import steering
-from steering import MLLM, Request, Sage, Sampling, Think, UnsupportedModel
+from steering import Request, Sage, Sampling, Think, UnsupportedModel
 from steering.model.calibration import FILE, Calibration
 from steering.model.thresholds import Thresholds
 from tests import families
-
-LoadMLLM = Callable[[str], MLLM]
 
 
 def test_thresholds_are_quantiles() -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from steering import MLLM
 from steering.model.images import ImageCache, Picture, divide
 from tests import families
-from tests.steering.plain import Plain
+from tests.steering.conftest import LoadMLLM, LoadPlain
 
-LoadMLLM = Callable[[str], MLLM]
-LoadPlain = Callable[[str], Plain]
 Tensors = Mapping[str, torch.Tensor]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,12 @@ import pytest
 import torch
 
 import steering
-from steering import MLLM
 from steering.decoder import attention
 from steering.prompt.layout import build_prompt
 from tests import families
+from tests.steering.conftest import LoadMLLM, LoadPlain
 from tests.steering.plain import Plain
 
-LoadMLLM = Callable[[str], MLLM]
-LoadPlain = Callable[[str], Plain]
 EVERY = families.FAMILIES
 
 

@@ -13,8 +13,8 @@ from steering import MLLM
 from steering.prompt.layout import build_prompt
 from steering.prompt.tiles import _with_row_ends, tiling_of
 from tests import families
+from tests.steering.conftest import LoadMLLM
 
-LoadMLLM = Callable[[str], MLLM]
 TILED = ("internvl", "idefics3", "aya_vision", "llava_next", "llava_onevision")
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from steering import MLLM
 from steering.protocol.text import TextStream, token_bytes
 from tests import families
-
-LoadMLLM = Callable[[str], MLLM]
+from tests.steering.conftest import LoadMLLM
 
 
 @pytest.fixture(scope="module")

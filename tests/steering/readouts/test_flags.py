@@ -11,7 +11,7 @@ from steering import Diagnose, Request, Sampling
 from steering.model.calibration import Calibration
 from steering.readouts.flags import FLAGS, Thresholds, flags
 from tests.steering.conftest import MakeEngine
-from tests.steering.readouts.test_envelope import chats
+from tests.steering.readouts.matrices import chats
 
 THRESHOLDS = Thresholds(0.4, 0.5, 0.25, answers=9, raised={name: {"separates": True} for name in FLAGS})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,11 +18,10 @@ from steering.prompt.tiles import Tiling, tiling_of
 from steering.recorders.interference import EarlierTokens, without_interference
 from steering.recorders.residual import NAMES
 from tests import families
-from tests.steering.conftest import MakeEngine
+from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.plain import Messages, Plain, uncached
-from tests.steering.readouts.test_envelope import chats, vector
+from tests.steering.readouts.matrices import chats, vector
 
-LoadPlain = Callable[[str], Plain]
 STEPS = 5
 EVERYTHING = frozenset({"focus", "decay", "decay_layers", "residual", "patches", "tam", "flags", "anchor"})
 FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "gemma3", "glm4v", "idefics3", "internvl")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from steering.prompt import layout
 from steering.recorders.attention import PrefillCapture
 from steering.runner import selfcheck
 from tests import families
+from tests.steering.conftest import LoadMLLM
 
-LoadMLLM = Callable[[str], MLLM]
 MROPE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v")  # an image of 4 x 4 tokens counts as 4 positions
 WINDOWED = ("gemma3", "aya_vision")
 

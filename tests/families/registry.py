@@ -1,0 +1,29 @@
+"""Every family by its name: those that an engine runs, and those that it must refuse."""
+
+from __future__ import annotations
+
+from tests.families import gemma, llava, native, qwen, tiled
+from tests.families.family import Family
+
+SUPPORTED: dict[str, Family] = {
+    "qwen2_vl": qwen.QWEN2_VL,
+    "qwen2_5_vl": qwen.QWEN25_VL,
+    "qwen3_vl": qwen.QWEN3_VL,
+    "qwen3_vl_moe": qwen.QWEN3_VL_MOE,
+    "llava": llava.LLAVA,
+    "llava_next": llava.LLAVA_NEXT,
+    "llava_onevision": llava.LLAVA_ONEVISION,
+    "internvl": tiled.INTERNVL,
+    "gemma3": gemma.GEMMA3,
+    "glm4v": native.GLM4V,
+    "idefics3": tiled.IDEFICS3,
+    "paligemma": gemma.PALIGEMMA,
+    "paligemma2": gemma.PALIGEMMA2,
+    "mistral3": native.MISTRAL3,
+    "aya_vision": tiled.AYA_VISION,
+}
+REFUSED: dict[str, Family] = {"qwen3_5": qwen.QWEN3_5, "mllama": tiled.MLLAMA, "gemma4": gemma.GEMMA4}
+"""Models that an engine with one key-value slot per layer and token must refuse."""
+IMAGE_ONLY = ("paligemma", "paligemma2")
+"""Their processors refuse a chat without images."""
+ALL = SUPPORTED | REFUSED

@@ -1,0 +1,81 @@
+"""What may pass is tried again; what stays wrong is an error in the words of the server."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from probes.answering.base import Reply
+from probes.answering.endpoint import Endpoint
+from tests.probes.answering.scripted_server import HELMSIGHT, Answer, Server, asked, failed, said
+
+
+def play(server: Server, *answers: Answer) -> None:
+    """Answer with these, the last one again and again."""
+    rest = iter(answers)
+    server.answer = lambda body: next(rest, answers[-1])
+
+
+@pytest.mark.parametrize("first", [failed(429, Retry_After="0"), failed(502), failed(503), failed(504), (0, {}, b"")])
+def test_what_may_pass_is_tried_again(server: Server, first: Answer) -> None:
+    play(server, first, first, said("well"))
+    assert list(Endpoint(server.url).answers([asked("?")])) == [Reply("well")]
+    assert len(server.bodies) == 3
+    assert server.bodies[0] == server.bodies[2]
+
+
+def test_the_server_says_how_long_to_wait(server: Server) -> None:
+    play(server, failed(429, Retry_After="1"), said("well"))
+    begun = time.monotonic()
+    assert list(Endpoint(server.url).answers([asked("?")])) == [Reply("well")]
+    assert time.monotonic() - begun >= 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "attempts", "message"),
+    [
+        (failed(503, "Still loading."), 6, "status 503: Still loading."),
+        (failed(500, "x" * 400), 1, "status 500: " + "x" * 300 + "$"),
+        (failed(400, "Unsupported parameter: 'max_tokens'."), 1, r"status 400: Unsupported parameter: 'max_tokens'\."),
+        ((500, {}, b"a\n\nb"), 1, "status 500: a b"),
+        ((500, {}, {"error": "odd"}), 1, "status 500: .*odd"),
+        ((200, {}, b"{"), 1, "not JSON: {"),
+        ((200, {}, []), 1, "did not answer with a chat completion"),
+        ((200, {}, {"choices": []}), 1, "did not answer with a chat completion"),
+        ((200, {}, {"choices": [{"message": {"content": 5}}]}), 1, "did not answer with a chat completion"),
+        ((0, {}, b""), 3, "/chat/completions did not answer: "),
+    ],
+)
+def test_what_stays_wrong_is_an_error_with_the_servers_words(
+    server: Server, answer: Answer, attempts: int, message: str
+) -> None:
+    there = Endpoint(server.url)
+    play(server, answer)
+    with pytest.raises(ValueError, match=message):
+        list(there.answers([asked("?")]))
+    assert len(server.bodies) == attempts
+
+
+def test_numbers_that_a_helmsight_server_leaves_out_are_an_error(server: Server) -> None:
+    server.models = [HELMSIGHT]
+    server.answer = lambda body: said("x", diagnostics=None)
+    with pytest.raises(ValueError, match="left out what was measured"):
+        list(Endpoint(server.url).answers([asked("?")]))
+
+
+def test_a_server_that_is_not_there_is_an_error() -> None:
+    with Server() as gone:
+        url = gone.url
+    with pytest.raises(ValueError, match=f"{url}/v1/models did not answer: .*refused"):
+        Endpoint(url)
+
+
+def test_a_server_that_takes_too_long_is_an_error(server: Server) -> None:
+    over = threading.Event()
+    server.answer = lambda body: said("late" if over.wait(20) else "never")
+    with pytest.raises(ValueError, match="timed out"):
+        list(Endpoint(server.url, timeout=0.1).answers([asked("?")]))
+    over.set()
+    assert len(server.bodies) == 3

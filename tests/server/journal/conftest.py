@@ -1,0 +1,32 @@
+"""Applications with a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+import steering
+from server.app import create_app
+from server.settings import Settings
+from tests.server.fakes import FakeEngine
+from tests.server.journal.rows import Serve, journal_of
+
+
+@pytest.fixture
+def serve(engine: steering.Engine, vectors: Path, tmp_path: Path) -> Iterator[Serve]:
+    """Applications with a journal of their own; on the real engine unless another one is given."""
+    made: list[FlaskClient] = []
+
+    def begin(other: FakeEngine | None = None, **settings: Any) -> FlaskClient:
+        path = str(tmp_path / f"journal{len(made)}.db")
+        chosen = Settings(**{"journal": path, "vectors": (str(vectors),), "slots": 4, **settings})
+        made.append(create_app(chosen, engine=other or engine).test_client())  # type: ignore[arg-type]
+        return made[-1]
+
+    yield begin
+    for client in made:
+        journal_of(client).close()

@@ -1,0 +1,138 @@
+"""The routes that show the journal: pages, filters, wrong parameters, the key, and the metrics."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import SecretStr
+
+from server.journal import routes
+from server.journal.writer import HEAVY
+from tests.server.api.test_operations import samples
+from tests.server.api.test_streams import wait_for
+from tests.server.conftest import ask
+from tests.server.fakes import FakeEngine
+from tests.server.journal.rows import Serve, journal_of, rows_of
+
+
+def test_pages_follow_one_another(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake)
+    asked = [ask(client).json["id"] for _ in range(7)]
+    rows_of(client, 7)
+    found, query = [], "limit=3"
+    while query:
+        page = client.get(f"/v1/diagnostics?{query}").json
+        assert page.keys() == {"object", "data", "has_more", "next"}
+        assert page["has_more"] == (page["next"] is not None)
+        found.append([row["id"] for row in page["data"]])
+        query = f"limit=3&before={page['next']}" if page["has_more"] else ""
+    assert [len(ids) for ids in found] == [3, 3, 1]
+    assert [identity for ids in found for identity in ids] == asked[::-1]
+    response = client.get("/v1/diagnostics?format=jsonl&finish_reason=stop")
+    assert response.mimetype == "application/x-ndjson"
+    assert [json.loads(line)["id"] for line in response.text.splitlines()] == asked[::-1]
+    assert len(client.get("/v1/diagnostics?format=jsonl&limit=2").text.splitlines()) == 2
+    assert client.get("/v1/diagnostics?format=jsonl&model=nobody").text == ""
+    assert client.get("/v1/diagnostics").json["data"] == client.get("/v1/diagnostics?limit=50").json["data"]
+
+
+def test_streams_that_are_left_give_their_place_back(
+    fake: FakeEngine, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "PATIENCE", 0.05)
+    client = serve(fake)
+    for _ in range(2 * HEAVY):
+        client.get("/v1/diagnostics?format=jsonl", buffered=False).close()
+        client.get("/v1/diagnostics/summary").close()
+    held = [client.get("/v1/diagnostics?format=jsonl", buffered=False) for _ in range(HEAVY)]
+    busy = [client.get(f"/v1/diagnostics{route}") for route in ("?format=jsonl", "/summary")]
+    assert [(r.status_code, r.json["error"]["code"]) for r in busy] == [(503, "journal_busy")] * 2
+    assert client.get("/v1/diagnostics").status_code == 200
+    for response in held:
+        response.close()
+    assert client.get("/v1/diagnostics/summary").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "said"),
+    [
+        ("colour=red", "colour", "allowed: since, until"),
+        ("limit=0", "limit", "from 1 to 1000"),
+        ("limit=1001", "limit", "from 1 to 1000"),
+        ("limit=%C2%B2", "limit", "from 1 to 1000"),
+        ("limit=1&limit=2", "limit", "once"),
+        ("before=zzz", "before", "'next'"),
+        ("since=yesterday", "since", "Unix time"),
+        ("until=nan", "until", "Unix time"),
+        ("since=-1", "since", "Unix time"),
+        ("until=1e300", "until", "Unix time"),
+        ("toward=left", "toward", "vision, text"),
+        ("sage=all", "sage", "see, think, generate, none"),
+        ("contrast=dola", "contrast", "vcd, icd, pai, none"),
+        ("intervention=sage", "intervention", "sage.see, sage.think, steering, sage.generate, contrast.vcd"),
+        ("flag=red", "flag", "perceptual_blindness, dissociation"),
+        ("finish_reason=done", "finish_reason", "cancelled"),
+        ("format=xml", "format", "json, jsonl"),
+        ("model=", "model", "1 to 256"),
+        ("vector=%00", "vector", "1 to 256"),
+        ("model=" + "x" * 257, "model", "1 to 256"),
+    ],
+)
+def test_wrong_parameters_are_named(fake: FakeEngine, serve: Serve, query: str, param: str, said: str) -> None:
+    client = serve(fake)
+    response = client.get(f"/v1/diagnostics?{query}")
+    assert (response.status_code, response.json["error"]["param"]) == (400, param)
+    assert said in response.json["error"]["message"]
+    if param not in ("limit", "before", "format"):
+        assert client.get(f"/v1/diagnostics/summary?{query}").status_code == 400
+
+
+def test_unknown_answers_and_foreign_parameters(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake)
+    for identity in ("chatcmpl-0", "%00", "x" * 5000):
+        response = client.get(f"/v1/diagnostics/{identity}")
+        assert (response.status_code, response.json["error"]["code"]) == (404, "unknown_answer")
+    assert client.get("/v1/diagnostics/chatcmpl-0?limit=1").status_code == 400
+    assert client.get("/v1/diagnostics/summary?limit=1").json["error"]["code"] == "unknown_parameter"
+    assert client.post("/v1/diagnostics").status_code == 405
+
+
+def test_the_journal_needs_the_key(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake, api_keys=(SecretStr("secret-key"),))
+    for route in ("", "/summary", "/chatcmpl-0"):
+        assert client.get(f"/v1/diagnostics{route}").status_code == 401
+    assert client.get("/v1/diagnostics", headers={"Authorization": "Bearer secret-key"}).status_code == 200
+
+
+def test_a_table_that_is_gone_is_a_503(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake)
+    database = journal_of(client).database()
+    with database.writer.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE helmsight_journal")
+    for route in ("", "?format=jsonl", "/summary", "/chatcmpl-0"):
+        response = client.get(f"/v1/diagnostics{route}")
+        assert (response.status_code, response.json["error"]["code"]) == (503, "journal_unavailable")
+        assert "SELECT" not in response.text
+    assert ask(client).status_code == 200
+    wait_for(lambda: client.get("/ready").json["journal"]["state"] == "failing")
+
+
+def test_metrics_count_rows_flags_and_numbers(fake: FakeEngine, serve: Serve) -> None:
+    fake.diagnostics = {
+        "focus": {"image": 1, "share": 0.75, "target_image": None, "correct": None},
+        "decay": {"slope": -0.002},
+        "flags": {"perceptual_blindness": True, "dissociation": None},
+    }
+    client = serve(fake)
+    ask(client)
+    rows_of(client, 1)
+    found = samples(client)
+    assert found["helmsight_focus_share_sum"] == 0.75
+    slopes = [found[f'helmsight_decay_slope_bucket{{le="{edge}"}}'] for edge in ("-0.003", "-0.001", "+Inf")]
+    assert slopes == [0, 1, 1]
+    assert found["helmsight_attention_ratio_count"] == found["helmsight_dose_count"] == 0
+    assert found['helmsight_flags_total{flag="perceptual_blindness",raised="true"}'] == 1
+    assert not any("dissociation" in name for name in found)
+    assert found["helmsight_journal_up"] == found['helmsight_journal_rows_total{outcome="written"}'] == 1
+    assert found['helmsight_journal_rows_total{outcome="dropped"}'] == found["helmsight_journal_waiting"] == 0

@@ -1,0 +1,98 @@
+"""The playground of a server that is slow, loading, broken, or asks for a key."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from flask import Flask
+
+import steering
+from server.app import create_app
+from server.process.local import adapted
+from server.process.runtime import Runtime, Serving
+from server.settings import Settings
+from tests.server.fakes import FakeEngine
+from tests.server.web.browser import Visit, until
+from tests.server.web.playing import GREEN, pick, send
+
+
+def test_stop_ends_the_answer(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:
+    fake = FakeEngine("Hel", threading.Event())
+    opened = visit()
+    page = opened.page
+    page.goto(live(create_app(Settings(journal="off"), engine=fake)))  # type: ignore[arg-type]
+    page.get_by_text("No steering vector of this server matches the model.").wait_for()
+    assert page.locator("#helm").is_disabled()
+    assert page.locator("#samples-section").is_hidden()
+    page.locator("#question").fill("hi")
+    page.get_by_role("button", name="Send").click()
+    until(page, "document.getElementById('answer-live').textContent === 'Hel'")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Stopped.").wait_for()
+    assert fake.completions[0].cancelled.wait(5)
+    assert page.get_by_role("button", name="Send").is_enabled()
+
+
+def test_it_waits_for_the_model(
+    visit: Callable[..., Visit], live: Callable[[Flask], str], engine: steering.Engine
+) -> None:
+    settings = Settings(vectors=(), journal="off")  # type: ignore[arg-type]
+    loaded = threading.Event()
+
+    def load(settings: Settings) -> Serving:
+        loaded.wait(30)
+        return Serving.of(adapted(engine), settings)
+
+    runtime = Runtime(settings, loader=load)
+    runtime.start()
+    opened = visit()
+    opened.expected = ("503",)
+    opened.page.goto(live(create_app(settings, runtime=runtime)))
+    opened.page.get_by_text("The model is still loading.").wait_for()
+    assert opened.page.locator("#send").is_disabled()
+    loaded.set()
+    pick(opened.page, GREEN)
+    assert opened.page.locator("#send").is_enabled()
+
+
+def test_a_stream_that_breaks_is_told(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:
+    fake = FakeEngine("Hel", ValueError("boom"))
+    page = visit().page
+    page.goto(live(create_app(Settings(journal="off"), engine=fake)))  # type: ignore[arg-type]
+    page.locator("#question").fill("hi")
+    page.locator("#send:enabled").click()
+    page.get_by_text("The server had an unexpected error").wait_for()
+    assert page.locator("#answer-live").text_content() == "Hel"
+
+
+def test_the_key_is_asked_for_and_kept_in_the_tab(
+    visit: Callable[..., Visit], live: Callable[[Flask], str], engine: steering.Engine
+) -> None:
+    settings = Settings(vectors=(), api_keys=("sk-0123456789",), journal="off")  # type: ignore[arg-type]
+    opened = visit()
+    opened.expected = ("401",)
+    page = opened.page
+    page.goto(live(create_app(settings, engine=engine)))
+    page.get_by_label("This server asks for an API key.").fill("sk-wrong-key")
+    page.get_by_role("button", name="Use key").click()
+    page.get_by_text("Incorrect API key provided.").wait_for()
+    page.get_by_label("This server asks for an API key.").fill("sk-0123456789")
+    page.get_by_role("button", name="Use key").click()
+    pick(page, GREEN)
+    assert page.locator("#key-form").is_hidden()
+    assert send(page) == "The star is green."
+    assert "$HELMSIGHT_API_KEY" in page.locator("#code-text").text_content()
+    assert page.evaluate("JSON.stringify({...localStorage}) + document.cookie + location.href").count("0123") == 0
+    assert page.evaluate("JSON.stringify({...sessionStorage})").count("sk-0123456789") == 1
+
+
+def test_what_a_model_says_is_text(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:
+    fake = FakeEngine("<img src=x onerror=alert(1)>", "<b>bold</b>")
+    page = visit().page
+    page.goto(live(create_app(Settings(journal="off"), engine=fake)))  # type: ignore[arg-type]
+    page.locator("#question").fill("hi")
+    page.locator("#send:enabled").click()
+    page.wait_for_selector("#answers:not([aria-busy])")
+    assert page.locator("#answer-live").text_content() == "<img src=x onerror=alert(1)><b>bold</b>"
+    assert page.locator("#answer-live").evaluate("element => element.children.length") == 0

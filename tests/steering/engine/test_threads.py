@@ -1,0 +1,140 @@
+"""An engine runs in a thread of its own: many may ask it, and everyone is told when it stops or dies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from steering import Engine, Fault, Request
+from steering.protocol.request import Result
+from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.engine.asking import assert_same, conversations, greedy
+
+
+def test_an_engine_is_started_once(running: Engine) -> None:
+    with pytest.raises(RuntimeError, match="started before"):
+        running.start()
+
+
+def test_many_threads_may_submit_at_once(running: Engine, load_plain: LoadPlain) -> None:
+    chats = conversations("qwen2_vl")
+    answers = [load_plain("qwen2_vl").answer(chat, 5) for chat in chats]
+    results: dict[int, Result] = {}
+
+    def client(number: int) -> None:
+        results[number] = running.submit(Request(chats[number % len(chats)], greedy(5))).result()
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    for number in range(24):
+        assert_same(results[number].choices[0], answers[number % len(chats)])
+
+
+def test_a_list_of_requests_may_be_larger_than_the_queue(running: Engine) -> None:
+    chats = conversations("qwen2_vl")
+    results = running.generate(Request(chats[i % 3], greedy(2)) for i in range(80))
+    assert [result.choices[0].token_ids for result in results[:3]] == [
+        result.choices[0].token_ids for result in results[3:6]
+    ]
+    assert len(results) == 80
+
+
+def test_tokens_of_a_stream_arrive_while_it_runs(running: Engine) -> None:
+    completion = running.submit(Request(conversations("qwen2_vl")[0], greedy(400)))
+    next(iter(completion))
+    assert not completion.done
+    completion.cancel()
+    deadline = time.monotonic() + 10
+    while running.stats()["running"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert running.stats()["running"] == 0
+
+
+def test_stopping_lets_running_answers_finish_and_refuses_new_ones(make_engine: MakeEngine) -> None:
+    engine = make_engine("qwen2_vl")
+    engine.start()
+    assert engine.healthy
+    completion = engine.submit(Request(conversations("qwen2_vl")[0], greedy(50)))
+    engine.stop(drain=30)
+    assert not engine.healthy
+    assert len(completion.result().choices[0].token_ids) == 50
+    with pytest.raises(Fault, match="shutting down"):
+        engine.submit(Request(conversations("qwen2_vl")[0], greedy()))
+    with pytest.raises(Fault, match="shutting down"):
+        engine.generate([Request(conversations("qwen2_vl")[0], greedy())] * 9)
+
+
+def test_stopping_without_patience_ends_running_and_waiting_requests(make_engine: MakeEngine) -> None:
+    engine = make_engine("qwen2_vl", slots=1)
+    engine.start()
+    completions = [engine.submit(Request(conversations("qwen2_vl")[0], greedy(400))) for _ in range(2)]
+    engine.stop()
+    for completion in completions:
+        with pytest.raises(Fault, match="shutting down"):
+            completion.result()
+    assert engine.stats()["running"] == engine.stats()["waiting"] == 0
+
+
+def test_stopping_ends_even_what_is_just_being_prefilled(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine("qwen2_vl", max_length=1024)
+    entered, go_on = threading.Event(), threading.Event()
+    real = engine._runner.prefill
+
+    def prefill(*arguments: Any) -> Any:
+        entered.set()
+        assert go_on.wait(timeout=30)
+        return real(*arguments)
+
+    monkeypatch.setattr(engine._runner, "prefill", prefill)
+    completions = [engine.submit(Request(chat, greedy(400))) for chat in conversations("qwen2_vl")[:3]]
+    engine.start()
+    assert entered.wait(timeout=30)
+    stopping = threading.Thread(target=engine.stop)
+    stopping.start()
+    time.sleep(0.1)
+    go_on.set()
+    stopping.join(timeout=30)
+    for completion in completions:
+        with pytest.raises(Fault, match="shutting down"):
+            completion.result()
+        assert len(completion.sequences[0].tokens) <= 2
+
+
+def test_an_engine_that_dies_tells_everyone_who_waits(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine("qwen2_vl", slots=1)
+    completions = [engine.submit(Request(conversations("qwen2_vl")[0], greedy(400))) for _ in range(2)]
+    monkeypatch.setattr(engine._scheduler, "next_forks", lambda: 1 / 0)
+    engine.start()
+    for completion in completions:
+        with pytest.raises(Fault, match="engine died"):
+            completion.result()
+    assert not engine.healthy
+    with pytest.raises(Fault):
+        engine.submit(Request(conversations("qwen2_vl")[0], greedy()))
+    engine.stop()
+
+
+def test_results_are_handed_over_as_they_come_and_the_rest_is_cancelled(make_engine: MakeEngine) -> None:
+    engine, asked = make_engine("qwen2_vl", slots=2), []
+
+    def requests() -> Iterator[Request]:
+        for chat in conversations("qwen2_vl") * 10:
+            asked.append(chat)
+            yield Request(chat, greedy(2))
+
+    stream = engine.stream(requests())
+    first = next(stream)
+    assert len(first.choices[0].token_ids) == 2
+    assert len(asked) < 10
+    stream.close()
+    engine.step()
+    assert engine.stats()["running"] == engine.stats()["waiting"] == 0

@@ -1,0 +1,16 @@
+"""Settings out of range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from steering import RequestError
+
+
+def check_refused(make: Callable[[], object], param: str) -> None:
+    """Making these settings names the field that is out of range."""
+    with pytest.raises(RequestError) as refused:
+        make()
+    assert refused.value.param == param
