@@ -93,7 +93,7 @@ def _interventions(able: Capabilities) -> list[dict[str, Any]]:
             "schema": schema,
         }
         for name, (kind, _) in intervention.REGISTRY.items()
-        if name in able.interventions and (schema := options_schema(kind)) is not None
+        if name in able.interventions and (schema := options_schema(kind, able.layers)) is not None
     ]
 
 

@@ -37,13 +37,14 @@ _COUNTERS = {
 }
 
 
+WIDE = tuple(base * 10.0**power for power in range(-3, 4) for base in (1, 3))
 _NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
     "attention_ratio": ("Attention ratio of finished answers", RATIOS),
     "focus_share": ("The focused image's share of the attention factors of finished answers", SHARES),
     "decay_slope": ("Change of the vision share per token of finished answers", SLOPES),
     "dose": ("Mean steering dose of finished answers", DOSES),
 }
-"""What is said of the histograms of scalars, and their buckets; those of others are prometheus_client's."""
+"""What is said of the histograms of scalars, and their buckets; those of others are `WIDE`."""
 CORRECT = "correct"
 """The truth that has a counter of its own, which is no flag."""
 _KINDS = {steering.Steering.name(): "steer"}
@@ -153,7 +154,7 @@ class Metrics:
 
 
 def _histogram(name: str, registry: CollectorRegistry) -> Histogram:
-    text, buckets = _NUMBERS.get(name, (f"{name} of finished answers", Histogram.DEFAULT_BUCKETS))
+    text, buckets = _NUMBERS.get(name, (f"{name} of finished answers", WIDE))
     return Histogram(f"helmsight_{name}", text, buckets=buckets, registry=registry)
 
 

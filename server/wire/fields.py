@@ -7,13 +7,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from steering.protocol.asked import LAYERS
 from steering.protocol.forms import NO_SWITCH
 from steering.protocol.wording import names
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Integer = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
 Flag = Annotated[bool, Field(strict=True)]
-Layers = Annotated[list[Integer], Field(max_length=1024)]
+Layer = Annotated[Integer, Field(json_schema_extra={"minimum": 0, LAYERS: -1})]
+Layers = Annotated[list[Layer], Field(max_length=1024)]
 
 
 class Strict(BaseModel):

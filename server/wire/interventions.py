@@ -12,7 +12,8 @@ from pydantic import BaseModel, BeforeValidator, PlainValidator, WrapValidator
 from server.wire.fields import Strict, switch
 from server.wire.steering import SteeringForm
 from steering import Asked, Options, Steering
-from steering.protocol.forms import Form, forms
+from steering.protocol.asked import LAYERS
+from steering.protocol.forms import KIND, Form, forms
 
 OWN_FORMS: dict[tuple[str, ...], type[Strict]] = {Steering.path: SteeringForm}
 """By path, the forms of interventions that are not written as their options; `server.api.resolve` knows what becomes of
@@ -48,12 +49,29 @@ def fields() -> dict[str, Any]:
     }
 
 
-def schema(kind: type[Asked]) -> dict[str, Any] | None:
-    """The JSON schema of what may be asked of an intervention; None for one that requests have no field for."""
+def schema(kind: type[Asked], layers: int) -> dict[str, Any] | None:
+    """The JSON schema of what may be asked of an intervention of a model with so many layers; None for one that requests
+    have no field for."""
     form: type[BaseModel] | None = OWN_FORMS.get(kind.path)
     if form is None and issubclass(kind, Options):
         form = kind
-    return None if form is None else form.model_json_schema(by_alias=True)
+    if form is None:
+        return None
+    found: dict[str, Any] = bounded(form.model_json_schema(by_alias=True), layers)
+    if kind.kind:
+        found["properties"] = {KIND: {"const": kind.kind}, **found["properties"]}
+        found["required"] = [KIND, *found.get("required", ())]
+    return found
+
+
+def bounded(schema: Any, layers: int) -> Any:
+    """A schema in which a bound that follows from the model's number of layers is that number."""
+    if isinstance(schema, list):
+        return [bounded(one, layers) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: bounded(value, layers) for key, value in schema.items() if key != LAYERS}
+    return found | ({"maximum": layers + schema[LAYERS]} if LAYERS in schema else {})
 
 
 def _given(form: Form, value: Any) -> Given | None:

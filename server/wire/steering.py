@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Flag, Layers, Number, Strict
@@ -14,8 +14,18 @@ class Apply(Strict):
     tokens: str = "all"
 
 
+ALIASES = ("scale", "strength", "coefficient")
+
+
+def _with_aliases(schema: dict[str, Any]) -> None:
+    schema["properties"] |= dict.fromkeys(ALIASES, schema["properties"]["scale"])
+    schema["additionalProperties"] = False
+
+
 class NamedVector(Strict):
     """One vector of the long form; `scale` is the signed coefficient c."""
+
+    model_config = ConfigDict(json_schema_extra=_with_aliases)
 
     name: str
     scale: Number = 1.0
@@ -26,7 +36,7 @@ class NamedVector(Strict):
     @classmethod
     def _aliases(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            given = [key for key in ("scale", "strength", "coefficient") if key in value]
+            given = [key for key in ALIASES if key in value]
             if len(given) > 1:
                 raise PydanticCustomError("aliases", "scale, strength and coefficient are the same; give one of them")
             if given and given[0] != "scale":
@@ -48,7 +58,7 @@ class SteeringForm(Strict):
     vector: str = "modality-preference"
     toward: Literal["vision", "text", "auto"] = "vision"
     auto: AutoForm | None = None
-    strength: Number = 1.0
+    strength: Annotated[Number, Field(json_schema_extra={"minimum": 0})] = 1.0
     layers: Layers | None = None
     apply: Apply = Apply()
     vectors: Annotated[list[NamedVector], Field(max_length=64)] | None = None

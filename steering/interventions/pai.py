@@ -19,7 +19,7 @@ from steering.model.mllm import MLLM
 from steering.prompt.chat import without_images
 from steering.prompt.layout import Prompt, build_prompt
 from steering.prompt.spans import FIRST_IMAGE
-from steering.protocol.asked import Messages
+from steering.protocol.asked import LAYERS, Messages
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 from steering.protocol.wording import shown
@@ -34,7 +34,7 @@ class Pai(Contrast):
 
     alpha: float = Field(0.1, ge=0, le=10)
     amplify: float = Field(0.2, ge=0, le=10)
-    first_layer: int = Field(2, ge=0)
+    first_layer: int = Field(2, ge=0, json_schema_extra={LAYERS: -1})
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
         if self.first_layer >= mllm.num_layers:

@@ -27,7 +27,7 @@ from steering.measures import spread
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.spans import FIRST_IMAGE, SYSTEM
-from steering.protocol.asked import Options
+from steering.protocol.asked import LAYERS, Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
@@ -50,7 +50,7 @@ class See(Options):
 
     alpha: float = Field(0.1, ge=0, le=1)
     reading: Reading = "transfer"
-    shallow: int | None = Field(None, ge=0)
+    shallow: int | None = Field(None, ge=0, json_schema_extra={LAYERS: 0})
     ceiling: float = Field(1.0, ge=0, le=1)
     spans: Literal["whole", "content"] = "whole"
 

@@ -15,6 +15,9 @@ from steering.protocol.wording import refused
 
 Messages = Sequence[Mapping[str, Any]]
 
+LAYERS = "x-layers"
+"""In a field's `json_schema_extra`: its maximum, as the model's number of layers plus this."""
+
 
 class Rule(NamedTuple):
     """How a row's logits and its twin's are combined: full + weight * (full - twin), or where `relu`, with the ReLU of the

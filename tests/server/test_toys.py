@@ -4,7 +4,11 @@ line of the project knows of them. `docs/extending.md` explains them."""
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -332,8 +336,29 @@ def test_the_page_shows_the_code_that_is_tested() -> None:
     shown = blocks("python")
     assert [block for block in shown if block in toys] == toys, "each toy, whole"
     rest = [block for block in shown if block not in toys]
-    assert {"register(Nudge, NudgeSlots)", "register(Norm())"} <= {*rest}
-    assert not [block for block in rest if not any(block in text for text in others)]
+    lines = [block for block in rest if block.startswith("from steering.")]
+    assert [line.splitlines()[-1] for line in lines] == ["register(Nudge, NudgeSlots)", "register(Norm())"]
+    assert not [block for block in rest if block not in lines and not any(block in text for text in others)]
+
+
+def test_the_toys_work_where_the_page_puts_them(tmp_path: Path) -> None:
+    """In the package, with the lines that the page shows."""
+    root = PAGE.parents[1]
+    shutil.copytree(root / "steering", tmp_path / "steering", ignore=shutil.ignore_patterns("__pycache__"))
+    lines = [block for block in blocks("python") if block.startswith("from steering.")]
+    for room, toy, line in zip(("interventions", "readouts"), ("nudge.py", "norm.py"), lines, strict=True):
+        shutil.copy(root / "tests" / "toys" / toy, tmp_path / "steering" / room)
+        with (tmp_path / "steering" / room / "registry.py").open("a") as registry:
+            registry.write(f"\n{line}\n")
+    script = (
+        "import steering; from steering.protocol import intervention as i, readout as r; print(steering.__file__); "
+        "print('nudge' in i.REGISTRY, 'norm' in r.REGISTRY)"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    said = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split() == [str(tmp_path / "steering" / "__init__.py"), "True", "True"]
 
 
 def test_the_page_shows_what_comes_back(client: FlaskClient, picture: Image.Image) -> None:

@@ -145,7 +145,7 @@ def test_groups_and_kinds_nest_as_their_paths_say(registered: Callable[..., None
 @pytest.mark.parametrize(
     ("paths", "why"),
     [
-        ([("two",), ("two",)], "'two' need a kind each"),
+        ([("two",), ("two",)], "an intervention 'two' already"),
         ([("two",), ("two", "below")], "'two' cannot be both"),
         ([("seed",)], "'seed', which is part of a request already"),
         ([("model_fields",)], "'model_fields', which is part of a request already"),
@@ -154,9 +154,12 @@ def test_groups_and_kinds_nest_as_their_paths_say(registered: Callable[..., None
 def test_interventions_that_cannot_be_told_apart_end_the_start(
     registered: Callable[..., None], paths: list[tuple[str, ...]], why: str
 ) -> None:
-    for number, path in enumerate(paths):
-        REGISTRY[f"toy {number}"] = (option(*path), None)
-    with pytest.raises(ValueError, match=why):
+    *first, last = paths
+    for path in first:
+        registered(option(*path))
+    made = option(*last)
+    with pytest.raises(ValueError, match=why):  # noqa: PT012 -- the one raises or the other
+        registered(made)
         with_interventions(ChatRequest)
 
 
@@ -175,10 +178,37 @@ def test_every_form_of_its_own_is_one_of_an_intervention() -> None:
 @pytest.mark.parametrize(
     ("sage", "status"),
     [
-        ({"generate": {"refresh": 10**400}}, 200),
+        ({"generate": {"refresh": 10**6}}, 200),
+        ({"generate": {"refresh": 10**400}}, 400),
+        ({"think": {"threshold": 3.5e38}}, 400),
         ({"see": {"shallow": 10**400}}, 400),
         ({"think": {"gamma": 10**400}}, 400),
     ],
 )
 def test_numbers_without_end_are_harmless_or_refused(client: FlaskClient, sage: dict[str, Any], status: int) -> None:
     assert ask(client, data_uri(), "What is it?", sage=sage).status_code == status
+
+
+def test_the_published_schemas_are_what_is_accepted(client: FlaskClient) -> None:
+    (model,) = client.get("/v1/models").json["data"]
+    schemas = {one["name"]: one["schema"] for one in model["interventions"]}
+    layers = model["layers"]
+    vcd = schemas["contrast.vcd"]
+    assert vcd["properties"]["kind"] == {"const": "vcd"}
+    assert vcd["required"] == ["kind"]
+    assert schemas["contrast.pai"]["properties"]["first_layer"]["maximum"] == layers - 1
+    shallow = schemas["sage.see"]["properties"]["shallow"]
+    assert shallow["maximum"] == layers
+    steering_, named = schemas["steering"], schemas["steering"]["$defs"]["NamedVector"]
+    assert steering_["additionalProperties"] is named["additionalProperties"] is False
+    assert {"scale", "strength", "coefficient"} < named["properties"].keys()
+    (numbers,) = [one for one in steering_["properties"]["layers"]["anyOf"] if one["type"] == "array"]
+    assert (numbers["items"]["minimum"], numbers["items"]["maximum"]) == (0, layers - 1)
+    assert "x-layers" not in json.dumps(model)
+    for field, bound, beyond in (
+        ("sage", {"see": {"shallow": layers}}, {"see": {"shallow": layers + 1}}),
+        ("contrast", {"kind": "pai", "first_layer": layers - 1}, {"kind": "pai", "first_layer": layers}),
+        ("steering", {"layers": [layers - 1]}, {"layers": [layers]}),
+    ):
+        assert ask(client, data_uri(), "What is it?", max_tokens=1, **{field: bound}).status_code == 200, bound
+        assert ask(client, data_uri(), "What is it?", max_tokens=1, **{field: beyond}).status_code == 400, beyond

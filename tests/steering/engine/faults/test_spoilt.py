@@ -15,7 +15,7 @@ import steering
 from steering import Diagnose, Engine, Fault, Pai, Request, Sampling
 from tests import families
 from tests.steering.conftest import MakeEngine
-from tests.steering.engine.test_faults import CONTRASTED, FAMILY, SAMPLING, Once, answers
+from tests.steering.engine.faults.test_faults import CONTRASTED, FAMILY, SAMPLING, Once, answers
 
 EVERY = frozenset({"focus", "modality", "decay", "residual", "tam"})
 
