@@ -104,4 +104,4 @@ def _readouts(able: Capabilities) -> list[Readout]:
 def _described(one: Readout) -> dict[str, Any]:
     """A readout, with the numbers of it that journal and metrics keep."""
     scalars = {name: SCALARS[kind] for name, kind in one.scalars.items()}
-    return {"name": one.name, "cheap": one.cheap, "own_key": one.own_key, "scalars": scalars}
+    return {"name": one.name, "cheap": one.cheap, "own_key": one.part_of is None, "scalars": scalars}

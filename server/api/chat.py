@@ -23,6 +23,7 @@ from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
 from server.wire.parse import parse
 from steering import Busy
+from steering.protocol.readout import REGISTRY
 
 blueprint = Blueprint("chat", __name__)
 
@@ -134,7 +135,7 @@ def check_watch(app: AppContext, watch: Watch) -> None:
 def shown_readouts(request: steering.Request) -> frozenset[str]:
     """The keys of the envelope that the client asked for."""
     include = frozenset() if request.diagnose is None else request.diagnose.include
-    return include | {"decay"} if "decay_layers" in include else include
+    return include.union(REGISTRY[name].part_of or name for name in include)
 
 
 def with_readouts(request: steering.Request, more: frozenset[str]) -> steering.Request:

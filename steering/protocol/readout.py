@@ -184,12 +184,12 @@ class FinishedAnswer:
 
 
 class Readout(ABC):
-    """One key of the envelope beside an answer; without `own_key` another readout says it, and it is never read. `cheap`
+    """One key of the envelope beside an answer; one that is `part_of` another is said by that, and never read. `cheap`
     ones are those that `diagnostics: true` asks for; `needs_pictures` those that read `Surroundings.pictures`."""
 
     name: ClassVar[str]
     cheap: ClassVar[bool] = False
-    own_key: ClassVar[bool] = True
+    part_of: ClassVar[str | None] = None
     needs_pictures: ClassVar[bool] = False
     scalars: ClassVar[Mapping[str, type]] = {}
     """The numbers of it that the journal and the metrics keep, float, int or bool each."""

@@ -59,7 +59,7 @@ class DecayLayersReadout(Readout):
     """Is no key of its own: it adds `by_layer` to `decay`."""
 
     name = BY_LAYER
-    own_key = False
+    part_of = DecayReadout.name
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.DECAY})

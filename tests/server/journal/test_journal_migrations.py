@@ -15,7 +15,7 @@ from sqlalchemy import select, text
 from server.journal import database as journal_database
 from server.journal.database import Database, Place, open_database
 from server.journal.errors import JournalError
-from server.journal.queries import Filters
+from server.journal.queries import Filters, page
 from server.journal.schema import ROWS, VERSION_TABLE, metadata
 from tests.server.journal.counting import ids
 from tests.server.journal.journals import put, row
@@ -90,6 +90,15 @@ def test_rows_of_the_version_before_are_found_by_the_names_of_their_intervention
         old = {name: value for name, value in row(7).items() if name not in new}
         connection.execute(ROWS.insert(), old)
     assert ids(database, Filters(intervention="none")) == [7, 0]
+    with database.writer.begin() as connection:
+        asked = row(8, sage_see=True, vectors="|v|", contrast="vcd")
+        connection.execute(ROWS.insert(), {name: value for name, value in asked.items() if name not in new})
+    for filters in (Filters(sage="see"), Filters(contrast="vcd"), Filters(intervention="steering")):
+        assert ids(database, filters)[0] == 8, filters
+    assert ids(database, Filters(intervention="none")) == [7, 0]
+    with database.engine.connect() as connection:
+        shown = page(connection, Filters(), 1).rows[0]
+    assert shown["interventions"] == ["steering", "sage.see", "contrast.vcd"]
     database.close()
 
 

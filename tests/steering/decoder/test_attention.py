@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from steering.decoder.attention import Decode, Prefill, attend
-from steering.decoder.hooks import Hooks
+from steering.decoder.hooks import AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
 from steering.recorders import attention
@@ -224,3 +224,42 @@ def test_copying_moves_the_used_columns_and_clearing_forgets_even_nan() -> None:
     assert not keys[2].any()
     assert not values[2].any()
     assert torch.equal(keys[3], before[3])
+
+
+class Scaled(AttentionHook):
+    """Weights of even, or of odd, columns are scaled in some rows, told as weights and as what they make of values."""
+
+    def __init__(self, factor: float, first: int, asked: list[bool], by_product: bool):
+        self.asked = torch.tensor(asked)[:, None, None, None]
+        self.factor, self.first, self.by_product = factor, first, by_product
+        self.queries = None if by_product else torch.where(self.asked[:, 0, 0], torch.arange(7), -1)
+
+    def _gain(self, columns: int) -> torch.Tensor:
+        gain = torch.ones(columns)
+        gain[self.first :: 2] = self.factor
+        return gain
+
+    def weights(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.asked, weights * self._gain(weights.shape[-1]), weights)
+
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
+        return exact(value * self._gain(value.shape[2])[:, None]) if self.by_product else None
+
+
+def test_hooks_without_weights_act_behind_one_another() -> None:
+    """And as the same hooks with weights do; a row that asks for one of them has that alone."""
+    query, key, value = (random(3, count, 7, WIDTH, seed=i) for i, count in enumerate((HEADS, KV_HEADS, KV_HEADS)))
+    outputs = []
+    for by_product in (True, False):
+        hooks = [
+            Scaled(0.5, 0, [True, True, False], by_product), Scaled(3.0, 1, [True, False, False], by_product),
+            Scaled(1.5, 0, [True, False, False], by_product),
+        ]  # fmt: skip
+        step = Prefill(filled_pool(), [0, 1, 2], hooks=Hooks.of(hooks))
+        outputs.append(step.attend(Heads(0, SCALING, None, None), query, key, value, None))
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
+    for row, gains in enumerate(([0.75, 3.0], [0.5, 1.0], [1.0, 1.0])):
+        _, weights = by_definition(query[row, :, 6], key[row], value[row], 6)
+        changed = weights * torch.tensor([gains[column % 2] for column in range(7)])
+        expected = torch.stack([changed[head] @ value[row, head // (HEADS // KV_HEADS)] for head in range(HEADS)])
+        torch.testing.assert_close(outputs[0][row, :, 6], expected, rtol=1e-4, atol=1e-5)

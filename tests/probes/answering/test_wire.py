@@ -1,0 +1,29 @@
+"""How a question's interventions are said to a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from probes.answering.wire import fields
+from steering import See, Think, Vcd
+from steering.protocol.asked import Options
+
+
+class Top(Options):
+    """`count` is five unless it is said to be none."""
+
+    path = ("top",)
+    count: int | None = 5
+    most: int | None = None
+
+
+@pytest.mark.parametrize(("given", "said"), [({}, 5), ({"count": None}, None), ({"count": 2}, 2)])
+def test_none_is_said_where_it_is_not_the_default(given: dict[str, int | None], said: int | None) -> None:
+    assert fields([Top(**given)]) == {"top": {"count": said}}
+
+
+def test_members_of_a_group_that_are_not_asked_for_are_off() -> None:
+    said = fields([See(alpha=0.2), Think()])["sage"]
+    assert (said["see"]["alpha"], said["think"]["gamma"], said["generate"]) == (0.2, 0.9, False)
+    assert fields([Vcd()])["contrast"]["kind"] == "vcd"
+    assert fields([]) == {}
