@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 
@@ -14,3 +15,8 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "unknown"
     return found
+
+
+def in_words(known: Mapping[str, str]) -> str:
+    """Name and version of each."""
+    return ", ".join(f"{name} {one}" for name, one in known.items())

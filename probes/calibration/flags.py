@@ -18,7 +18,7 @@ from probes.answering.requests import request
 from probes.conflicts.degrade import degraded
 from probes.conflicts.samples import ConflictSample
 from probes.conflicts.shares import letter
-from probes.harness.bootstrap import area, interval
+from probes.harness.bootstrap import area, interval, wilson
 from steering import Diagnose, Engine, Sampling
 from steering.model.thresholds import FLAGS, Thresholds
 
@@ -127,7 +127,7 @@ def _rates(answers: Answered, raised: np.ndarray) -> dict[str, Any]:
     """On right and on wrong answers, each [share, low, high]; `area` likewise, how often it is the wrong one of a right
     and a wrong answer to alike questions that raises it (neither or both: half); whether that is beyond chance."""
     rates = {
-        name: [float(some.mean()), *interval(some)]
+        name: [float(some.mean()), *wilson(float(some.sum()), len(some))]
         for name, some in right_and_wrong(answers.right, raised)
         if len(some)
     }

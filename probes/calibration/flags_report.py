@@ -6,22 +6,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from probes.answering.versions import in_words, versions
 from probes.calibration.flags import NUMBERS, RATE, SEVERITIES, Answered, area_of, halves, right_and_wrong
 from probes.harness.report import Report
 from steering.model.thresholds import FLAGS, Thresholds
 from steering.readouts.flags import TOP
 
 
-def report(name: str, answers: Answered, thresholds: Thresholds) -> Report:
+def report(name: str, data_from: str, answers: Answered, thresholds: Thresholds) -> Report:
     """What the thresholds do on the held-out half, and how well each number alone tells wrong answers from right ones."""
     _, held_out = halves(answers)
     raised = held_out.raised(thresholds)
     page = Report(f"Flags on {name}")
+    page.facts({"Data": data_from, "Model": name, "Versions": in_words(versions())})
     page.text(
         f"{len(answers.right)} questions, each with its picture alone, of which from none to {SEVERITIES[-1]:.0%} is "
         f"noise. {thresholds.answers} of them choose the thresholds: the greatest that raise either flag on {RATE:.0%} of "
         f"the right answers at most. What follows is measured on the other {len(held_out.right)}, of which "
-        f"{int(held_out.right.sum())} are answered rightly. Intervals are of 95 % (bootstrap)."
+        f"{int(held_out.right.sum())} are answered rightly. Intervals are of 95 %: Wilson's of shares, "
+        "bootstrap of what compares pairs of answers."
     )
     page.text(
         f"Thresholds: attention is concentrated from {thresholds.attention:.3f}, activation from "

@@ -11,6 +11,8 @@ from probes.calibration import flags_report
 from probes.calibration.measure import calibrate_flags, calibrate_sinks, calibrate_surprise, calibrate_think
 from probes.conflicts.options import PROBE_SEEDS, Data
 from probes.conflicts.samples import ConflictSample
+from probes.conflicts.words import origin
+from probes.harness.bootstrap import check_statistics
 from probes.harness.options import ModelOptions, check_writable
 from steering import Engine
 from steering.files import write_atomically
@@ -57,6 +59,8 @@ class CalibrationOptions:
 def run(options: CalibrationOptions) -> None:
     """Measure the part, keep it, and print what was measured."""
     options.check_folder()  # before there was any work
+    if options.part == "flags":
+        check_statistics()
     samples = options.data.draw(options.samples, PROBE_SEEDS + options.data.seed)
     engine = options.model.engine()
     if options.part == "flags":
@@ -90,7 +94,8 @@ def _said(part: CalibrationPart, found: Calibration, path: Path) -> list[str]:
 def _flags(options: CalibrationOptions, engine: Engine, samples: Sequence[ConflictSample]) -> None:
     calibration, answers = calibrate_flags(engine, samples, options.data.seed, options.quiet)
     assert calibration.flags is not None
-    page = flags_report.report(engine.mllm.name, answers, calibration.flags)
+    data_from = origin(options.data, samples, PROBE_SEEDS + options.data.seed)
+    page = flags_report.report(engine.mllm.name, data_from, answers, calibration.flags)
     path = calibration.save(options.folder)
     if options.markdown is not None:
         write_atomically(options.markdown, page.markdown().encode())

@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from probes.conflicts.samples import LETTERS, Side
-from probes.harness.bootstrap import bounds, resampled_counts
+from probes.harness.bootstrap import wilson
 
 Outcome = Literal["vision", "text", "others"]
 
@@ -95,7 +93,7 @@ def outcome(first: str | None, second: str | None) -> Outcome:
 class Shares:
     """S_v, S_t, S_o as shares of all samples, and Vision Ratio = S_v / (S_v + S_t), None where neither occurs.
 
-    `intervals`: the 95 % bootstrap intervals over samples, by field, where they were computed.
+    `intervals`: Wilson's 95 % intervals by field, where they were asked for; that of the ratio is of the decided samples.
     """
 
     s_vision: float
@@ -106,16 +104,24 @@ class Shares:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], resamples: int = 0, seed: int = 0) -> Shares:
-        """Count outcomes; `resamples` > 0 adds the intervals."""
-        n = len(outcomes)
-        counts = np.array([outcomes.count(name) for name in ("vision", "text", "others")])
-        vision, text, others = counts.tolist()
-        ratio = vision / (vision + text) if vision + text else None
+    def of(cls, outcomes: Sequence[Outcome], intervals: bool = False) -> Shares:
+        """Count outcomes."""
+        counts = (outcomes.count("vision"), outcomes.count("text"), outcomes.count("others"))
+        return cls.of_counts(*counts, intervals=intervals)
+
+    @classmethod
+    def of_counts(cls, vision: int, text: int, others: int, intervals: bool = False) -> Shares:
+        """Of so many samples of each category."""
+        n, decided = vision + text + others, vision + text
         if n == 0:
             return cls(0.0, 0.0, 0.0, None, 0)
-        intervals = _intervals(resampled_counts(counts, resamples, seed)) if resamples else {}
-        return cls(vision / n, text / n, others / n, ratio, n, intervals)
+        found = {}
+        if intervals:
+            counts = {"s_vision": vision, "s_text": text, "s_others": others}
+            found = {name: wilson(count, n) for name, count in counts.items()}
+            if decided:
+                found["vision_ratio"] = wilson(vision, decided)
+        return cls(vision / n, text / n, others / n, vision / decided if decided else None, n, found)
 
     def toward(self, side: Side) -> float:
         """S_v or S_t."""
@@ -125,11 +131,3 @@ class Shares:
         """The five fields of the report, and as `NAME_95` their intervals where they were computed."""
         fields = {name: getattr(self, name) for name in ("s_vision", "s_text", "s_others", "vision_ratio", "n")}
         return fields | {f"{name}_95": list(interval) for name, interval in self.intervals.items()}
-
-
-def _intervals(drawn: np.ndarray) -> dict[str, tuple[float, float]]:
-    """drawn: (resamples, 3), how many samples each of them has in the three categories."""
-    decided = drawn[:, 0] + drawn[:, 1]
-    values = dict(zip(("s_vision", "s_text", "s_others"), (drawn / drawn[0].sum()).T, strict=True))
-    values["vision_ratio"] = drawn[decided > 0, 0] / decided[decided > 0]
-    return {name: bounds(one) for name, one in values.items() if len(one)}

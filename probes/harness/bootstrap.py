@@ -1,12 +1,13 @@
-"""Intervals of what is measured on samples, from samples drawn anew, and of differences between two ways of answering the
-same samples."""
+"""Intervals of what is measured on samples, and of differences between two ways of answering the same samples: Wilson's of
+shares, all others from samples drawn anew."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,10 +30,18 @@ def bounds(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def resampled_counts(counts: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """(resamples, categories): how often each category is drawn where samples are drawn anew with replacement. counts:
-    (categories,), how many samples there are of each."""
-    return np.random.default_rng(seed).multinomial(counts.sum(), counts / counts.sum(), resamples)
+def check_statistics() -> None:
+    """Raise ValueError where statsmodels is not installed, which comes with an extra."""
+    if find_spec("statsmodels") is None:
+        raise ValueError("Intervals of shares need statsmodels: pip install 'helmsight[eval]'")
+
+
+def wilson(counted: float, of: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of the share counted / of, of independent samples; `of` above 0, and need not be whole."""
+    from statsmodels.stats.proportion import proportion_confint
+
+    low, high = proportion_confint(counted, of, method="wilson")
+    return float(low) if counted > 0 else 0.0, float(high) if counted < of else 1.0  # where rounding leaves 1e-16
 
 
 def _drawn(samples: int, seed: int) -> np.ndarray:
@@ -40,10 +49,20 @@ def _drawn(samples: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(samples, size=(RESAMPLES, samples))
 
 
+class Share(NamedTuple):
+    """A metric that is the share counted / of, by the names of the two sums. `fixed`: what it is a share of does not depend
+    on the answers, and each sample adds 0 or 1 to either sum, so that McNemar's test compares two ways of answering."""
+
+    counted: str
+    of: str
+    fixed: bool = True
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A metric, and by how much it is above that of the plain answers; each None where it does not exist. Of a metric that
-    is a share of the samples, `p` is McNemar's and `turned` the share of those samples that count in one of both only."""
+    is a fixed share of the samples, `p` is McNemar's and `turned` the share of those samples that count in one of both
+    only."""
 
     value: float | None
     interval: tuple[float, float] | None
@@ -68,47 +87,69 @@ def estimates(
     scores: Scores,
     plain: Tallies | None = None,
     *,
-    shares: Mapping[str, tuple[str, str]] | None = None,
+    shares: Mapping[str, Share] | None = None,
     clusters: Sequence[Any] | None = None,
     seed: int = 0,
 ) -> dict[str, Estimate]:
-    """Every metric of `scores` with its 95 % bootstrap interval, and its difference to the `plain` answers to the same
-    samples with the interval of that: each resample holds the same samples of both.
+    """Every metric of `scores` with its 95 % interval, and its difference to the `plain` answers to the same samples with
+    the 95 % bootstrap interval of that: each resample holds the same samples of both.
 
-    shares: for metrics that are shares of samples the names of the sums that count them and those that they are a share of
-    (0 or 1 a sample each), for McNemar's test. clusters: what each sample belongs to; samples of one cluster (questions
-    about one picture) are drawn together.
+    shares: the metrics that are shares; their intervals are Wilson's, those of the others are of the bootstrap, too.
+    clusters: what each sample belongs to; samples of one cluster (questions about one picture) are drawn together.
     """
+    shares = shares or {}
     count = len(next(iter(found.values())))
     which = np.arange(count) if clusters is None else _numbered(clusters)
     groups = int(which.max()) + 1
-    drawn = resampled_counts(np.ones(groups, int), seed=seed)
+    drawn = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), RESAMPLES)
 
-    def measured(tallies: Tallies) -> tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
+    def measured(tallies: Tallies) -> tuple[Tallies, Mapping[str, np.ndarray], Mapping[str, np.ndarray]]:
         grouped = {name: np.bincount(which, values, groups) for name, values in tallies.items()}
         return (
+            grouped,
             scores({name: values.sum() for name, values in grouped.items()}),
             scores({name: drawn @ values for name, values in grouped.items()}),
         )
 
-    values, resampled = measured(found)
-    if plain is None:
-        return {name: Estimate(_known(value), _interval(resampled[name])) for name, value in values.items()}
-    base, base_resampled = measured(plain)
+    grouped, values, resampled = measured(found)
     out = {}
     for name, value in values.items():
-        out[name] = Estimate(
-            _known(value),
-            _interval(resampled[name]),
-            _known(value - base[name]),
-            _interval(resampled[name] - base_resampled[name]),
+        share = shares.get(name)
+        interval = _interval(resampled[name])
+        if share is not None:
+            interval = _wilson(grouped[share.counted], grouped[share.of], resampled[name])
+        out[name] = Estimate(_known(value), interval)
+    if plain is None:
+        return out
+    _, base, base_resampled = measured(plain)
+    for name, value in values.items():
+        out[name] = replace(
+            out[name],
+            difference=_known(value - base[name]),
+            difference_interval=_interval(resampled[name] - base_resampled[name]),
         )
-        if shares and name in shares:
-            counted, of = shares[name]
-            ours, theirs, samples = found[counted], plain[counted], float(found[of].sum())
-            turned = float((ours != theirs).sum()) / samples if samples else None
+        if name in shares and shares[name].fixed:
+            ours, theirs, samples = (
+                found[shares[name].counted],
+                plain[shares[name].counted],
+                found[shares[name].of].sum(),
+            )
+            turned = float((ours != theirs).sum() / samples) if samples else None
             out[name] = replace(out[name], p=mcnemar(ours, theirs), turned=turned)
     return out
+
+
+def _wilson(counted: np.ndarray, of: np.ndarray, resampled: np.ndarray) -> tuple[float, float] | None:
+    """Of a share whose sums are (clusters,): where a cluster holds several, on as many independent samples as say as much
+    (Kish 1965): their number over the design effect, the variance of the share over clusters drawn anew by that of
+    independent samples."""
+    n = float(of.sum())
+    if not n:
+        return None
+    p, effect = float(counted.sum()) / n, 1.0
+    if of.max() > 1 and 0 < p < 1:
+        effect = max(1.0, float(np.nanvar(resampled)) / (p * (1 - p) / n))
+    return wilson(p * n / effect, n / effect)
 
 
 def _numbered(clusters: Sequence[Any]) -> np.ndarray:
@@ -127,12 +168,13 @@ def _interval(values: np.ndarray) -> tuple[float, float] | None:
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> float:
-    """The exact two-sided p of McNemar's test that two ways of answering are right equally often: a binomial test of the
-    samples that only one of them gets right. first, second: (samples,), 0 or 1 each."""
-    only_first, only_second = int(((first > 0) & (second <= 0)).sum()), int(((second > 0) & (first <= 0)).sum())
-    changed = only_first + only_second
-    tail = sum(math.comb(changed, i) for i in range(min(only_first, only_second) + 1))
-    return min(1.0, 2 * tail / 2**changed)
+    """The exact two-sided p of McNemar's test that two ways of answering are right equally often. first, second: (samples,),
+    0 or 1 each."""
+    from statsmodels.stats import contingency_tables
+
+    one, other = first > 0, second > 0
+    table = [[(one & other).sum(), (one & ~other).sum()], [(~one & other).sum(), (~one & ~other).sum()]]
+    return float(contingency_tables.mcnemar(np.array(table), exact=True).pvalue)
 
 
 def detectable(turned: float, samples: int) -> float:

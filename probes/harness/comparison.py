@@ -11,7 +11,7 @@ import numpy as np
 
 from probes.answering.base import Answerer, Chat, Question
 from probes.answering.replies import replies
-from probes.harness.bootstrap import Scores, Tallies, estimates
+from probes.harness.bootstrap import Scores, Share, Tallies, estimates
 from steering import Options, RequestError
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,7 @@ class SampleSet(Generic[S]):
     """Samples of one kind, how each is asked, and how its answers are scored.
 
     chats: the questions about a sample, `each` of them, a chat each. tally: what the answers to them add to the sums of
-    which `scores` makes metrics; `shares` names, for metrics that are shares of samples, the sum that counts them and the
-    one that counts all of those.
+    which `scores` makes metrics; `shares` says of those that are shares what they are a share of.
     setting: in which group besides "all" a sample is scored. cluster: samples of one cluster are drawn together (questions
     about one picture).
     """
@@ -38,7 +37,7 @@ class SampleSet(Generic[S]):
     chats: Callable[[S], Sequence[Chat]]
     tally: Callable[[S, Sequence[str]], Mapping[str, float]]
     scores: Scores
-    shares: Mapping[str, tuple[str, str]]
+    shares: Mapping[str, Share]
     setting: Callable[[S], str]
     cluster: Callable[[S], Hashable] = id
     each: int = 1

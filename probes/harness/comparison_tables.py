@@ -8,13 +8,14 @@ from typing import Any
 from probes.harness.bootstrap import detectable
 from probes.harness.comparison import BASELINE
 from probes.harness.report import Report
+from probes.harness.tables import Measured
 
 READING = """\
-Every condition answers the same samples as the baseline. A baseline cell is the value with its 95 % interval; another cell
-is the value, its difference to the baseline's with the paired 95 % interval (bootstrap over pictures, the same in both),
-and for shares of samples the exact p of McNemar's test. Neither is corrected for the number of comparisons. An interval of
-no width says that no resample differs, not that nothing does: of n samples without a case, shares up to 3 / n stay
-possible."""
+Every condition answers the same samples as the baseline. Values stand with their 95 % intervals: Wilson's of shares (where
+several questions are about one picture, of as many independent ones as say as much), bootstrap over pictures of means, F1
+and quotients. Differences to the baseline stand with their paired 95 % intervals (bootstrap over pictures, the same in
+both) and, for shares of the same samples, the exact p of McNemar's test. Neither is corrected for the number of
+comparisons. A difference of 0 without an interval: no resample differs, which does not say that nothing does."""
 
 
 def power(page: Report, found: Mapping[str, Any], part: str, metric: str, what: str) -> None:
@@ -38,27 +39,35 @@ def power(page: Report, found: Mapping[str, Any], part: str, metric: str, what: 
 
 
 def table(
-    page: Report, found: Mapping[str, Any], part: str, metrics: Sequence[str], settings: Sequence[str] = ("all",),
-    differences: bool = True,
+    page: Report, found: Mapping[str, Any], part: str, metrics: Sequence[str] | Mapping[str, str],
+    settings: Sequence[str] = ("all",), differences: bool = True,
 ) -> None:  # fmt: skip
-    """Add a row a condition and setting, a column a metric; with `differences` also those to the baseline."""
+    """Add a row a condition and setting, a column a metric (the names of metrics, or those by the column's heading); with
+    `differences` also a table of those to the baseline."""
+    columns = metrics if isinstance(metrics, Mapping) else {name: name for name in metrics}
     several = list(settings) != ["all"]
-    head = ["condition", *(["setting"] if several else []), *metrics]
-    rows = [
-        [name, *([setting] if several else []), *(_cell(scores[part][setting][one], differences) for one in metrics)]
-        for name, scores in found.items()
-        for setting in settings
-    ]
-    page.table(head, rows)
+    head = ["condition", *(["setting"] if several else []), *columns]
+
+    def rows(conditions: Mapping[str, Any], cell: Any) -> list[list[object]]:
+        return [
+            [name, *([setting] if several else []), *(cell(scores[part][setting][one]) for one in columns.values())]
+            for name, scores in conditions.items()
+            for setting in settings
+        ]
+
+    page.table(head, rows(found, _value))
+    others = {name: scores for name, scores in found.items() if name != BASELINE}
+    if differences and others:
+        page.text("Differences to the baseline:")
+        page.table(head, rows(others, _difference))
 
 
-def _cell(one: Mapping[str, Any], difference: bool) -> str | None:
-    if one["value"] is None:
+def _value(one: Mapping[str, Any]) -> Measured:
+    return Measured(one["value"], one["value_95"])
+
+
+def _difference(one: Mapping[str, Any]) -> Measured | int | None:
+    difference, interval = one.get("difference"), one.get("difference_95")
+    if difference is None:
         return None
-    text = f"{one['value']:.3f}"
-    if "difference" not in one:
-        return text + " ({:.3f} to {:.3f})".format(*one["value_95"])
-    if not difference or one["difference"] is None:
-        return text
-    text += f", {one['difference']:+.3f} ({one['difference_95'][0]:+.3f} to {one['difference_95'][1]:+.3f})"
-    return text if one["p"] is None else f"{text}, p {one['p']:.3f}"
+    return Measured(difference, interval, one["p"], signed=True) if difference or any(interval or ()) else 0

@@ -41,6 +41,10 @@ class Report:
         """Add a paragraph, a list or several of them; HTML in it is shown, not obeyed."""
         self._blocks.append(markdown.strip())
 
+    def facts(self, facts: Mapping[str, object]) -> None:
+        """Add a list of what is known by its name, values in plain text; those that are None are left out."""
+        self.text("\n".join(f"- {name}: {_plain(str(value))}" for name, value in facts.items() if value is not None))
+
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Add a table (see `tables.markdown`)."""
         self._blocks.append(tables.markdown(columns, rows))
@@ -56,8 +60,7 @@ class Report:
         if file in self._plots:
             raise ValueError(f"There is a plot {name!r} already.")
         self._plots[file] = _svg(figure)
-        escaped = re.sub(r"([\\`*_~\[\]<&])", r"\\\1", line(caption))
-        self._blocks.append(f"![{escaped}]({file})")
+        self._blocks.append(f"![{_plain(caption)}]({file})")
 
     def markdown(self) -> str:
         """The whole report; its plots are named by their files."""
@@ -94,6 +97,11 @@ class Report:
         return _PAGE.format(title=html.escape(self.title), style=_STYLE, body=parser.render(self.markdown()))
 
 
+def _plain(text: str) -> str:
+    """Text in which nothing is Markdown."""
+    return re.sub(r"([\\`*_~\[\]<&])", r"\\\1", line(text))
+
+
 def _svg(figure: Figure) -> bytes:
     """The same bytes for the same figure on every run.
 
@@ -110,12 +118,13 @@ def _svg(figure: Figure) -> bytes:
 
 _STYLE = """
 :root { color-scheme: light dark; font: 1rem/1.5 system-ui, sans-serif }
-body { max-width: 52rem; margin: 0 auto; padding: 1rem }
-h1, h2, h3, p, li { overflow-wrap: anywhere }
+body { max-width: 66rem; margin: 0 auto; padding: 1rem }
+h1, h2, h3, p, li { overflow-wrap: anywhere; max-width: 52rem }
 .wide { display: block; overflow-x: auto; margin: 1rem 0 .25rem }
 pre { overflow-x: auto }
-table { border-collapse: collapse }
-th, td { padding: .25rem .75rem; border-bottom: 1px solid #8888; text-align: left }
+table { border-collapse: collapse; font-size: .9rem }
+th, td { padding: .25rem .5rem; border-bottom: 1px solid #8888; text-align: left; vertical-align: top }
+th { vertical-align: bottom }
 td { font-variant-numeric: tabular-nums }
 img { display: block; width: 100%; min-width: 30rem; max-width: 42rem; background: white }
 .caption { font-size: .9rem; opacity: .8 }

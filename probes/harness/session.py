@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from probes.answering.versions import versions
+from probes.harness.bootstrap import check_statistics
 from probes.harness.options import Defaults, ModelOptions
 
 if TYPE_CHECKING:
@@ -42,9 +44,10 @@ class Setup:
 
 class Session:
     """What answers: the server of --base-url, or the model in this process, which is loaded when it is first needed. Raises
-    ValueError where there is no such server."""
+    ValueError where there is no such server, and where what computes intervals is not installed."""
 
     def __init__(self, setup: Setup) -> None:
+        check_statistics()
         self.setup = setup
         self.endpoint: Endpoint | None = None
         if setup.base_url is not None:
@@ -72,3 +75,9 @@ class Session:
     def model(self) -> str:
         """What a report calls what answered: the model's name, or the server's address."""
         return str(self.setup.base_url) if self.engine is None else self.engine.mllm.name
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the packages that the numbers depend on; what a server runs is its own."""
+        known = versions()
+        return known if self.endpoint is None else {"helmsight": known["helmsight"]}

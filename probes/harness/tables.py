@@ -46,6 +46,32 @@ class Summary:
         Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A cell: a number, its 95 % interval, and the p of a test; `signed` where it is a difference. The interval stays in one
+    piece, so that it stands below the number where a column is narrow."""
+
+    value: float | None
+    interval: Sequence[float] | None = None
+    p: float | None = None
+    signed: bool = False
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return "-"
+        sign = "+" if self.signed else ""
+        text = f"{self.value:{sign}z.3f}"
+        if self.interval is not None:
+            low, high = (f"{bound:{sign}z.3f}" for bound in self.interval)
+            text += " (" + f"{low} to {high})".replace(" ", _TIED)
+        if self.p is not None:
+            text += ", " + (f"p {self.p:.3f}" if self.p >= 0.0005 else "p < 0.001").replace(" ", _TIED)
+        return text
+
+
+_TIED = "\u00a0"
+
+
 def line(text: str) -> str:
     """Text on one line."""
     return " ".join(text.splitlines()).strip()
@@ -79,5 +105,7 @@ def _numeric(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[b
     found = []
     for index in range(len(columns)):
         given = [row[index] for row in rows if row[index] is not None]
-        found.append(bool(given) and all(isinstance(o, numbers.Real) and not isinstance(o, bool) for o in given))
+        found.append(
+            bool(given) and all(isinstance(o, numbers.Real | Measured) and not isinstance(o, bool) for o in given)
+        )
     return found

@@ -15,7 +15,7 @@ from probes.answering.requests import request
 from probes.conflicts.asking import Condition, ask
 from probes.conflicts.samples import SIDES, ConflictSample, Side, messages
 from probes.conflicts.shares import Shares
-from probes.harness.bootstrap import RESAMPLES, interval
+from probes.harness.bootstrap import interval
 from probes.mc2.evaluate import Candidate
 from probes.vector.build import Recipe, build, grow
 from steering import Engine, Sampling, Steer, SteeringVector
@@ -60,7 +60,7 @@ def by_samples(
     return dict(
         zip(
             sizes,
-            _rows(answerer, samples, [_as(steering, one) for one in vectors], "Probe sizes", seed, quiet),
+            _rows(answerer, samples, [_as(steering, one) for one in vectors], "Probe sizes", quiet),
             strict=False,
         )
     )
@@ -84,7 +84,7 @@ def by_tasks(
     return dict(
         zip(
             [*tasks, "all tasks"],
-            _rows(answerer, samples, [_as(steering, one) for one in vectors], "Tasks", seed, quiet),
+            _rows(answerer, samples, [_as(steering, one) for one in vectors], "Tasks", quiet),
             strict=True,
         )
     )
@@ -96,13 +96,12 @@ def by_strength(
     steering: Candidate,
     strengths: Sequence[float] = STRENGTHS,
     *,
-    seed: int = 0,
     quiet: bool = False,
 ) -> dict[float, Steered]:
     """Table 10, by strength in published units, whatever strength is evaluated; of a vector whose published weight is not
     known, in its own."""
     tried = [replace(steering, strength=strength / (steering.vector.published or 1.0)) for strength in strengths]
-    return dict(zip(strengths, _rows(answerer, samples, tried, "Strengths", seed, quiet), strict=True))
+    return dict(zip(strengths, _rows(answerer, samples, tried, "Strengths", quiet), strict=True))
 
 
 def _as(steering: Candidate, vector: SteeringVector) -> Candidate:
@@ -117,12 +116,11 @@ def _rows(
     samples: Sequence[ConflictSample],
     tried: Sequence[Candidate],
     title: str,
-    seed: int,
     quiet: bool,
 ) -> list[Steered]:
     conditions = [Condition("plain", one.toward(side)) for one in tried for side in SIDES]
     shares = [
-        Shares.of(answer.outcomes, RESAMPLES, seed)
+        Shares.of(answer.outcomes, intervals=True)
         for answer in ask(answerer, samples, conditions, title=title, quiet=quiet)
     ]
     pairs = zip(shares[::2], shares[1::2], strict=True)

@@ -19,7 +19,7 @@ from probes.answering.base import Answerer, Push
 from probes.conflicts.asking import Answers, Condition, ask
 from probes.conflicts.samples import SIDES, ConflictSample, Setting, Side, Wording
 from probes.conflicts.shares import Shares
-from probes.harness.bootstrap import RESAMPLES, interval
+from probes.harness.bootstrap import interval
 from steering import SteeringVector
 
 KINDS = ("plain", "instruct", "chain", "shots", "steer")
@@ -63,19 +63,17 @@ class Preference:
     context_only: float | None = None
 
     @classmethod
-    def of(
-        cls, kind: str, side: Side | None, samples: Sequence[ConflictSample], answers: Answers, seed: int
-    ) -> Preference:
+    def of(cls, kind: str, side: Side | None, samples: Sequence[ConflictSample], answers: Answers) -> Preference:
         outcomes = answers.outcomes
         tasks = sorted({sample.task for sample in samples})
         by_task = {
-            task: Shares.of([o for o, s in zip(outcomes, samples, strict=True) if s.task == task], RESAMPLES, seed)
+            task: Shares.of([o for o, s in zip(outcomes, samples, strict=True) if s.task == task], intervals=True)
             for task in tasks
         }
         return cls(
             kind=kind,
             side=side,
-            shares=Shares.of(outcomes, RESAMPLES, seed),
+            shares=Shares.of(outcomes, intervals=True),
             by_task=by_task,
             followed={one: np.array([outcome == one for outcome in outcomes], float) for one in SIDES},
             attention_ratio=answers.attention_ratio,
@@ -186,7 +184,7 @@ def evaluate(
     conditions = {}
     for key, answer in zip(wanted, answers, strict=False):
         image_only, context_only = accuracies.get(key, (None, None))
-        measured = Preference.of(*key, samples, answer, seed)
+        measured = Preference.of(*key, samples, answer)
         conditions[measured.name] = replace(measured, image_only=image_only, context_only=context_only)
     return Evaluation(conditions, _random(answerer, samples, steering, random_directions, seed, quiet))
 

@@ -1,17 +1,23 @@
-"""The report of `helmsight eval mc2`: tables, plots, and what can be read from them in one line each."""
+"""The report of `helmsight eval mc2`, made of the numbers that report.json keeps: tables, plots, and what can be read from
+them in one line each."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from probes.answering.versions import in_words
 from probes.conflicts.samples import SIDES
-from probes.conflicts.shares import Shares
+from probes.conflicts.words import INSTRUCTIONS
 from probes.harness import plots
 from probes.harness.report import Report
-from probes.mc2.ablate import CLOSE, Knee, Latency, Steered
-from probes.mc2.automatic import AutomaticReport, Worth
-from probes.mc2.evaluate import Evaluation, Preference
+from probes.harness.tables import Measured
+from probes.mc2.ablate import CLOSE
+from probes.mc2.evaluate import spread
+
+Numbers = Mapping[str, Any]
 
 TITLES = {
     "plain": "plain",
@@ -26,99 +32,168 @@ TITLES = {
 }
 
 
-def conditions(page: Report, found: Evaluation) -> None:
+SHARES = ("s_vision", "s_text", "s_others", "vision_ratio")
+
+
+def report(data: Numbers) -> Report:
+    """The whole report of what report.json holds."""
+    about = data["about"]
+    page = Report(f"Modality preference of {about['model']}")
+    page.facts({
+        "Data": about["data"],
+        "Model": about["model"],
+        "Instructions": f"{INSTRUCTIONS[about['wording']]}, word for word",
+        "Steering": _steering(about),
+        "Versions": in_words(about["versions"]),
+    })  # fmt: skip
+    conditions(page, data["conditions"])
+    for name, section in (("samples", samples), ("tasks", tasks), ("strength", strength), ("latency", latency)):
+        if name in data:
+            section(page, data[name])
+    if "auto" in data:
+        automatic(page, data["auto"])
+    return page
+
+
+def render(folder: Path) -> None:
+    """Write the report in a folder anew, from its report.json."""
+    data = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    report(data).write(folder, data)
+
+
+def _steering(about: Numbers) -> str | None:
+    if "vector" not in about:
+        return None
+    published = about["published strength"]
+    units = "" if published is None else f" ({published:g} in published units)"
+    return f"vector {about['vector']} at strength {about['strength']:g}{units}"
+
+
+def conditions(page: Report, found: Numbers) -> None:
     """The three shares of every condition, the checks, and the table by task."""
     page.heading("Conditions")
-    for advantage in found.advantages():
+    for side, one in found.get("advantages", {}).items():
         page.text(
-            f"Toward {advantage.side}, steering follows {100 * advantage.difference:+.1f} points more samples than the best "
-            f"other condition, {TITLES[advantage.other]} (95 % interval {100 * advantage.interval[0]:+.1f} to "
-            f"{100 * advantage.interval[1]:+.1f})."
+            f"Toward {side}, steering follows {_more(one['difference'])} samples {_than(one['difference'])} the best other "
+            f"condition, {TITLES[one['other']]} (95 % interval: {_between(*one['difference_95'])})."
         )
-    shown = {TITLES[name]: one for name, one in found.conditions.items()}
+    shown = {TITLES[name]: one for name, one in found.items() if name in TITLES}
     page.plot(
         "conditions",
-        plots.shares({n: (o.shares.s_vision, o.shares.s_text, o.shares.s_others) for n, o in shown.items()}),
+        plots.shares({name: (one["s_vision"], one["s_text"], one["s_others"]) for name, one in shown.items()}),
         "Shares of the samples by condition",
     )
-    rows = [_condition(name, measured) for name, measured in shown.items()]
-    if found.random:
-        spreads = found.random_spread().values()
+    rows: list[tuple[Any, ...]] = [(name, *(_share(one, of) for of in SHARES)) for name, one in shown.items()]
+    if "random" in found:
+        each = found["random"]["each"]
+        spreads = [spread([one[of] for one in each]) for of in SHARES]
         rows += [
-            (f"{len(found.random)} random directions, {name}", *(one[name] for one in spreads), *[None] * 5)
+            (f"{len(each)} random directions, {name}", *(one[name] for one in spreads))
             for name in ("min", "mean", "max")
         ]
+    page.table(["condition", "S_v", "S_t", "S_o", "Vision Ratio"], rows)
+    page.text(
+        "Every question is asked in both orders of its options; S_o are the samples answered inconsistently or not at all; "
+        "Vision Ratio is S_v / (S_v + S_t). In parentheses are 95 % intervals: Wilson's of shares, those of the ratio over "
+        "the samples that follow either side; of differences, and of quotients of means, they are over samples drawn anew."
+    )
+    page.heading("Checks", 3)
     page.table(
-        ["condition", "S_v", "S_t", "S_o", "Vision Ratio", "95 %", "unanswered", "attention ratio", "image only",
-         "context only"],
-        rows,
+        ["condition", "unanswered", "attention ratio", "image only", "context only"],
+        [
+            (name, one["unanswered"], *(one.get(of) for of in ("attention_ratio", "no_conflict_accuracy",
+             "context_only_accuracy")))
+            for name, one in shown.items()
+        ],
     )  # fmt: skip
     page.text(
-        "Every question is asked in both orders of its options; S_o are the samples answered inconsistently or not at all. "
         "Image only and context only: right answers where nothing conflicts. Attention ratio: mean attention to an image "
         "token over that plus the mean attention to a token of the text context."
     )
-    tasks = sorted({task for one in found.conditions.values() for task in one.by_task})
+    _by_task(page, found)
+
+
+def _by_task(page: Report, found: Numbers) -> None:
+    named = {name: one for name, one in found.items() if name in TITLES}
+    tasks = sorted({task for one in named.values() for task in one["by_task"]})
+    head = ["condition", *(task.replace("_", " ") for task in tasks)]
     page.heading("Vision Ratio by task", 3)
     page.table(
-        ["condition", *tasks],
-        [(name, *(one.by_task[task].vision_ratio for task in tasks)) for name, one in shown.items()],
+        head,
+        [(TITLES[name], *(one["by_task"][task]["vision_ratio"] for task in tasks)) for name, one in named.items()],
     )
     page.heading("Share that follows the side by task", 3)
+    sided = {name: side for name in named for side in SIDES if name.endswith(side)}
     page.table(
-        ["condition", *tasks],
-        [(n, *(o.by_task[task].toward(o.side) for task in tasks)) for n, o in shown.items() if o.side is not None],
+        head,
+        [
+            (TITLES[name], *(named[name]["by_task"][task][f"s_{side}"] for task in tasks))
+            for name, side in sided.items()
+        ],
     )
 
 
-def _condition(name: str, one: Preference) -> tuple[Any, ...]:
-    shares = one.shares
-    return (
-        name, shares.s_vision, shares.s_text, shares.s_others, shares.vision_ratio, _interval(shares), one.unanswered,
-        one.attention_ratio, one.image_only, one.context_only,
-    )  # fmt: skip
+def _share(shares: Numbers, name: str) -> Measured:
+    return Measured(shares[name], shares.get(f"{name}_95"))
 
 
-def _interval(shares: Shares, name: str = "vision_ratio") -> str | None:
-    found = shares.intervals.get(name)
-    return None if found is None else f"{found[0]:.3f} to {found[1]:.3f}"
+def _more(difference: float) -> str:
+    points = f"{100 * abs(difference):.1f}"
+    return "as many" if points == "0.0" else f"{points} points {'more' if difference > 0 else 'fewer'}"
 
 
-def _row(names: tuple[Any, ...], row: Steered) -> tuple[Any, ...]:
-    values: list[Any] = [*names]
-    for side in SIDES:
-        shares = row.shares[side]
-        values += [shares.toward(side), _interval(shares, f"s_{side}"), shares.vision_ratio, shares.s_others]
-    return tuple(values)
+def _than(difference: float) -> str:
+    return "as" if _more(difference) == "as many" else "than"
 
 
-def _ablation(page: Report, first: list[str], rows: Mapping[tuple[Any, ...], Steered]) -> None:
+def _between(low: float, high: float) -> str:
+    """An interval of a difference in words."""
+    least, most = (f"{100 * abs(bound):.1f}" for bound in (low, high))
+    if low >= 0:
+        return f"{least} to {most} points more"
+    return f"{most} to {least} points fewer" if high <= 0 else f"{least} points fewer to {most} more"
+
+
+# ------------------------------------------------------------------------------------------------------- ablations
+
+
+def _toward(row: Numbers, side: str) -> float:
+    """The share of the samples that follows the side, steered toward it."""
+    return float(row[side][f"s_{side}"])
+
+
+def _ablation(page: Report, first: list[str], rows: Mapping[tuple[Any, ...], Numbers]) -> None:
     head = [*first]
     for side in SIDES:
-        head += [f"S_{side[0]} toward {side}", "95 %", "Vision Ratio", "S_o"]
-    page.table(head, [_row(names, row) for names, row in rows.items()])
+        head += [f"S_{side[0]} toward {side}", f"Vision Ratio toward {side}", f"S_o toward {side}"]
+    page.table(head, [(*names, *(cell for side in SIDES for cell in _cells(row, side))) for names, row in rows.items()])
 
 
-def _curves(rows: Mapping[Any, Steered], xlabel: str, **options: Any) -> Any:
+def _cells(row: Numbers, side: str) -> tuple[object, ...]:
+    shares = row[side]
+    return _share(shares, f"s_{side}"), shares["vision_ratio"], _share(shares, "s_others")
+
+
+def _curves(rows: Mapping[Any, Numbers], xlabel: str, **options: Any) -> Any:
     return plots.curves(
         list(rows),
-        {f"S_{side[0]} toward {side}": [row.shares[side].toward(side) for row in rows.values()] for side in SIDES}
-        | {f"S_o toward {side}": [row.shares[side].s_others for row in rows.values()] for side in SIDES},
+        {f"S_{side[0]} toward {side}": [_toward(row, side) for row in rows.values()] for side in SIDES}
+        | {f"S_o toward {side}": [row[side]["s_others"] for row in rows.values()] for side in SIDES},
         xlabel=xlabel,
         ylabel="share of the samples",
         intervals={
-            f"S_{side[0]} toward {side}": [row.shares[side].intervals.get(f"s_{side}") for row in rows.values()]
-            for side in SIDES
+            f"S_{side[0]} toward {side}": [row[side].get(f"s_{side}_95") for row in rows.values()] for side in SIDES
         },
         **options,
     )
 
 
-def samples(page: Report, rows: Mapping[int, Steered]) -> None:
+def samples(page: Report, found: Numbers) -> None:
     """Table 8."""
+    rows = {int(size): row for size, row in found.items()}
     page.heading("Probe size (Table 8)")
     least, most = min(rows), max(rows)
-    lost = max(abs(rows[most].shares[side].toward(side) - rows[least].shares[side].toward(side)) for side in SIDES)
+    lost = max(abs(_toward(rows[most], side) - _toward(rows[least], side)) for side in SIDES)
     page.text(
         f"{least} samples and {most} samples differ by {100 * lost:.1f} points at most "
         f"({'within' if lost <= CLOSE else 'NOT within'} {100 * CLOSE:.0f})."
@@ -127,42 +202,40 @@ def samples(page: Report, rows: Mapping[int, Steered]) -> None:
     _ablation(page, ["samples"], {(size,): row for size, row in rows.items()})
 
 
-def tasks(page: Report, rows: Mapping[str, Steered]) -> None:
+def tasks(page: Report, found: Numbers) -> None:
     """Table 9."""
     page.heading("One task only (Table 9)")
     page.text("Vectors from the probe samples of one task, steering all tasks.")
+    effects = {name: sum(_toward(row, side) for side in SIDES) / 2 for name, row in found.items()}
     page.plot(
         "probe-task",
-        plots.bars({name: row.effect for name, row in rows.items()}, xlabel="share that follows, mean of both sides"),
+        plots.bars(effects, xlabel="share that follows, mean of both sides"),
         "Effect by the task that was probed",
     )
-    _ablation(page, ["probe task"], {(task,): row for task, row in rows.items()})
+    _ablation(page, ["probe task"], {(task.replace("_", " "),): row for task, row in found.items()})
 
 
-def strength(page: Report, rows: Mapping[float, Steered], bend: Knee, published: float | None = None) -> None:
-    """Table 10. `rows` and `bend` are by strength in published units, of which the vector's strength 1.0 is `published`; by
-    its own strength where that is not known."""
+def strength(page: Report, found: Numbers) -> None:
+    """Table 10, by strength in published units, of which the vector's strength 1.0 is `published`; by its own strength where
+    that is not known."""
+    rows = {float(one): row for one, row in found["rows"].items()}
+    bend, published = found["knee"], found["published"]
     page.heading("Strength (Table 10)")
-    after = "it is the greatest that was tried"
-    if bend.slope_after is not None:
-        broken = "no strength tried breaks the effect" if bend.breaks_at is None else f"it breaks at {bend.breaks_at:g}"
-        after = f"{100 * bend.slope_after:+.0f} after; {broken}"
     units = (
         "The vector does not say how much of the published weight its own is: strengths are its own."
         if published is None
         else f"Strengths are in published units; the vector's own strength 1.0 is {published:g} of them."
     )
     page.text(
-        f"{units} Knee {'visible' if bend.visible else 'NOT visible'}: at strength {bend.strength:g} the effect is within "
-        f"{100 * CLOSE:.0f} points of its greatest; it grows by {100 * bend.slope_before:.0f} points a unit of strength "
-        f"before and {after}."
+        f"{units} Knee {'visible' if bend['visible'] else 'NOT visible'}: at strength {bend['strength']:g} the effect is "
+        f"within {100 * CLOSE:.0f} points of its greatest; {_slopes(bend)}."
     )
     if published is None:
-        page.plot("strength", _curves(rows, "strength", marks={bend.strength: "knee"}), "Effect by strength")
+        page.plot("strength", _curves(rows, "strength", marks={bend["strength"]: "knee"}), "Effect by strength")
         _ablation(page, ["strength"], {(one,): row for one, row in rows.items()})
         return
     marks = {published: "strength 1.0"}
-    marks[bend.strength] = "knee" if bend.strength != published else "knee, strength 1.0"
+    marks[bend["strength"]] = "knee" if bend["strength"] != published else "knee, strength 1.0"
     page.plot(
         "strength",
         _curves(rows, "strength (published)", marks=marks, other_x=("strength (calibrated)", 1 / published)),
@@ -171,35 +244,52 @@ def strength(page: Report, rows: Mapping[float, Steered], bend: Knee, published:
     _ablation(page, ["published", "calibrated"], {(one, round(one / published, 4)): row for one, row in rows.items()})
 
 
-def latency(page: Report, rows: Mapping[str, Latency]) -> None:
+def _slopes(bend: Numbers) -> str:
+    def grows(slope: float) -> str:
+        return f"{'falls' if slope < 0 else 'grows'} by {100 * abs(slope):.0f}"
+
+    before = f"it {grows(bend['slope_before'])} points a unit of strength before"
+    if bend["slope_after"] is None:
+        return f"{before}; no greater strength was tried"
+    broken = (
+        "no strength tried breaks the effect" if bend["breaks_at"] is None else f"it breaks at {bend['breaks_at']:g}"
+    )
+    return f"{before} and {grows(bend['slope_after'])} after; {broken}"
+
+
+def latency(page: Report, found: Numbers) -> None:
     """Table 11."""
     page.heading("Latency of one request (Table 11)")
     page.table(
-        ["way", "seconds (median)", "ratio to plain", "95 %"],
-        [(n, f"{one.seconds:.4f}", one.ratio, "{:.3f} to {:.3f}".format(*one.interval)) for n, one in rows.items()],
+        ["way", "seconds (median)", "ratio to plain"],
+        [(name, f"{one['seconds']:.4f}", Measured(one["ratio"], one["ratio_95"])) for name, one in found.items()],
     )
 
 
-def automatic(page: Report, found: AutomaticReport) -> None:
+# ------------------------------------------------------------------------------------------------------- automatic
+
+
+def automatic(page: Report, found: Numbers) -> None:
     """Table 12, with the gap that each criterion closes."""
     page.heading("Finding the way without being told (Table 12)")
     page.text(
         "One modality of each sample is degraded, the other one's answer is right. Gap closed: how much of the difference "
         "between the plain model and one that is steered to the known right side (prior) a criterion makes up, "
-        "(auto - plain) / (prior - plain), with the 95 % interval over samples drawn anew; none where prior is not better "
-        "than plain."
+        "(auto - plain) / (prior - plain), with the 95 % interval over samples drawn anew; below 0 where the criterion "
+        "makes answers worse; none where prior is not better than plain."
     )
-    pooled = found.groups()
-    for criterion in found.criteria:
-        page.text(_worth(criterion, *(found.row(pooled[group], criterion) for group in pooled)))
+    for criterion in found["criteria"]:
+        page.text(
+            _worth(criterion, {row["degraded"]: row for row in _rows(found, None) if row["criterion"] == criterion})
+        )
     page.text(
         "Drop measures what the plain answer rests on, not which side is right. Surprise measures the text alone: it "
         "abstains where the text is not surprising, unless it is told that one modality is degraded; the rows on unfamiliar "
         "text show a sound text in a wording that the model does not know."
     )
-    for severity in (None, *found.severities):
+    for severity in (None, *found["severities"]):
         page.heading("All severities" if severity is None else f"Severity {severity:g}", 3)
-        _automatic_table(page, found, severity)
+        _gaps(page, _rows(found, severity))
     page.heading("What is left of each modality", 3)
     page.text(
         "Right answers where one modality is shown alone, each for its own answer: the sound one's must be readable; of the "
@@ -209,59 +299,67 @@ def automatic(page: Report, found: AutomaticReport) -> None:
         ["degraded", "severity", "sound modality alone", "degraded modality alone"],
         [
             (
-                "text" if cell.side == "vision" else "image, unfamiliar text" if cell.reworded else "image",
-                f"{cell.severity:g}", cell.reliable_alone, cell.degraded_alone,
+                "text" if cell["side"] == "vision" else "image, unfamiliar text" if cell["reworded"] else "image",
+                f"{cell['severity']:g}", cell["reliable_alone"], cell["degraded_alone"],
             )
-            for cell in found.cells
+            for cell in found["cells"]
         ],
     )  # fmt: skip
 
 
-def _automatic_table(page: Report, found: AutomaticReport, severity: float | None) -> None:
-    rows = []
-    for group, cells in found.groups(severity).items():
-        for criterion in found.criteria:
-            row = found.row(cells, criterion)
-            closed, interval = row.gap_closed or (None, None)
-            rows.append(
-                (
-                    group, criterion, row.plain, row.prior, row.auto, closed,
-                    None if interval is None else "{:.3f} to {:.3f}".format(*interval), row.decided, 1 - row.decided,
-                    row.toward_vision, row.right_if_decided, row.follows, row.tasks,
-                )
-            )  # fmt: skip
+def _rows(found: Numbers, severity: float | None) -> list[Numbers]:
+    return [row for row in found["rows"] if row["severity"] == severity]
+
+
+def _gaps(page: Report, rows: list[Numbers]) -> None:
     page.table(
-        ["degraded", "criterion", "plain", "prior", "auto", "gap closed", "95 %", "decided", "abstained", "toward vision",
-         "right if decided", "points to the plain answer's side", "tasks by majority"],
-        rows,
+        ["degraded", "criterion", "plain", "prior", "auto", "gap closed"],
+        [
+            (row["degraded"], row["criterion"], row["plain"], row["prior"], row["auto"],
+             Measured(row["gap_closed"], row["gap_closed_95"]))
+            for row in rows
+        ],
+    )  # fmt: skip
+    page.text("What the criterion decided, as shares of the questions and of those that it decided:")
+    page.table(
+        ["degraded", "criterion", "decided", "toward vision", "right if decided", "points to the plain answer's side",
+         "tasks by majority"],
+        [
+            (row["degraded"], row["criterion"], row["decided"], row["toward_vision"], row["right_if_decided"],
+             row["follows"], row["tasks"])
+            for row in rows
+        ],
     )  # fmt: skip
 
 
-def _worth(
-    criterion: str,
-    either: Worth,
-    image: Worth,
-    text: Worth,
-    unfamiliar: Worth,
-    either_unfamiliar: Worth,
-) -> str:
-    """A criterion in one paragraph, over all severities."""
+def _worth(criterion: str, pooled: Mapping[str, Numbers]) -> str:
+    """A criterion in one paragraph, over all severities, by what is degraded."""
+    either, unfamiliar = pooled["either"], pooled["image, unfamiliar text"]
     return (
-        f"{criterion}: closes {_closed(either)} of the gap, {_closed(image)} with a degraded image, {_closed(text)} with a "
-        f"degraded text; where sound texts are in an unfamiliar wording {_closed(either_unfamiliar)}, {_closed(unfamiliar)} "
-        f"with a degraded image. It decides {100 * either.decided:.0f} % of the questions, "
-        f"{_percent(either.right_if_decided)} of those rightly, and points to the plain answer's side in "
-        f"{_percent(either.follows)}. It steers away from {100 * image.toward_vision:.0f} % of the sound texts, "
-        f"{100 * unfamiliar.toward_vision:.0f} % of those in an unfamiliar wording and {100 * text.toward_vision:.0f} % of "
-        f"the degraded ones."
+        f"{criterion}: {_closed(either)}; with a degraded image it {_closed(pooled['image'])}, with a degraded text it "
+        f"{_closed(pooled['text'])}. Where sound texts are in an unfamiliar wording it "
+        f"{_closed(pooled['either, unfamiliar text'])}, with a degraded image {_closed(unfamiliar)}. It decides "
+        f"{100 * either['decided']:.0f} % of the questions, {_percent(either['right_if_decided'])} of those rightly, and "
+        f"points to the plain answer's side in {_percent(either['follows'])}. It steers away from "
+        f"{100 * pooled['image']['toward_vision']:.0f} % of the sound texts, "
+        f"{100 * unfamiliar['toward_vision']:.0f} % of those in an unfamiliar wording and "
+        f"{100 * pooled['text']['toward_vision']:.0f} % of the degraded ones."
     )
 
 
-def _closed(row: Worth) -> str:
-    if row.gap_closed is None:
-        return "(no gap)"
-    closed, (low, high) = row.gap_closed
-    return f"{closed:+.2f} ({low:+.2f} to {high:+.2f})"
+def _closed(row: Numbers) -> str:
+    if row["gap_closed"] is None:
+        return "finds no gap to close"
+    closed, (low, high) = row["gap_closed"], row["gap_closed_95"]
+    share = f"{100 * abs(closed):.0f} %"
+    done = (
+        "leaves the gap as it is"
+        if share == "0 %"
+        else f"closes {share} of the gap"
+        if closed > 0
+        else f"widens the gap by {share}"
+    )
+    return f"{done} ({100 * low:.0f} to {100 * high:.0f} % closed)"
 
 
 def _percent(share: float | None) -> str:

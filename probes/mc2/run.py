@@ -10,9 +10,9 @@ from typing import Any
 
 from probes.conflicts.options import PROBE_SEEDS, Data
 from probes.conflicts.samples import ConflictSample, Wording
+from probes.conflicts.words import origin
 from probes.harness.benchmark import Findings
 from probes.harness.options import Defaults
-from probes.harness.report import Report
 from probes.harness.session import Session
 from probes.harness.tables import Summary
 from probes.mc2 import ablate
@@ -86,16 +86,15 @@ def run(options: MC2Options, session: Session) -> Findings:
         random_directions=options.random_directions, seed=setup.seed, quiet=setup.quiet,
     )  # fmt: skip
     about = _about(options, session, samples, vector)
-    page = Report(f"Modality preference of {session.model}")
-    page.text(", ".join(f"{name} {value}" for name, value in about.items()))
-    tables.conditions(page, evaluation)
     more: dict[str, Any] = {}
     if steering is not None:
-        more = _ablations(options, session, probe, samples, steering, page)
+        more = _ablations(options, session, probe, samples, steering)
         if criteria:
-            more["auto"] = _automatic(options, session, samples, steering, criteria, page)
+            more["auto"] = _automatic(options, session, samples, steering, criteria)
+    conditions = evaluation.to_json()
+    page = tables.report({"about": about, "conditions": conditions, **more})
     title = f"{session.model}: {len(samples)} samples, seed {setup.seed}"
-    return Findings(page, about, evaluation.to_json(), more, summary(evaluation, title))
+    return Findings(page, about, conditions, more, summary(evaluation, title))
 
 
 def _vector(options: MC2Options, session: Session) -> SteeringVector | None:
@@ -137,9 +136,9 @@ def _samples(
 def _about(
     options: MC2Options, session: Session, samples: Sequence[ConflictSample], vector: SteeringVector | None
 ) -> dict[str, Any]:
-    about = {
-        "model": session.model, "samples": len(samples), "seed": session.setup.seed, "mc2": bool(options.data.mc2),
-        "wording": options.wording,
+    about: dict[str, Any] = {
+        "model": session.model, "data": origin(options.data, samples, session.setup.seed), "samples": len(samples),
+        "seed": session.setup.seed, "wording": options.wording, "versions": session.versions,
     }  # fmt: skip
     if vector is not None:
         published = None if vector.published is None else round(options.strength * vector.published, 6)
@@ -153,32 +152,27 @@ def _ablations(
     probe: Sequence[ConflictSample],
     samples: Sequence[ConflictSample],
     steering: Candidate,
-    page: Report,
 ) -> dict[str, Any]:
-    """The ablations that were asked for, each added to the report."""
+    """The ablations that were asked for."""
     engine, answerer = session.engine, session.answerer
     found: dict[str, Any] = {}
-    stated: dict[str, Any] = {"seed": session.setup.seed, "quiet": session.setup.quiet}
+    seed, quiet = session.setup.seed, session.setup.quiet
     if engine is not None and "samples" in options.ablate:
-        sizes = ablate.by_samples(engine, answerer, probe, samples, steering, **stated)
-        tables.samples(page, sizes)
+        sizes = ablate.by_samples(engine, answerer, probe, samples, steering, seed=seed, quiet=quiet)
         found["samples"] = {str(size): row.to_json() for size, row in sizes.items()}
     if engine is not None and "tasks" in options.ablate:
-        tasks = ablate.by_tasks(engine, answerer, probe, samples, steering, **stated)
-        tables.tasks(page, tasks)
+        tasks = ablate.by_tasks(engine, answerer, probe, samples, steering, seed=seed, quiet=quiet)
         found["tasks"] = {task: row.to_json() for task, row in tasks.items()}
     if "strength" in options.ablate:
-        strengths = ablate.by_strength(answerer, samples, steering, **stated)
-        bend = ablate.knee(strengths)
+        strengths = ablate.by_strength(answerer, samples, steering, quiet=quiet)
         published = steering.vector.published
-        tables.strength(page, strengths, bend, published)
         found["strength"] = {
-            "unit": "own" if published is None else "published", "published": published, "knee": bend.to_json(),
+            "unit": "own" if published is None else "published", "published": published,
+            "knee": ablate.knee(strengths).to_json(),
             "rows": {f"{s:g}": row.to_json() for s, row in strengths.items()},
         }  # fmt: skip
     if engine is not None and "latency" in options.ablate:
-        seconds = ablate.latency(engine, samples[:100], steering, quiet=session.setup.quiet)
-        tables.latency(page, seconds)
+        seconds = ablate.latency(engine, samples[:100], steering, quiet=quiet)
         found["latency"] = {name: one.to_json() for name, one in seconds.items()}
     return found
 
@@ -203,14 +197,12 @@ def _automatic(
     samples: Sequence[ConflictSample],
     steering: Candidate,
     criteria: dict[str, Criterion],
-    page: Report,
 ) -> dict[str, Any]:
-    """Steering whose way is found, added to the report."""
+    """Steering whose way is found."""
     found = automatic(
         session.answerer, samples, steering, criteria=criteria, severities=options.severities,
         seed=session.setup.seed, quiet=session.setup.quiet,
     )  # fmt: skip
-    tables.automatic(page, found)
     return found.to_json() | {"bounds": {name: one.bound for name, one in criteria.items()}}
 
 

@@ -30,17 +30,23 @@ from typing import Literal
 
 import numpy as np
 
+from probes.harness.bootstrap import Share
+
 TYPES = ("color", "remove", "position")
 """The types of difference of the benchmark."""
 
 SHARES = {
-    "dqr_exact": ("exact", "pairs"),
-    "ds_detect": ("detected", "differing"),
-    "false_alarms": ("alarmed", "alike"),
-    "contradictions": ("contradictions", "pairs"),
-    "yes_same": ("yes_same", "pairs"),
+    "dqr_exact": Share("exact", "pairs"),
+    "ds_detect": Share("detected", "differing"),
+    "false_alarms": Share("alarmed", "alike"),
+    "cr_pairs": Share("compared", "pairs"),
+    "contradictions": Share("contradictions", "pairs"),
+    "yes_same": Share("yes_same", "pairs"),
 }
-"""Metrics that are shares of pairs, with the sum that counts them and that of the pairs: what McNemar's test takes."""
+"""Metrics that are shares of pairs, or of claims."""
+for _kind in (*TYPES, "category"):
+    SHARES[f"{_kind}_precision"] = Share(f"{_kind}_matched", f"{_kind}_claimed", fixed=False)
+    SHARES[f"{_kind}_recall"] = Share(f"{_kind}_matched", f"{_kind}_true", fixed=False)
 
 Label = Literal["consistent", "contradictory", "ambiguous"]
 WEIGHTS: dict[Label, float] = {"consistent": 1.0, "contradictory": -1.0, "ambiguous": 0.5}

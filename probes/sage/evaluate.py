@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from probes.answering.base import Answerer
-from probes.harness.bootstrap import Tallies
+from probes.harness.bootstrap import Share, Tallies
 from probes.harness.comparison import SampleSet, compare
 from probes.sage import differences as metrics
 from probes.sage.claims import claims, yes
@@ -22,6 +22,12 @@ from probes.sage.samples import QUESTIONS, Difference, Existence
 from steering import Options
 
 MAX_TOKENS = 40
+EXISTENCE_SHARES = {
+    "accuracy": Share("right", "questions"),
+    "precision": Share("hits", "yes", fixed=False),
+    "recall": Share("hits", "present"),
+    "yes": Share("yes", "questions"),
+}
 
 
 def evaluate(
@@ -40,7 +46,7 @@ def evaluate(
 
     asked = SampleSet(
         "existence", existence, Existence.chats, existence_tally, existence_scores,
-        {"accuracy": ("right", "questions"), "yes": ("yes", "questions")},
+        EXISTENCE_SHARES,
         setting=lambda sample: sample.setting, cluster=_picture,
     )  # fmt: skip
     pairs = SampleSet(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probes.answering.versions import in_words
 from probes.harness.comparison import BASELINE
 from probes.harness.comparison_tables import READING, power, table
 from probes.harness.report import Report
@@ -19,9 +20,14 @@ _DIFFERENCES: Mapping[str, Sequence[str]] = {
 _BY_SETTING = ("dqr_exact", "tf1", "cf1", "cr", "contradictions")
 
 
-def report(title: str, found: Mapping[str, Any]) -> Report:
-    """`found` is what `evaluate` returns."""
-    page = Report(title)
+def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
+    """`about` says what was asked of what, `found` is what `evaluate` returns."""
+    page = Report(f"SAGE on {about['model']}")
+    page.facts({
+        "Data": about["data"],
+        "Model": about["model"],
+        "Versions": in_words(about["versions"]),
+    })  # fmt: skip
     page.text(READING)
     if "existence" in found[BASELINE]:
         _existence(page, found)
@@ -47,9 +53,10 @@ def _differences(page: Report, found: Mapping[str, Any]) -> None:
     for heading, metrics in _DIFFERENCES.items():
         page.heading(heading, 3)
         table(page, found, "differences", metrics)
-    page.heading("By type, and of categories", 3)
-    names = [f"{kind}_{part}" for kind in (*TYPES, "category") for part in ("precision", "recall")]
-    table(page, found, "differences", names, differences=False)
+    for part in ("precision", "recall"):
+        page.heading(f"{part.capitalize()} by type, and of categories", 3)
+        names = {kind: f"{kind}_{part}" for kind in (*TYPES, "category")}
+        table(page, found, "differences", names, differences=False)
     settings = [name for name in found[BASELINE]["differences"] if name != "all"]
     if len(settings) > 1:
         page.heading("By number of differences", 3)

@@ -7,6 +7,7 @@ import fnmatch
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from probes.harness.benchmark import Findings
@@ -62,6 +63,17 @@ class SageOptions:
         random.Random(setup.seed).shuffle(found)
         return found[: setup.limit], [], ()
 
+    def origin(self, questions: int, pairs: int, seed: int) -> str:
+        """How many samples, from where, drawn by which seed."""
+        if self.pope:
+            names = ", ".join(Path(file).name for file in self.pope)
+            return f"{questions} existence questions from {names}, in the order of seed {seed}"
+        noise = f" with noise of standard deviation {self.noise:g} (of 0 to 255)" if self.noise else ""
+        return (
+            f"{questions} existence questions and {pairs} pairs of pictures over held-out scenes of the demo world{noise}, "
+            f"drawn with seed {seed}"
+        )
+
 
 def _chosen(conditions: Stages, patterns: Sequence[str]) -> Stages:
     """The baseline and the conditions that any pattern names; raises ValueError for one that names none."""
@@ -81,12 +93,8 @@ def run(options: SageOptions, session: Session) -> Findings:
     existence, differences, categories = options.draw(setup)
     scores = evaluate(session.answerer, options.conditions, existence, differences, categories, setup.quiet)
     about: dict[str, Any] = {
-        "model": session.model, "questions": len(existence), "pairs": len(differences), "noise": options.noise,
-        "seed": setup.seed, "pope": bool(options.pope),
+        "model": session.model, "data": options.origin(len(existence), len(differences), setup.seed),
+        "questions": len(existence), "pairs": len(differences), "noise": options.noise, "seed": setup.seed,
+        "versions": session.versions,
     }  # fmt: skip
-    title = (
-        f"SAGE on {session.model}: {len(existence)} existence questions, {len(differences)} pairs of pictures"
-        + (f" with noise {options.noise:g}" if options.noise else "")
-        + f", seed {setup.seed}"
-    )
-    return Findings(report(title, scores), about, scores)
+    return Findings(report(about, scores), about, scores)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from probes.answering.versions import in_words, versions
 from probes.conflicts.samples import SIDES
+from probes.conflicts.words import INSTRUCTIONS
 from probes.harness import plots
 from probes.harness.report import Report
 from probes.vector.agreement import Agreement, name_of
@@ -17,17 +19,24 @@ from steering import SteeringVector
 def report(
     vector: SteeringVector,
     model: str,
+    data_from: str,
     instructed: Followed,
     doubts: list[str],
     projection: Projection | None,
     agreement: Agreement | None = None,
 ) -> tuple[Report, dict[str, Any]]:
-    """The report, and the same as data."""
+    """The report, and the same as data. `data_from`: where the samples are from, in words."""
     info, recipe = vector.info, Recipe.of(vector)
     page = Report(f"Steering vector {vector.name} of {model}")
+    page.facts({
+        "Data": data_from,
+        "Tasks": ", ".join(info["tasks"]),
+        "Model": model,
+        "Instructions": f"{INSTRUCTIONS[recipe.wording]}, word for word",
+        "Versions": in_words(versions()),
+    })  # fmt: skip
     page.text(
-        f"{info['samples']} pairs of prompts that differ in the instruction only ({', '.join(info['tasks'])}), seed "
-        f"{info['seed']}. The instructions are, word for word, the authors' {_WORDINGS[recipe.wording]}. v = mean over the "
+        f"{info['samples']} pairs of prompts that differ in the instruction only, seed {info['seed']}. v = mean over the "
         f"pairs of h(text) - h(vision) at the prompt's {_token(recipe.position)}."
     )
     page.heading("Is there a direction?")
@@ -52,7 +61,8 @@ def report(
     if "calibration" in info:
         _calibration(page, info["calibration"])
     data = {
-        "name": vector.name, "model": model, "fingerprint": vector.fingerprint, "layers": list(vector.layers),
+        "name": vector.name, "model": model, "data": data_from, "versions": versions(),
+        "fingerprint": vector.fingerprint, "layers": list(vector.layers),
         "mean_abs": vector.mean_abs.tolist(), "std": vector.std.tolist(), "weight": vector.weight.tolist(),
         "instructed": instructed.to_json(), "doubts": doubts, "info": info,
     }  # fmt: skip
@@ -61,9 +71,6 @@ def report(
     if agreement is not None:
         data["agreement"] = agreement.to_json()
     return page, data
-
-
-_WORDINGS = {"paper": "pair that they mark as used in the paper", "v2": "version 2", "v1": "version 1"}
 
 
 def _token(position: int) -> str:

@@ -12,6 +12,7 @@ from probes.answering.base import Answerer
 from probes.answering.engine import InProcess
 from probes.conflicts.options import PROBE_SEEDS, Data
 from probes.conflicts.samples import ConflictSample
+from probes.conflicts.words import origin
 from probes.harness.ledger import Remembering
 from probes.harness.options import Defaults, ModelOptions, check_writable
 from probes.vector import report
@@ -166,7 +167,8 @@ def _measured(
     projection = None
     if options.states > 0:
         projection = project(engine, used[: options.states], vector.layers[0], options.recipe, seed=seed, quiet=quiet)
-    page, data = report.report(vector, engine.mllm.name, instructed, doubtful, projection, agreeing)
+    data_from = origin(options.data, [*used, *others], PROBE_SEEDS + seed)
+    page, data = report.report(vector, engine.mllm.name, data_from, instructed, doubtful, projection, agreeing)
     page.write(options.folder, data)
     print(f"report: {options.folder / 'report.html'}")
     return vector, doubtful

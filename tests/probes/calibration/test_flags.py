@@ -78,7 +78,7 @@ def test_a_flag_that_tells_nothing_says_so() -> None:
     telling, silent = drawn(3000, gap=2), drawn(3000, gap=0, seed=2)
     kept = calibrate(telling)
     assert (kept.raised["dissociation"]["separates"], kept.raised["perceptual_blindness"]["separates"]) == (True, False)
-    page = report("a model", telling, kept).markdown()
+    page = report("a model", "some questions", telling, kept).markdown()
     assert "perceptual_blindness does NOT tell wrong answers from right ones" in page
     assert "dissociation does NOT" not in page
     assert calibrate(silent).raised["dissociation"]["separates"] is False
@@ -98,7 +98,7 @@ def test_a_flag_that_only_tells_hard_questions_from_easy_ones_tells_nothing_abou
 
 
 def test_the_report_tells_each_number_alone_within_tasks_and_severities() -> None:
-    page = report("a model", drawn(2000, gap=2), calibrate(drawn(2000, gap=2))).markdown()
+    page = report("a model", "some questions", drawn(2000, gap=2), calibrate(drawn(2000, gap=2))).markdown()
     line = next(line for line in page.splitlines() if line.startswith("| agreement |"))
     for cell in line.split("|")[2:4]:  # Phi(2 / sqrt(2)) = .921
         assert float(cell.split()[0]) == pytest.approx(0.921, abs=0.03)

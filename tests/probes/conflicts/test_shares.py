@@ -1,8 +1,9 @@
-"""Answers read by hand, shares by hand and their intervals by an independent bootstrap."""
+"""Answers read by hand, shares by hand and their intervals by the score test that they invert."""
 
 from __future__ import annotations
 
 import json
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -119,57 +120,49 @@ def test_the_ratio_is_null_where_no_answer_follows_a_modality() -> None:
     assert Shares.of([]) == Shares(0.0, 0.0, 0.0, None, 0)
 
 
-def resampled(outcomes: list[Outcome], resamples: int) -> dict[str, tuple[float, float]]:
-    """The 95 % intervals from samples that are really drawn anew."""
-    rng = np.random.default_rng(12)
-    names = np.array(outcomes)
-    values: dict[str, list[float]] = {"s_vision": [], "s_text": [], "s_others": [], "vision_ratio": []}
-    for _ in range(resamples):
-        drawn = names[rng.integers(len(names), size=len(names))]
-        vision, text, others = ((drawn == name).sum() for name in ("vision", "text", "others"))
-        for name, count in (("s_vision", vision), ("s_text", text), ("s_others", others)):
-            values[name].append(count / len(names))
-        if vision + text:
-            values["vision_ratio"].append(vision / (vision + text))
-    return {name: (np.quantile(one, 0.025), np.quantile(one, 0.975)) for name, one in values.items()}
+FIELDS = ("s_vision", "s_text", "s_others")
 
 
-@pytest.mark.parametrize("counts", [(240, 100, 60), (3, 2, 15)])
-def test_intervals_are_those_of_a_bootstrap_over_samples(counts: tuple[int, int, int]) -> None:
+def scored(counted: int, of: int) -> tuple[float, float]:
+    """The shares p that a score test at 5 % does not reject: |counted / of - p| <= z sqrt(p (1 - p) / of), whose ends are
+    the roots of a quadratic."""
+    z = NormalDist().inv_cdf(0.975) ** 2
+    low, high = np.sort(np.roots([of + z, -(2 * counted + z), counted**2 / of]).real)
+    return float(low), float(high)
+
+
+@pytest.mark.parametrize("counts", [(240, 100, 60), (3, 2, 15), (5, 0, 0), (0, 1, 0), (0, 400, 1)])
+def test_intervals_are_those_of_the_score_test(counts: tuple[int, int, int]) -> None:
     outcomes: list[Outcome] = [*["vision"] * counts[0], *["text"] * counts[1], *["others"] * counts[2]]
-    shares = Shares.of(outcomes, resamples=4000, seed=3)
-    expected = resampled(outcomes, 4000)
-    assert set(shares.intervals) == set(expected)
+    shares = Shares.of(outcomes, intervals=True)
+    expected = {name: scored(count, sum(counts)) for name, count in zip(FIELDS, counts, strict=True)}
+    expected["vision_ratio"] = scored(counts[0], counts[0] + counts[1])
+    assert shares.intervals.keys() == expected.keys()
     for name, interval in shares.intervals.items():
-        step = 1 / (counts[0] + counts[1] if name == "vision_ratio" else len(outcomes))
-        assert interval == pytest.approx(expected[name], abs=1.5 * step), name
-        assert interval[0] < getattr(shares, name) < interval[1], name
+        assert interval == pytest.approx(expected[name], abs=1e-9), name
+        assert 0 <= interval[0] <= getattr(shares, name) <= interval[1] <= 1, name
+    assert Shares.of_counts(*counts, intervals=True) == shares
 
 
-def test_intervals_are_seeded_and_reported_by_field() -> None:
-    outcomes: list[Outcome] = [*["vision"] * 30, *["text"] * 10]
-    shares = Shares.of(outcomes, resamples=200, seed=3)
-    assert shares == Shares.of(outcomes, resamples=200, seed=3)
-    assert shares.intervals != Shares.of(outcomes, resamples=200, seed=4).intervals
-    report = shares.to_json()
-    assert report["vision_ratio_95"] == list(shares.intervals["vision_ratio"])
-    assert report["s_text_95"] == list(shares.intervals["s_text"])
+def test_an_interval_by_hand() -> None:
+    # 2 of 8: (2 + z^2/2 -+ z sqrt(2 * 6 / 8 + z^2/4)) / (8 + z^2) with z^2 = 3.8415
+    low, high = Shares.of(["vision"] * 2 + ["others"] * 6, intervals=True).intervals["s_vision"]
+    assert (low, high) == (pytest.approx(0.0715, abs=5e-5), pytest.approx(0.5907, abs=5e-5))
+
+
+def test_nothing_varies_and_yet_other_shares_are_possible() -> None:
+    vision = Shares.of(["vision"] * 400, intervals=True).intervals
+    assert vision["s_vision"] == (pytest.approx(400 / 403.8415, abs=1e-5), 1)  # n / (n + z^2)
+    assert vision["s_others"] == (0, pytest.approx(3.8415 / 403.8415, abs=1e-5))
+
+
+def test_intervals_are_reported_by_field_where_they_exist() -> None:
+    report = Shares.of(["vision"] * 30 + ["text"] * 10, intervals=True).to_json()
+    assert {name for name in report if name.endswith("_95")} == {f"{name}_95" for name in (*FIELDS, "vision_ratio")}
     assert json.loads(json.dumps(report, allow_nan=False)) == report
-
-
-def test_intervals_where_nothing_varies() -> None:
-    vision = Shares.of(["vision"] * 5, resamples=100).intervals
-    assert vision == {"s_vision": (1, 1), "s_text": (0, 0), "s_others": (0, 0), "vision_ratio": (1, 1)}
-    assert Shares.of(["text"], resamples=100).intervals["vision_ratio"] == (0, 0)
-    others = Shares.of(["others"] * 5, resamples=100)
-    assert others.intervals == {"s_vision": (0, 0), "s_text": (0, 0), "s_others": (1, 1)}
-    assert "vision_ratio_95" not in others.to_json()
-    assert Shares.of([], resamples=100).intervals == {}
-
-
-def test_a_ratio_that_some_resamples_lack_is_that_of_the_others() -> None:
-    low, high = Shares.of(["vision", "others", "others"], resamples=500).intervals["vision_ratio"]
-    assert (low, high) == (1.0, 1.0)
+    assert "vision_ratio_95" not in Shares.of(["others"] * 5, intervals=True).to_json()
+    assert Shares.of([], intervals=True).intervals == {}
+    assert Shares.of(["vision"]).intervals == {}
 
 
 def test_a_share_toward_a_side_is_that_sides() -> None:

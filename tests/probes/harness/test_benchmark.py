@@ -109,6 +109,16 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("no_model")
+def test_a_missing_package_is_told_before_any_work(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("probes.harness.bootstrap.find_spec", lambda name: None)
+    for more in ((), ("--base-url", "http://127.0.0.1:9")):  # where nothing listens, and nothing must be asked
+        assert run(*words, *more) == 1
+        assert last_error(capsys).endswith("Intervals of shares need statsmodels: pip install 'helmsight[eval]'")
+
+
+@pytest.mark.usefixtures("no_model")
 def test_wrong_options_are_told_before_any_work(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     # Nothing listens at that address: it must not even be asked.
     assert run(*words, "--base-url", "http://127.0.0.1:9", "--colours", "beige") == 1

@@ -1,4 +1,4 @@
-"""Intervals against all resamples that there are, and tests against binomial sums done by hand."""
+"""Intervals against all resamples that there are and the score test, and tests against binomial sums done by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from probes.harness.bootstrap import Scores, Tallies, detectable, estimates, mcnemar
+from probes.harness import bootstrap
+from probes.harness.bootstrap import Scores, Share, Tallies, detectable, estimates, mcnemar, wilson
 
 RIGHT = np.array([1.0, 1, 0, 1, 0])
 PLAIN = np.array([1.0, 0, 0, 0, 1])
@@ -37,7 +38,7 @@ def test_the_difference_has_the_interval_of_the_samples_differences() -> None:
 
 
 def test_the_same_answers_differ_by_nothing_however_wide_the_interval_of_either() -> None:
-    found = estimates(tallies(RIGHT), share, tallies(RIGHT), shares={"share": ("right", "n")})["share"]
+    found = estimates(tallies(RIGHT), share, tallies(RIGHT), shares={"share": Share("right", "n")})["share"]
     assert found.interval is not None
     assert found.interval[1] - found.interval[0] > 0.5
     assert (found.difference, found.difference_interval, found.p, found.turned) == (0, (0, 0), 1, 0)
@@ -49,7 +50,7 @@ def test_what_turned_is_a_share_of_the_samples_that_the_metric_is_about() -> Non
     def both(right: np.ndarray) -> Tallies:
         return {"right": right, "n": about}
 
-    found = estimates(both(ours), share, both(theirs), shares={"share": ("right", "n")})["share"]
+    found = estimates(both(ours), share, both(theirs), shares={"share": Share("right", "n")})["share"]
     assert found.turned == 2 / 4
 
 
@@ -67,6 +68,78 @@ def test_questions_about_one_picture_are_drawn_together() -> None:
     assert apart.interval is not None
     assert twice.interval[0] < apart.interval[0]
     assert twice.interval[1] > apart.interval[1]
+
+
+SHARES = {"share": Share("right", "n")}
+
+
+def half_width(found: bootstrap.Estimate) -> float:
+    assert found.interval is not None
+    return (found.interval[1] - found.interval[0]) / 2
+
+
+def test_a_share_has_wilsons_interval_and_its_difference_that_of_the_bootstrap() -> None:
+    found = estimates(tallies(RIGHT), share, tallies(PLAIN), shares=SHARES)["share"]
+    z = 1.959963985
+    middle, spread = 3 + z**2 / 2, z * (3 * 2 / 5 + z**2 / 4) ** 0.5
+    assert found.interval == pytest.approx(((middle - spread) / (5 + z**2), (middle + spread) / (5 + z**2)))
+    assert found.difference_interval == estimates(tallies(RIGHT), share, tallies(PLAIN))["share"].difference_interval
+
+
+def test_a_share_where_nothing_varies_has_an_interval_all_the_same() -> None:
+    found = estimates(tallies(np.ones(20)), share, shares=SHARES, clusters=[i // 2 for i in range(20)])["share"]
+    assert found.interval == wilson(20, 20)
+    assert found.interval[0] == pytest.approx(20 / (20 + 1.959963985**2))
+
+
+def test_questions_that_are_answered_alike_count_once() -> None:
+    rng = np.random.default_rng(5)
+    right = (rng.random(300) < 0.7).astype(float)
+    once = estimates(tallies(right), share, shares=SHARES)["share"]
+    both = estimates(tallies(np.repeat(right, 2)), share, shares=SHARES, clusters=np.repeat(np.arange(300), 2).tolist())
+    assert both["share"].value == once.value
+    assert half_width(both["share"]) == pytest.approx(
+        half_width(once), rel=0.06
+    )  # the effect is measured on 1000 resamples
+
+
+def test_the_design_effect_is_that_of_the_correlation_within_clusters() -> None:
+    """1 + (m - 1) rho (Kish 1965) of clusters of m with the correlation rho between two of one."""
+    rng = np.random.default_rng(6)
+    groups, m, rho, p = 3000, 4, 0.3, 0.6
+    common, own = rng.random((groups, 1)) < p, rng.random((groups, m)) < p
+    right = np.where(rng.random((groups, m)) < rho**0.5, common, own).astype(float)
+    clusters = np.repeat(np.arange(groups), m).tolist()
+    found = estimates(tallies(right.ravel()), share, shares=SHARES, clusters=clusters)["share"]
+    apart = estimates(tallies(right.ravel()), share, shares=SHARES)["share"]
+    assert (half_width(found) / half_width(apart)) ** 2 == pytest.approx(1 + (m - 1) * rho, rel=0.12)
+
+
+def test_clusters_that_balance_each_other_do_not_narrow_an_interval() -> None:
+    right = np.array([1.0, 0] * 50)  # of every picture one answer is right: no resample has another share
+    found = estimates(tallies(right), share, shares=SHARES, clusters=[i // 2 for i in range(100)])["share"]
+    assert found.interval == wilson(50, 100)
+
+
+def test_samples_that_hold_several_each_are_clusters_too() -> None:
+    claims = {"right": np.array([3.0, 0, 3, 0] * 20), "n": np.full(80, 3.0)}
+    found = estimates(claims, share, shares={"share": Share("right", "n", fixed=False)})["share"]
+    assert found.interval == pytest.approx(wilson(40, 80), abs=0.012)  # as 80 claims, not as 240
+
+
+def test_a_share_of_what_depends_on_the_answers_has_no_p() -> None:
+    found = estimates(tallies(RIGHT), share, tallies(PLAIN), shares={"share": Share("right", "n", fixed=False)})[
+        "share"
+    ]
+    assert (found.p, found.turned) == (None, None)
+    assert found.interval == estimates(tallies(RIGHT), share, shares=SHARES)["share"].interval
+
+
+def test_without_statsmodels_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    bootstrap.check_statistics()
+    monkeypatch.setattr(bootstrap, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"^Intervals of shares need statsmodels: pip install 'helmsight\[eval\]'$"):
+        bootstrap.check_statistics()
 
 
 def test_a_metric_that_does_not_exist_is_none_and_its_resamples_do_not_count() -> None:

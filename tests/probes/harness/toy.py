@@ -12,7 +12,7 @@ from PIL import Image
 
 from probes.answering.base import Chat
 from probes.harness.benchmark import Benchmark, Findings
-from probes.harness.bootstrap import Tallies
+from probes.harness.bootstrap import Share, Tallies
 from probes.harness.comparison import BASELINE, SampleSet, compare
 from probes.harness.comparison_tables import READING, power, table
 from probes.harness.options import Defaults
@@ -64,7 +64,7 @@ def _run(options: ToyOptions, session: Session) -> Findings:
         _chats,
         _tally,
         _scores,
-        {"named": ("named", "n")},
+        {"named": Share("named", "n")},
         setting=lambda colour: colour,
         cluster=hash,
     )

@@ -56,7 +56,8 @@ def test_all_five_conditions(
     )
     report = strict(tmp_path / "mc2" / "report.json")
     assert set(report) == {"about", "conditions"}
-    assert report["about"].items() >= {"samples": 2, "seed": 0, "mc2": False, "vector": "made", "strength": 0.5}.items()
+    assert report["about"].items() >= {"samples": 2, "seed": 0, "vector": "made", "strength": 0.5}.items()
+    assert report["about"]["data"] == "2 conflicts over held-out scenes of the demo world, drawn with seed 0"
     conditions = report["conditions"]
     assert set(conditions) == {"plain", "vision", "text", "advantages", "random", *SIDED}
     for name in ("plain", "vision", "text", *SIDED):
@@ -90,7 +91,7 @@ def test_an_evaluation_of_a_file(
     words = ("--conditions", "plain", "--tasks", "sport", "color", "--limit", "20")
     assert run(*evaluation, *file, *words) == 0
     report = strict(tmp_path / "mc2" / "report.json")
-    assert report["about"]["mc2"] is True
+    assert report["about"]["data"] == "6 conflicts of the tasks color, sport from mc2.json, in the order of seed 0"
     assert set(report["conditions"]["plain"]["by_task"]) == {"sport", "color"}
     assert report["conditions"]["plain"]["n"] == report["about"]["samples"] == 6
     assert "There are 6 samples, 20 were asked for." in caplog.text

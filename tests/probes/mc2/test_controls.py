@@ -85,7 +85,7 @@ def test_both_orders_of_a_sample_follow_each_other_under_every_condition() -> No
 def measured(kind: str = "plain", side: Side | None = None, codes: str = "v") -> Preference:
     """A condition in which nothing but the outcomes is known."""
     answers = Answers([("A", "B") if code == "v" else ("B", "A") if code == "t" else ("A", "A") for code in codes])
-    return Preference.of(kind, side, balls(len(codes)), answers, seed=0)
+    return Preference.of(kind, side, balls(len(codes)), answers)
 
 
 def test_a_condition_is_named_by_kind_and_side() -> None:
@@ -93,4 +93,4 @@ def test_a_condition_is_named_by_kind_and_side() -> None:
     assert measured("steer", "text").name == "text"
     assert measured("chain", "vision").name == "chain_vision"
     assert replace(measured("steer", "vision", "vto"), image_only=0.0).to_json()["no_conflict_accuracy"] == 0
-    assert measured(codes="vto").shares == Shares.of(["vision", "text", "others"], 1000, 0)
+    assert measured(codes="vto").shares == Shares.of(["vision", "text", "others"], intervals=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def page() -> Report:
 def tables(page: Report) -> list[dict[str, dict[str, str]]]:
     """Every table as rows by their first cell, each with its cells by column."""
     found: list[dict[str, dict[str, str]]] = []
-    lines = page.markdown().splitlines()
+    lines = page.markdown().replace("\u00a0", " ").splitlines()
     for number, line in enumerate(lines):
         if line.startswith("| ---"):
             head = [cell.strip() for cell in lines[number - 1].strip("|").split("|")]
@@ -41,6 +41,12 @@ def tables(page: Report) -> list[dict[str, dict[str, str]]]:
                 rows[cells[0]] = dict(zip(head, cells, strict=True))
             found.append(rows)
     return found
+
+
+def ranged(shares: Shares, name: str) -> str:
+    """A share with its interval as a cell has it."""
+    low, high = shares.intervals[name]
+    return f"{getattr(shares, name):.3f} ({low:.3f} to {high:.3f})"
 
 
 def outcomes(vision: int, text: int, others: int) -> list[Outcome]:
@@ -55,13 +61,13 @@ def measured(
     *,
     ratio: float | None = None,
     alone: tuple[float, float] | tuple[None, None] = (None, None),
-    resamples: int = 100,
+    intervals: bool = True,
 ) -> Preference:
     both = outcomes(*color) + outcomes(*shape)
     return Preference(
         kind=kind,
         side=side,
-        shares=Shares.of(both, resamples),
+        shares=Shares.of(both, intervals),
         by_task={"color": Shares.of(outcomes(*color)), "shape": Shares.of(outcomes(*shape))},
         followed={one: np.array([outcome == one for outcome in both], float) for one in SIDES},
         attention_ratio=ratio,
@@ -91,34 +97,38 @@ EVALUATION = Evaluation(
 
 
 def test_every_condition_has_its_row(page: Report) -> None:
-    mc2_report.conditions(page, EVALUATION)
-    table = tables(page)[0]
-    assert list(table)[:9] == [mc2_report.TITLES[name] for name in EVALUATION.conditions]
-    interval = EVALUATION.conditions["plain"].shares.intervals["vision_ratio"]
+    mc2_report.conditions(page, EVALUATION.to_json())
+    table, checks, *_ = tables(page)
+    assert list(table)[:9] == list(checks) == [mc2_report.TITLES[name] for name in EVALUATION.conditions]
+    # 2 of 8, 3 of 8, 2 of 5 that follow a side: Wilson's by an independent calculator
     assert table["plain"] == {
-        "condition": "plain", "S_v": "0.250", "S_t": "0.375", "S_o": "0.375", "Vision Ratio": "0.400",
-        "95 %": f"{interval[0]:.3f} to {interval[1]:.3f}", "unanswered": "0.062", "attention ratio": "0.123",
-        "image only": "0.900", "context only": "0.800",
+        "condition": "plain", "S_v": "0.250 (0.071 to 0.591)", "S_t": "0.375 (0.137 to 0.694)",
+        "S_o": "0.375 (0.137 to 0.694)", "Vision Ratio": "0.400 (0.118 to 0.769)",
     }  # fmt: skip
-    steered = table["steered toward vision"]
-    assert [steered[name] for name in ("S_v", "S_t", "S_o", "Vision Ratio")] == ["0.875", "0.125", "0.000", "0.875"]
-    assert [steered[name] for name in ("attention ratio", "image only", "context only")] == ["0.456", "0.975", "0.625"]
-    assert table["four-shot toward text"]["S_t"] == "0.125"
+    assert checks["plain"] == {
+        "condition": "plain", "unanswered": "0.062", "attention ratio": "0.123", "image only": "0.900",
+        "context only": "0.800",
+    }  # fmt: skip
+    steered = EVALUATION.conditions["vision"].shares
+    assert (steered.s_vision, steered.s_text, steered.s_others) == (0.875, 0.125, 0)
+    assert list(table["steered toward vision"].values())[1:] == [ranged(steered, name) for name in mc2_report.SHARES]
+    assert list(checks["steered toward vision"].values())[2:] == ["0.456", "0.975", "0.625"]
+    assert table["four-shot toward text"]["S_t"].startswith("0.125 (")
 
 
 def test_what_was_not_measured_is_a_dash(page: Report) -> None:
-    mc2_report.conditions(page, EVALUATION)
-    conditions, by_task, followed = tables(page)
-    chain = conditions["chain of thought toward vision"]
-    missing = ("Vision Ratio", "95 %", "attention ratio", "image only", "context only")
-    assert [chain[name] for name in missing] == ["-"] * 5
+    mc2_report.conditions(page, EVALUATION.to_json())
+    conditions, checks, by_task, followed = tables(page)
+    assert conditions["chain of thought toward vision"]["Vision Ratio"] == "-"
+    missing = ("attention ratio", "image only", "context only")
+    assert [checks["chain of thought toward vision"][name] for name in missing] == ["-"] * 3
     assert by_task["chain of thought toward vision"]["color"] == "-"
     assert not re.search(r"\bnan\b", page.markdown().lower())
     assert followed["chain of thought toward vision"]["color"] == "0.000"
 
 
 def test_random_directions_are_summed_up_below(page: Report) -> None:
-    mc2_report.conditions(page, EVALUATION)
+    mc2_report.conditions(page, EVALUATION.to_json())
     table = tables(page)[0]
     rows = {name: [table[f"3 random directions, {name}"][of] for of in ("S_v", "S_t", "S_o", "Vision Ratio")]
             for name in ("min", "mean", "max")}  # fmt: skip
@@ -127,12 +137,11 @@ def test_random_directions_are_summed_up_below(page: Report) -> None:
         "mean": ["0.333", "0.083", "0.583", "0.750"],
         "max": ["0.750", "0.250", "1.000", "1.000"],
     }
-    assert table["3 random directions, max"]["image only"] == "-"
 
 
 def test_tasks_have_their_ratio_and_the_share_that_follows(page: Report) -> None:
-    mc2_report.conditions(page, EVALUATION)
-    _, ratios, followed = tables(page)
+    mc2_report.conditions(page, EVALUATION.to_json())
+    _, _, ratios, followed = tables(page)
     assert ratios["plain"] == {"condition": "plain", "color": "0.667", "shape": "0.000"}
     assert ratios["steered toward vision"] == {"condition": "steered toward vision", "color": "1.000", "shape": "0.750"}
     assert "plain" not in followed
@@ -141,21 +150,39 @@ def test_tasks_have_their_ratio_and_the_share_that_follows(page: Report) -> None
 
 
 def test_steering_is_compared_with_the_best_other_condition(page: Report) -> None:
-    mc2_report.conditions(page, EVALUATION)
-    vision, text = EVALUATION.advantages()
+    mc2_report.conditions(page, EVALUATION.to_json())
+    vision = [100 * bound for bound in EVALUATION.advantages()[0].interval]
     assert (
-        "Toward vision, steering follows +25.0 points more samples than the best other condition, instruction toward "
-        f"vision (95 % interval {100 * vision.interval[0]:+.1f} to {100 * vision.interval[1]:+.1f})."
+        "Toward vision, steering follows 25.0 points more samples than the best other condition, instruction toward "
+        f"vision (95 % interval: {vision[0]:.1f} to {vision[1]:.1f} points more)."
     ) in page.markdown()
     assert (
-        "Toward text, steering follows -12.5 points more samples than the best other condition, instruction toward "
-        f"text (95 % interval {100 * text.interval[0]:+.1f} to {100 * text.interval[1]:+.1f})."
+        "Toward text, steering follows 12.5 points fewer samples than the best other condition, instruction toward text "
     ) in page.markdown()
+
+
+@pytest.mark.parametrize(
+    ("difference", "interval", "said"),
+    [
+        (-0.03, [-0.045, -0.01], "3.0 points fewer samples than the best other condition, instruction toward vision (95 % "
+         "interval: 1.0 to 4.5 points fewer)"),
+        (0.03, [0.01, 0.045], "3.0 points more samples than the best other condition, instruction toward vision (95 % "
+         "interval: 1.0 to 4.5 points more)"),
+        (-0.0002, [-0.02, 0.015], "as many samples as the best other condition, instruction toward vision (95 % "
+         "interval: 2.0 points fewer to 1.5 more)"),
+        (0.0, [0.0, 0.0], "as many samples as the best other condition, instruction toward vision (95 % interval: 0.0 to "
+         "0.0 points more)"),
+    ],
+)  # fmt: skip
+def test_no_sign_stands_beside_more_or_fewer(page: Report, difference: float, interval: list[float], said: str) -> None:
+    found = {"other": "instruct_vision", "difference": difference, "difference_95": interval}
+    mc2_report.conditions(page, EVALUATION.to_json() | {"advantages": {"vision": found}})
+    assert f"steering follows {said}." in page.markdown()
 
 
 def test_one_condition_alone_is_a_report_too(page: Report, tmp_path: Path) -> None:
-    only = Evaluation({"plain": measured("plain", None, (0, 0, 2), (0, 0, 2), resamples=0)})
-    mc2_report.conditions(page, only)
+    only = Evaluation({"plain": measured("plain", None, (0, 0, 2), (0, 0, 2), intervals=False)})
+    mc2_report.conditions(page, only.to_json())
     assert tables(page)[0]["plain"]["S_o"] == "1.000"
     assert "steering follows" not in page.markdown()
     page.write(tmp_path, {"conditions": only.to_json()})
@@ -165,23 +192,22 @@ def test_one_condition_alone_is_a_report_too(page: Report, tmp_path: Path) -> No
 
 
 def row(vision: tuple[int, int, int], text: tuple[int, int, int]) -> Steered:
-    return Steered({"vision": Shares.of(outcomes(*vision), 50), "text": Shares.of(outcomes(*text), 50)})
+    return Steered({"vision": Shares.of(outcomes(*vision), True), "text": Shares.of(outcomes(*text), True)})
 
 
 def test_rows_of_an_ablation_carry_both_sides(page: Report) -> None:
     rows = {25: row((15, 2, 3), (4, 12, 4)), 250: row((16, 2, 2), (2, 13, 5))}
-    mc2_report.samples(page, rows)
+    mc2_report.samples(page, {str(size): one.to_json() for size, one in rows.items()})
     (table,) = tables(page)
-    low, high = rows[25].shares["text"].intervals["s_text"]
     assert list(table) == ["25", "250"]
-    line = next(line for line in page.markdown().splitlines() if line.startswith("| 25 |"))
-    own_low, own_high = rows[25].shares["vision"].intervals["s_vision"]
-    assert line == (
-        f"| 25 | 0.750 | {own_low:.3f} to {own_high:.3f} | 0.882 | 0.150 "
-        f"| 0.600 | {low:.3f} to {high:.3f} | 0.250 | 0.200 |"
-    )
-    assert "S_v toward vision" in page.markdown()
-    assert "S_t toward text" in page.markdown()
+    vision, text = (rows[25].shares[side] for side in SIDES)
+    assert table["25"] == {
+        "samples": "25", "S_v toward vision": ranged(vision, "s_vision"),
+        "Vision Ratio toward vision": "0.882", "S_o toward vision": ranged(vision, "s_others"),
+        "S_t toward text": ranged(text, "s_text"), "Vision Ratio toward text": "0.250",
+        "S_o toward text": ranged(text, "s_others"),
+    }  # fmt: skip
+    assert (vision.s_vision, text.s_text, text.vision_ratio) == (0.75, 0.6, 0.25)
     assert "25 samples and 250 samples differ by 5.0 points at most" in page.markdown()
 
 
@@ -197,15 +223,23 @@ def test_the_least_probe_is_judged_by_the_worse_side(page: Report, least: int, m
         100: row(fixed, (0, 5, 95)),
         25: row(fixed, (0, least, 100 - least)),
     }
-    mc2_report.samples(page, rows)
+    mc2_report.samples(page, {str(size): one.to_json() for size, one in rows.items()})
     assert said in page.markdown()
 
 
 def test_one_task_only(page: Report) -> None:
-    mc2_report.tasks(page, {"color": row((1, 0, 0), (0, 0, 1)), "all tasks": row((0, 1, 0), (0, 1, 0))})
+    rows = {"color": row((1, 0, 0), (0, 0, 1)), "all tasks": row((0, 1, 0), (0, 1, 0))}
+    mc2_report.tasks(page, {task: one.to_json() for task, one in rows.items()})
     (table,) = tables(page)
-    assert (table["color"]["S_v toward vision"], table["color"]["S_t toward text"]) == ("1.000", "0.000")
-    assert (table["all tasks"]["S_v toward vision"], table["all tasks"]["S_t toward text"]) == ("0.000", "1.000")
+    followed = {task: (cells["S_v toward vision"][:5], cells["S_t toward text"][:5]) for task, cells in table.items()}
+    assert followed == {"color": ("1.000", "0.000"), "all tasks": ("0.000", "1.000")}
+
+
+def strengths(rows: dict[float, Steered], bend: Knee, published: float | None = None) -> dict[str, Any]:
+    """As report.json has them."""
+    return {
+        "knee": bend.to_json(), "published": published, "rows": {f"{one:g}": row.to_json() for one, row in rows.items()},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -214,26 +248,26 @@ def test_one_task_only(page: Report) -> None:
         (
             Knee(1.0, 0.5, -0.25, 2.0),
             "Knee visible: at strength 1 the effect is within 5 points of its greatest; it grows by 50 points a unit of "
-            "strength before and -25 after; it breaks at 2.",
+            "strength before and falls by 25 after; it breaks at 2.",
         ),
         (
             Knee(0.5, 0.2, 0.1, None),
             "Knee NOT visible: at strength 0.5 the effect is within 5 points of its greatest; it grows by 20 points a unit "
-            "of strength before and +10 after; no strength tried breaks the effect.",
+            "of strength before and grows by 10 after; no strength tried breaks the effect.",
         ),
     ],
 )
 def test_the_knee_in_words(page: Report, bend: Knee, said: str) -> None:
-    mc2_report.strength(page, {0.0: row((1, 1, 0), (1, 1, 0)), 1.5: row((2, 0, 0), (0, 2, 0))}, bend)
+    mc2_report.strength(page, strengths({0.0: row((1, 1, 0), (1, 1, 0)), 1.5: row((2, 0, 0), (0, 2, 0))}, bend))
     assert said in page.markdown()
     (table,) = tables(page)
     assert list(table) == ["0.000", "1.500"]
-    assert table["1.500"]["S_v toward vision"] == "1.000"
+    assert table["1.500"]["S_v toward vision"] == "1.000 (0.342 to 1.000)"
 
 
 def test_strengths_stand_in_both_units(page: Report, tmp_path: Path) -> None:
     rows = {0.0: row((1, 1, 0), (1, 1, 0)), 0.5: row((2, 0, 0), (0, 2, 0)), 3.0: row((0, 0, 2), (0, 0, 2))}
-    mc2_report.strength(page, rows, Knee(0.5, 1.0, -0.4, 3.0), published=0.4)
+    mc2_report.strength(page, strengths(rows, Knee(0.5, 1.0, -0.4, 3.0), published=0.4))
     page.write(tmp_path)
     text = page.markdown()
     assert "Strengths are in published units; the vector's own strength 1.0 is 0.4 of them." in text
@@ -250,15 +284,14 @@ def test_strengths_stand_in_both_units(page: Report, tmp_path: Path) -> None:
 
 def test_latencies(page: Report) -> None:
     ways = {"plain": Latency(0.05, 1, (1, 1)), "steering": Latency(0.0612345, 1.2345, (1.1, 1.3004))}
-    mc2_report.latency(page, ways)
+    mc2_report.latency(page, {name: one.to_json() for name, one in ways.items()})
     (table,) = tables(page)
     assert table["plain"] == {
         "way": "plain",
         "seconds (median)": "0.0500",
-        "ratio to plain": "1",
-        "95 %": "1.000 to 1.000",
+        "ratio to plain": "1.000 (1.000 to 1.000)",
     }
-    assert list(table["steering"].values()) == ["steering", "0.0612", "1.234", "1.100 to 1.300"]
+    assert list(table["steering"].values()) == ["steering", "0.0612", "1.234 (1.100 to 1.300)"]
 
 
 # ------------------------------------------------------------------------------------------------------- automatic
@@ -291,34 +324,41 @@ AUTOMATIC = an_automatic("v-")
 
 
 def test_the_gap_that_a_criterion_closes(page: Report) -> None:
-    mc2_report.automatic(page, AUTOMATIC)
-    pooled, first, second, alone = tables(page)
+    mc2_report.automatic(page, AUTOMATIC.to_json())
+    pooled, decided, first, _, second, _, alone = tables(page)
+    assert list(pooled) == list(decided)
     assert list(pooled) == ["either", "image", "text", "image, unfamiliar text", "either, unfamiliar text"]
-    assert list(pooled["text"].values())[1:6] == ["drop", "0.500", "1.000", "0.750", "0.500"]
-    assert list(first["text"].values())[4:7] == ["0.500", "0.000", "0.000 to 0.000"]
-    assert list(second["text"].values())[4:7] == ["1.000", "1.000", "1.000 to 1.000"]
-    assert pooled["either"]["gap closed"] == "0.250"
-    assert pooled["image, unfamiliar text"]["gap closed"] == "-1.000"
-    assert [pooled["text"][name] for name in ("decided", "abstained", "toward vision", "right if decided")] == [
-        "0.500", "0.500", "0.500", "1.000",
-    ]  # fmt: skip
-    assert pooled["text"]["points to the plain answer's side"] == "1.000"
-    assert (pooled["text"]["tasks by majority"], pooled["image"]["tasks by majority"]) == ("1.000", "0.000")
+    assert list(pooled["text"].values())[1:5] == ["drop", "0.500", "1.000", "0.750"]
+    assert pooled["text"]["gap closed"].startswith("0.500 (")
+    assert list(first["text"].values())[4:] == ["0.500", "0.000 (0.000 to 0.000)"]
+    assert list(second["text"].values())[4:] == ["1.000", "1.000 (1.000 to 1.000)"]
+    assert pooled["either"]["gap closed"].startswith("0.250 (")
+    assert pooled["image, unfamiliar text"]["gap closed"].startswith("-1.000 (")
+    assert [decided["text"][name] for name in ("decided", "toward vision", "right if decided")] == [
+        "0.500",
+        "0.500",
+        "1.000",
+    ]
+    assert decided["text"]["points to the plain answer's side"] == "1.000"
+    assert (decided["text"]["tasks by majority"], decided["image"]["tasks by majority"]) == ("1.000", "0.000")
     assert list(alone["text"].values()) == ["text", "0.7", "0.950", "0.450"]
 
 
 def test_the_gap_that_a_criterion_closes_in_words(page: Report) -> None:
-    mc2_report.automatic(page, AUTOMATIC)
+    mc2_report.automatic(page, AUTOMATIC.to_json())
     said = page.markdown()
-    assert "drop: closes +0.25 (+0.25 to +0.25) of the gap, +0.00 (+0.00 to +0.00) with a degraded image, +0.50" in said
-    assert "in an unfamiliar wording -0.25 (" in said
+    assert (
+        "drop: closes 25 % of the gap (25 to 25 % closed); with a degraded image it leaves the gap as it is (0 to 0 % "
+        "closed), with a degraded text it closes 50 % of the gap"
+    ) in said
+    assert "in an unfamiliar wording it widens the gap by 25 % (" in said
     assert "It decides 50 % of the questions, 50 % of those rightly" in said
     assert "steers away from 50 % of the sound texts, 50 % of those in an unfamiliar wording and 50 % of" in said
 
 
 def test_a_criterion_that_always_abstains_is_reported(page: Report, tmp_path: Path) -> None:
     found = an_automatic("--")
-    mc2_report.automatic(page, found)
+    mc2_report.automatic(page, found.to_json())
     assert not re.search(r"\bnan\b", page.markdown().lower())
     assert "It decides 0 % of the questions, none of those rightly" in page.markdown()
     page.write(tmp_path, found.to_json())
@@ -342,24 +382,45 @@ class Tags(HTMLParser):
         self.text.append(data)
 
 
-def test_the_whole_report_is_written(page: Report, tmp_path: Path) -> None:
-    mc2_report.conditions(page, EVALUATION)
-    mc2_report.samples(page, {25: row((1, 1, 0), (1, 1, 0)), 50: row((0, 0, 2), (0, 0, 2))})
-    mc2_report.tasks(page, {"color": row((1, 1, 0), (1, 1, 0))})
-    mc2_report.strength(page, {0.0: row((1, 1, 0), (1, 1, 0)), 1.0: row((2, 0, 0), (0, 2, 0))}, Knee(1.0, 0.5, 0, None))
-    mc2_report.latency(page, {"plain": Latency(0.05, 1, (1, 1))})
-    mc2_report.automatic(page, AUTOMATIC)
-    page.write(tmp_path, {"conditions": EVALUATION.to_json(), "auto": AUTOMATIC.to_json()})
+ABOUT = {
+    "model": "a_model", "data": "8 conflicts from *MC2*.json", "samples": 8, "seed": 0, "wording": "v1", "vector": "made",
+    "strength": 1.0, "published strength": 0.5, "versions": {"helmsight": "1.2.3"},
+}  # fmt: skip
+
+
+def test_the_whole_report_is_written_from_its_numbers(tmp_path: Path) -> None:
+    data = {
+        "about": ABOUT,
+        "conditions": EVALUATION.to_json(),
+        "samples": {"25": row((1, 1, 0), (1, 1, 0)).to_json(), "50": row((0, 0, 2), (0, 0, 2)).to_json()},
+        "tasks": {"color": row((1, 1, 0), (1, 1, 0)).to_json()},
+        "strength": strengths(
+            {0.0: row((1, 1, 0), (1, 1, 0)), 1.0: row((2, 0, 0), (0, 2, 0))}, Knee(1.0, 0.5, 0, None)
+        ),
+        "latency": {"plain": Latency(0.05, 1, (1, 1)).to_json()},
+        "auto": AUTOMATIC.to_json(),
+    }
+    page = mc2_report.report(data)
+    page.write(tmp_path, data)
     tags = Tags()
     tags.feed((tmp_path / "report.html").read_text())
-    assert tags.count["table"] == len(tables(page)) == 11
+    assert tags.count["table"] == len(tables(page)) == 15
     assert tags.count["img"] == 4
     assert {"Conditions", "Probe size (Table 8)", "One task only (Table 9)", "Strength (Table 10)",
             "Latency of one request (Table 11)",
             "Finding the way without being told (Table 12)"} <= set(tags.text)  # fmt: skip
+    head = [line for line in "".join(tags.text).splitlines() if line.strip()]
+    assert head[head.index("Data: 8 conflicts from *MC2*.json") :][:5] == [
+        "Data: 8 conflicts from *MC2*.json", "Model: a_model", "Instructions: the authors' version 1, word for word",
+        "Steering: vector made at strength 1 (0.5 in published units)", "Versions: helmsight 1.2.3",
+    ]  # fmt: skip
     plots = {"conditions.svg", "probe-size.svg", "probe-task.svg", "strength.svg"}
     assert {path.name for path in tmp_path.iterdir()} == {*plots, "report.md", "report.html", "report.json"}
-    assert json.loads((tmp_path / "report.json").read_text())["conditions"]["plain"]["s_vision"] == 0.25
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for name in kept.keys() - {"report.json"}:
+        (tmp_path / name).unlink()
+    mc2_report.render(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
 
 
 def test_the_table_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,7 +105,7 @@ def test_p_is_that_of_the_shares_and_no_other_metric() -> None:
     pairs = [Difference(PICTURE, PICTURE, (Claim("remove", "ring"),))] * 4
     found = run(said, said | {QUESTIONS[2]: "No."}, [], pairs)["See"]["differences"]["all"]
     assert {name for name, one in found.items() if isinstance(one, dict) and one.get("p") is not None} == {
-        "dqr_exact", "ds_detect", "contradictions", "yes_same",  # false_alarms: no pair is without a difference
+        "dqr_exact", "ds_detect", "cr_pairs", "contradictions", "yes_same",  # false_alarms: no pair is without a difference
     }  # fmt: skip
     assert found["contradictions"]["difference"] == -1
     assert found["contradictions"]["p"] == mcnemar(np.zeros(4), np.ones(4)) == 2 / 2**4
@@ -116,12 +116,15 @@ def test_conditions_without_the_plain_answers_first_are_refused() -> None:
         evaluate(Scripted(lambda question: "Yes."), {"See": ()}, existence(True), [], SHAPES)
 
 
+ABOUT = {"model": "a model", "data": "some questions", "versions": {}}
+
+
 def test_the_report_holds_every_condition_with_its_difference_and_says_what_it_can_find() -> None:
     asked = existence(*[True] * 300, *[False] * 100)
     plain = {one.question: "Yes." for one in asked} | dict.fromkeys(QUESTIONS, "No.")
     turned = plain | {f"Question {i}": "No." for i in (*range(4), *range(300, 312))}
     pairs = [Difference(PICTURE, PICTURE, ())]
-    page = report("Title", run(plain, turned, asked, pairs)).markdown()
+    page = report(ABOUT, run(plain, turned, asked, pairs)).markdown().replace("\u00a0", " ")
     # 16 of 400 turned: 2.8 standard errors of sqrt(.04 / 400) are 2.8 points
     assert (
         "See, turns 4.0 % from right to wrong or back; where as many turn, a difference of 2.8 points is found" in page
@@ -129,10 +132,16 @@ def test_the_report_holds_every_condition_with_its_difference_and_says_what_it_c
     assert (
         "1 pairs of pictures. By dqr_exact, no condition turns any from right to wrong or back (where 2 % turn" in page
     )
-    assert "| See | all | 0.770, +0.020 (" in page
+    assert (
+        "| baseline | all | 0.750 (0.705 to 0.790) |" in page
+    )  # Wilson's of 300 of 400: each picture has one question
+    assert "| See | all | 0.770 (" in page
+    assert "| See | all | +0.020 (" in page
     assert f"p {2 * 2517 / 2**16:.3f} |" in page
-    assert "| baseline | all | 0.750 (" in page
-    for heading in ("How many differences", "Which differences", "Consistency", "By type, and of categories"):
+    for heading in (
+        "How many differences", "Which differences", "Consistency", "Precision by type, and of categories",
+        "Recall by type, and of categories",
+    ):  # fmt: skip
         assert f"### {heading}" in page
     assert "By number of differences" not in page  # there is one number only
     assert "| See | - | - | - |" in page  # which differences: none, and none claimed

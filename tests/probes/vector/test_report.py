@@ -69,6 +69,9 @@ def made(**info: Any) -> SteeringVector:
     return SteeringVector("mine", torch.ones(3, 4), torch.ones(3), mean, std, (1,), "model", info=about)
 
 
+DATA = "35 conflicts from mc2.json"
+
+
 def tables(page: Report) -> dict[str, list[dict[str, str]]]:
     """The rows of every table, by their column, under its heading."""
     found: dict[str, list[dict[str, str]]] = {}
@@ -99,7 +102,7 @@ def columns(rows: list[dict[str, str]]) -> dict[str, list[str]]:
 
 
 def test_layers_have_the_vectors_numbers() -> None:
-    rows = tables(report(made(), "model", FOLLOWED, [], None)[0])["Layers"]
+    rows = tables(report(made(), "model", DATA, FOLLOWED, [], None)[0])["Layers"]
     assert column(rows, "layer") == ["0", "1", "2"]
     assert column(rows, "mean |v|") == ["1.500", "2.250", "3.125"]
     assert column(rows, "deviation") == ["0.600", "0.300", "0.750"]
@@ -109,29 +112,30 @@ def test_layers_have_the_vectors_numbers() -> None:
 
 
 def test_layers_that_were_not_tried_have_no_rank() -> None:
-    rows = tables(report(made(ranking=[2]), "model", FOLLOWED, [], None)[0])["Layers"]
+    rows = tables(report(made(ranking=[2]), "model", DATA, FOLLOWED, [], None)[0])["Layers"]
     assert column(rows, "rank") == ["-", "-", "1"]
 
 
 def test_whether_there_is_a_direction_is_told_in_numbers() -> None:
-    page, _ = report(made(), "the-model", FOLLOWED, [], None)
+    page, _ = report(made(), "the-model", DATA, FOLLOWED, [], None)
     rows = tables(page)["Is there a direction?"]
     assert column(rows, "value") == ["0.875", "0.910", "0.230", "0.680", "0.555 to 0.777", "48"]
     text = page.markdown()
     assert text.startswith("# Steering vector mine of the-model\n")
-    assert "25 pairs of prompts that differ in the instruction only (color, shape), seed 4." in text
+    assert "- Data: 35 conflicts from mc2.json\n- Tasks: color, shape\n- Model: the-model\n" in text
+    assert "25 pairs of prompts that differ in the instruction only, seed 4." in text
     assert "Yes: nothing speaks against it." in text
 
 
 def test_every_doubt_is_shown() -> None:
-    page, data = report(made(), "model", FOLLOWED, ["The pairs disagree.", "It moves nothing."], None)
+    page, data = report(made(), "model", DATA, FOLLOWED, ["The pairs disagree.", "It moves nothing."], None)
     assert "- The pairs disagree.\n- It moves nothing." in page.markdown()
     assert "Yes" not in page.markdown()
     assert data["doubts"] == ["The pairs disagree.", "It moves nothing."]
 
 
 def test_settings_are_told_by_their_distance_from_plain() -> None:
-    page, data = report(made(), "model", FOLLOWED, [], PROJECTION)
+    page, data = report(made(), "model", DATA, FOLLOWED, [], PROJECTION)
     assert [list(row.values()) for row in tables(page)["States after layer 1"]] == [
         ["plain", "1.000", "2.000", "0.000"], ["noisy", "4.000", "6.000", "5.000"],
     ]  # fmt: skip
@@ -139,7 +143,7 @@ def test_settings_are_told_by_their_distance_from_plain() -> None:
 
 
 def test_the_curve_stands_beside_the_unsteered_model() -> None:
-    rows = tables(report(made(calibration=CALIBRATION), "model", FOLLOWED, [], None)[0])["Calibration"]
+    rows = tables(report(made(calibration=CALIBRATION), "model", DATA, FOLLOWED, [], None)[0])["Calibration"]
     assert columns(rows) == {
         "strength": ["0.000", "0.500", "1.000"],
         "published": ["0.000", "0.200", "0.400"],
@@ -156,7 +160,7 @@ def test_the_curve_stands_beside_the_unsteered_model() -> None:
 
 
 def test_both_units_stand_below_the_curves(tmp_path: Path) -> None:
-    page, data = report(made(calibration=CALIBRATION), "model", FOLLOWED, [], None)
+    page, data = report(made(calibration=CALIBRATION), "model", DATA, FOLLOWED, [], None)
     page.write(tmp_path, data)
     for name in ("effect", "damage"):
         drawn = (tmp_path / f"{name}.svg").read_text()
@@ -166,7 +170,7 @@ def test_both_units_stand_below_the_curves(tmp_path: Path) -> None:
 
 def test_every_reading_of_the_weight_stands_beside_what_it_aligns() -> None:
     vector = made(recipe={"wording": "v2", "position": -2, "size": "mean", "states": "instructed"})
-    page = report(vector, "model", FOLLOWED, [], None)[0]
+    page = report(vector, "model", DATA, FOLLOWED, [], None)[0]
     rows = tables(page)["Weight (equation 2)"]
     assert columns(rows) == {
         "layer": ["0", "1", "2"],
@@ -181,13 +185,13 @@ def test_every_reading_of_the_weight_stands_beside_what_it_aligns() -> None:
     }
     text = page.markdown()
     assert "Here: |mean v| and instructed states" in text
-    assert "the authors' version 2." in text
+    assert "the authors' version 2, word for word" in text
     assert "at the prompt's token -2, counted from its end" in text
 
 
 def test_other_wordings_and_positions_stand_by_layer() -> None:
     cosines: Any = {("paper", -1): [1.0, 1.0, 1.0], ("v2", -1): [0.5, 0.75, 1.0], ("paper", -2): [0.25, 0.5, -0.125]}
-    page, data = report(made(), "model", FOLLOWED, [], None, Agreement(("paper", -1), cosines, 12))
+    page, data = report(made(), "model", DATA, FOLLOWED, [], None, Agreement(("paper", -1), cosines, 12))
     rows = tables(page)["Other wordings and positions"]
     assert columns(rows) == {
         "layer": ["0", "1", "2"], "v2, -1": ["0.500", "0.750", "1.000"], "paper, -2": ["0.250", "0.500", "-0.125"],
@@ -207,7 +211,7 @@ def test_other_wordings_and_positions_stand_by_layer() -> None:
 )
 def test_what_strength_one_means_is_said(reached: bool, within: bool, said: str) -> None:
     found = CALIBRATION | {"targets_reached": reached, "within_budget": within}
-    text = report(made(calibration=found), "model", FOLLOWED, [], None)[0].markdown()
+    text = report(made(calibration=found), "model", DATA, FOLLOWED, [], None)[0].markdown()
     assert "Strength 1.0 is 0.4 of the published weight at layer 1, so 0.4 in published units" in text
     assert "strengths from 0.5 to 1.25 (0.2 to 0.5 published) stay within the damage budget" in text
     assert "(others 0.03, accuracy 0.04, kl 0.25, repetition 0.05) on 33 samples" in text
@@ -216,7 +220,7 @@ def test_what_strength_one_means_is_said(reached: bool, within: bool, said: str)
 
 def test_what_was_not_measured_is_a_dash() -> None:
     curve = [CURVE[0] | {"cross_fall": None, "vision": Shares(0, 0, 1, None, 10).to_json()}]
-    rows = tables(report(made(calibration=CALIBRATION | {"curve": curve}), "model", FOLLOWED, [], None)[0])
+    rows = tables(report(made(calibration=CALIBRATION | {"curve": curve}), "model", DATA, FOLLOWED, [], None)[0])
     assert rows["Calibration"][1]["context only, steered toward vision"] == "-"
     assert rows["Calibration"][1]["Vision Ratio toward vision"] == "-"
 
@@ -227,7 +231,7 @@ def test_what_was_not_measured_is_a_dash() -> None:
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("projection", [None, PROJECTION])
 def test_each_part_may_be_missing(tmp_path: Path, calibrated: bool, projection: Projection | None) -> None:
-    page, data = report(made(**{"calibration": CALIBRATION} if calibrated else {}), "m", FOLLOWED, [], projection)
+    page, data = report(made(**{"calibration": CALIBRATION} if calibrated else {}), "m", DATA, FOLLOWED, [], projection)
     headings = re.findall(r"(?m)^## (.*)$", page.markdown())
     expected = ["Is there a direction?", "Layers", "Weight (equation 2)"]
     expected += ["States after layer 1"] if projection else []
@@ -245,7 +249,7 @@ def test_each_part_may_be_missing(tmp_path: Path, calibrated: bool, projection: 
 
 def test_the_same_as_data(tmp_path: Path) -> None:
     vector = made(calibration=CALIBRATION)
-    page, data = report(vector, "the-model", FOLLOWED, ["A doubt."], PROJECTION)
+    page, data = report(vector, "the-model", DATA, FOLLOWED, ["A doubt."], PROJECTION)
     page.write(tmp_path, data)
     told = json.loads((tmp_path / "report.json").read_text())
     assert told == data
@@ -257,7 +261,7 @@ def test_the_same_as_data(tmp_path: Path) -> None:
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
-    page, data = report(made(calibration=CALIBRATION), "model", FOLLOWED, ["A <b>doubt</b>."], PROJECTION)
+    page, data = report(made(calibration=CALIBRATION), "model", DATA, FOLLOWED, ["A <b>doubt</b>."], PROJECTION)
     page.write(tmp_path, data)
     html = (tmp_path / "report.html").read_text()
     sources = re.findall(r'(?:src|href|srcset|action|data)\s*=\s*"([^"]*)"', html)
@@ -277,7 +281,7 @@ def test_a_vector_as_it_is_built_and_calibrated_is_reported(tmp_path: Path, tiny
     published = build(tiny, samples[:3], quiet=True)
     vector = calibrate(tiny, published, samples[3:], layers=[1], strengths=[0.1, 0.2], quiet=True)
     projection = project(tiny, samples[:3], vector.layers[0], quiet=True)
-    page, data = report(vector, tiny.mllm.name, FOLLOWED, [], projection)
+    page, data = report(vector, tiny.mllm.name, DATA, FOLLOWED, [], projection)
     page.write(tmp_path, data)
     found = tables(page)
     calibration = vector.info["calibration"]

@@ -1,0 +1,23 @@
+"""What a report says of the conflicts that were asked, and of the instructions in their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from probes.conflicts.options import Data
+from probes.conflicts.samples import ConflictSample, Wording
+
+INSTRUCTIONS: dict[Wording, str] = {
+    "paper": "the authors' pair that they mark as used in the paper",
+    "v2": "the authors' version 2",
+    "v1": "the authors' version 1",
+}
+
+
+def origin(data: Data, samples: Sequence[ConflictSample], seed: int) -> str:
+    """How many samples, from where, of which tasks, drawn by which seed."""
+    of = f" of the tasks {', '.join(sorted(data.tasks))}" if data.tasks else ""
+    if data.mc2:
+        return f"{len(samples)} conflicts{of} from {Path(data.mc2).name}, in the order of seed {data.seed}"
+    return f"{len(samples)} conflicts{of} over held-out scenes of the demo world, drawn with seed {seed}"

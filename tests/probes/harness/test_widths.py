@@ -1,0 +1,58 @@
+"""In a window of 1,100 pixels no table of a report scrolls, at the sizes that reports have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes.harness.report import Report
+from probes.sage.report import report as sage_report
+from tests.server.web.browser import chromium  # noqa: F401 -- a fixture
+
+REPORTS = Path(__file__).parents[3] / "demo" / "reports"
+TABLES = """() => [...document.querySelectorAll(".wide:has(table)")].map((box) => [box.scrollWidth, box.clientWidth])"""
+
+
+@pytest.fixture(scope="module")
+def window(chromium: Any) -> Any:  # noqa: F811
+    return chromium.new_page(viewport={"width": 1100, "height": 800})
+
+
+def widths(window: Any, page: Path) -> list[tuple[int, int]]:
+    """Of every table what it needs and what it has."""
+    window.goto(page.as_uri())
+    assert window.evaluate("document.documentElement.scrollWidth") == 1100
+    return [(needed, there) for needed, there in window.evaluate(TABLES)]
+
+
+@pytest.mark.parametrize("name", ["auto", "mc2", "probe"])
+def test_a_report_fits(window: Any, name: str) -> None:
+    found = widths(window, REPORTS / name / "report.html")
+    assert found
+    assert all(needed <= there for needed, there in found), found
+
+
+@pytest.mark.parametrize("name", ["sage", "sage-noisy", "sage-sweep"])
+def test_a_comparison_of_many_conditions_fits(window: Any, name: str, tmp_path: Path) -> None:
+    conditions = json.loads((REPORTS / f"{name}.json").read_text())
+    sage_report({"model": "a model", "data": "", "versions": {}}, conditions).write(tmp_path)
+    found = widths(window, tmp_path / "report.html")
+    assert len(found) == 12
+    assert all(needed <= there for needed, there in found), found
+
+
+def test_what_does_not_fit_is_seen(window: Any, tmp_path: Path) -> None:
+    page = Report("Wide")
+    page.table([f"column_{index}" for index in range(20)], [[0.5] * 20])
+    page.write(tmp_path)
+    ((needed, there),) = widths(window, tmp_path / "report.html")
+    assert needed > there
+
+
+def test_no_table_of_a_report_has_more_than_ten_columns() -> None:
+    for page in REPORTS.rglob("*.md"):
+        heads = [line for line in page.read_text().splitlines() if line.startswith("| ---")]
+        assert all(line.count("|") - 1 <= 10 for line in heads), page
