@@ -2,7 +2,7 @@
 
 The sides alternate and every figure is a ratio of medians over repeats, so that a busy machine disturbs both alike. Beside
 the ratio of elapsed times stands that of the process's own CPU times, which waiting for other programs does not change.
-`--write` appends the table to RESULTS.md with date, machine and command.
+`--write` appends the table to HISTORY.md with date, machine and command, and makes RESULTS.md anew.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tqdm import tqdm
 
 from benchmarks import models, sides, waiting
 from benchmarks.models import Workload
+from benchmarks.results import FOLDER, Row, as_table, keep
 from steering import Engine
 
-RESULTS = Path(__file__).parent / "RESULTS.md"
 CONCURRENT = 16
 BUSY = 2
 
@@ -53,18 +53,6 @@ class Comparison:
     aim: float
     at_least: bool = False
     requests: int = 1
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table. `spread` is the least and greatest ratio of a single repeat."""
-
-    title: str
-    ratio: float
-    spread: tuple[float, float] | None
-    cpu: float | None
-    aim: str
-    detail: str
 
 
 def throughput(workload: Workload) -> Iterator[Comparison]:
@@ -214,7 +202,7 @@ def peak_rows(workload: Workload, threads: int) -> list[Row]:
     peaks = {}
     for mode in PEAKS:
         command = [sys.executable, "-m", "benchmarks.peak", mode, str(threads), json.dumps(_description(workload))]
-        output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=RESULTS.parent.parent).stdout
+        output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=FOLDER.parent).stdout
         peaks[mode] = float(output.split()[-1])
     detail = ", ".join(f"{mode} {megabytes:.0f} MB" for mode, megabytes in peaks.items())
     return [
@@ -241,7 +229,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of every side (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="append the table to benchmarks/RESULTS.md")
+    parser.add_argument(
+        "--write", action="store_true", help="append the table to benchmarks/HISTORY.md and make RESULTS.md"
+    )
     arguments = parser.parse_args(argv)
     unknown = set(arguments.names) - {*BENCHMARKS, "memory"}
     if unknown:
@@ -264,31 +254,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = as_table(rows)
     print(table)
     if arguments.write:
-        _append(table, ["python -m benchmarks.run", *(sys.argv[1:] if argv is None else argv)])
+        _keep(table, ["python -m benchmarks.run", *(sys.argv[1:] if argv is None else argv)])
     return 0
 
 
-def as_table(rows: Sequence[tuple[str, Row]]) -> str:
-    """The rows as a Markdown table."""
-    lines = ["| model | what | ratio | min-max | CPU time | aim | medians |", "|---|---|---|---|---|---|---|"]
-    for model, row in rows:
-        spread = f"{row.spread[0]:.2f}-{row.spread[1]:.2f}" if row.spread else "-"
-        cpu = f"{row.cpu:.3f}" if row.cpu is not None else "-"
-        lines.append(f"| {model} | {row.title} | **{row.ratio:.3f}** | {spread} | {cpu} | {row.aim} | {row.detail} |")
-    return "\n".join(lines)
-
-
-def _append(table: str, command: Sequence[str]) -> None:
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    machine = f"{_processor()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
-    section = f"\n## {now}\n\n{machine}; {versions}\n\n`{' '.join(command)}`\n\n{table}\n"
-    old = (
-        RESULTS.read_text()
-        if RESULTS.exists()
-        else "# Results\n\nWhat `benchmarks.run --write` measured, newest last.\n"
+def _keep(table: str, command: Sequence[str]) -> None:
+    keep(
+        table,
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        machine=f"{_processor()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}",
+        versions=f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}",
+        command=" ".join(command),
     )
-    RESULTS.write_text(old + section)
 
 
 def _processor() -> str:

@@ -1,0 +1,97 @@
+"""The results are the latest figures of the history, whoever ran what of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import run
+from benchmarks.results import FOLDER, Figure, Row, as_table, keep, latest, page
+
+SPEED = Row("16 sequential / 16 concurrent", 6.68, (6.31, 7.18), 6.68, ">= 8", "generate() 3.340 s, engine 0.500 s")
+LATENCY = Row("one request / generate()", 0.85, (0.8, 0.9), 0.84, "<= 0.9", "")
+MEMORY = Row("peak memory", 1.017, None, None, "-", "")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "HISTORY.md").write_text("# History\n\nNewest last.\n")
+    keep_at(tmp_path, "2026-01-01 08:00 UTC", [("demo", SPEED), ("demo", LATENCY), ("wide", MEMORY)], "throughput")
+    return tmp_path
+
+
+def keep_at(folder: Path, date: str, rows: list[tuple[str, Row]], names: str) -> None:
+    keep(
+        as_table(rows), date=date, machine="A Processor, 2 CPUs, load 1.0", versions="Python 3.11",
+        command=f"python -m benchmarks.run {names}", folder=folder,
+    )  # fmt: skip
+
+
+def rows_of(results: str) -> list[list[str]]:
+    lines = [line for line in results.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def test_every_figure_stands_with_its_aim_command_machine_and_date(folder: Path) -> None:
+    results = (folder / "RESULTS.md").read_text()
+    how = ["`python -m benchmarks.run throughput`", "A Processor, 2 CPUs, load 1.0", "2026-01-01 08:00 UTC"]
+    assert rows_of(results) == [
+        ["demo", "16 sequential / 16 concurrent", "6.680", ">= 8", "**missed**", *how],
+        ["demo", "one request / generate()", "0.850", "<= 0.9", "yes", *how],
+        ["wide", "peak memory", "1.017", "-", "-", *how],
+    ]
+    assert "1 of 2 aims are missed." in results
+
+
+def test_a_later_run_takes_the_place_of_what_it_measured_anew_and_of_nothing_else(folder: Path) -> None:
+    before = (folder / "HISTORY.md").read_text()
+    faster = Row(SPEED.title, 8.0, (7.0, 9.0), 8.0, SPEED.aim, SPEED.detail)
+    keep_at(folder, "2026-01-02 09:00 UTC", [("demo", faster), ("wide", SPEED)], "latency")
+    found = rows_of((folder / "RESULTS.md").read_text())
+    assert [(row[0], row[1], row[2], row[4], row[7][:10]) for row in found] == [
+        ("demo", SPEED.title, "8.000", "yes", "2026-01-02"),
+        ("demo", LATENCY.title, "0.850", "yes", "2026-01-01"),
+        ("wide", MEMORY.title, "1.017", "-", "2026-01-01"),
+        ("wide", SPEED.title, "6.680", "**missed**", "2026-01-02"),
+    ]
+    after = (folder / "HISTORY.md").read_text()
+    assert after.startswith(before)
+    assert "## 2026-01-02 09:00 UTC\n\nA Processor, 2 CPUs, load 1.0; Python 3.11\n\n" in after[len(before) :]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "aim", "missed"),
+    [(0.9, "<= 0.9", False), (0.901, "<= 0.9", True), (8, ">= 8", False), (7.99, ">= 8", True), (99, "-", False)],
+)
+def test_an_aim_is_missed_on_one_side_only(ratio: float, aim: str, missed: bool) -> None:
+    assert Figure("demo", "what", ratio, aim, "", "", "").missed is missed
+
+
+def test_tables_of_another_kind_and_notes_in_the_history_are_no_figures() -> None:
+    history = (
+        "# History\n\n## 2026-01-01\n\nA machine; versions\n\nA note.\n\n`python -m benchmarks.versions A B`\n\n"
+        "| what | new / old | old | new |\n|---|---|---|---|\n| one request | **1.172** | 1 ms | 2 ms |\n"
+    )
+    assert latest(history) == []
+
+
+def test_the_committed_results_are_those_of_the_committed_history() -> None:
+    figures = latest((FOLDER / "HISTORY.md").read_text())
+    assert (FOLDER / "RESULTS.md").read_text() == page(figures)
+    assert {one.model for one in figures} == {"demo", "wide"}
+    assert all(one.command.startswith("python -m benchmarks.run") and "CPU" in one.machine for one in figures)
+    (latest_spin,) = [
+        one for one in figures if (one.model, one.what) == ("wide", "OpenMP's default wait / helmsight's, 1 at once")
+    ]
+    assert (latest_spin.ratio, latest_spin.missed, latest_spin.date) == (0.856, True, "2026-11-22 02:24 UTC")
+
+
+def test_a_run_writes_both_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "keep", lambda *given, **named: keep(*given, **named, folder=folder))
+    monkeypatch.setattr(run, "peak_rows", lambda workload, threads: [MEMORY])
+    monkeypatch.setattr(run.torch, "set_num_threads", lambda threads: None)
+    assert run.main(["memory", "--models", "demo", "--write"]) == 0
+    (row,) = [row for row in rows_of((folder / "RESULTS.md").read_text()) if row[:2] == ["demo", "peak memory"]]
+    assert row[5] == "`python -m benchmarks.run memory --models demo --write`"
+    assert "CPUs, load" in row[6]
