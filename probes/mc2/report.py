@@ -351,15 +351,16 @@ def _closed(row: Numbers) -> str:
     if row["gap_closed"] is None:
         return "finds no gap to close"
     closed, (low, high) = row["gap_closed"], row["gap_closed_95"]
+    least, most = f"{100 * abs(low):.0f}", f"{100 * abs(high):.0f}"
+    between = f"{least} % wider to {most} % closed"
+    if low >= 0:
+        between = f"{least} to {most} % closed"
+    elif high <= 0:
+        between = f"{most} to {least} % wider"
     share = f"{100 * abs(closed):.0f} %"
-    done = (
-        "leaves the gap as it is"
-        if share == "0 %"
-        else f"closes {share} of the gap"
-        if closed > 0
-        else f"widens the gap by {share}"
-    )
-    return f"{done} ({100 * low:.0f} to {100 * high:.0f} % closed)"
+    if share == "0 %":
+        return f"leaves the gap as it is ({between})"
+    return f"closes {share} of the gap ({between})" if closed > 0 else f"widens the gap by {share} ({between})"
 
 
 def _percent(share: float | None) -> str:

@@ -356,6 +356,26 @@ def test_the_gap_that_a_criterion_closes_in_words(page: Report) -> None:
     assert "steers away from 50 % of the sound texts, 50 % of those in an unfamiliar wording and 50 % of" in said
 
 
+@pytest.mark.parametrize(
+    ("closed", "interval", "said"),
+    [
+        (0.24, [0.2, 0.28], "closes 24 % of the gap (20 to 28 % closed)"),
+        (0.24, [-0.05, 0.5], "closes 24 % of the gap (5 % wider to 50 % closed)"),
+        (-1.606, [-1.891, -1.37], "widens the gap by 161 % (137 to 189 % wider)"),
+        (-0.001, [-0.011, 0.004], "leaves the gap as it is (1 % wider to 0 % closed)"),
+        (None, None, "finds no gap to close"),
+    ],
+)
+def test_no_sign_stands_beside_closed_or_wider(
+    page: Report, closed: float | None, interval: list[float] | None, said: str
+) -> None:
+    found = AUTOMATIC.to_json()
+    for row in found["rows"]:
+        row |= {"gap_closed": closed, "gap_closed_95": interval}
+    mc2_report.automatic(page, found)
+    assert f"drop: {said}; with a degraded image it {said}, with" in page.markdown()
+
+
 def test_a_criterion_that_always_abstains_is_reported(page: Report, tmp_path: Path) -> None:
     found = an_automatic("--")
     mc2_report.automatic(page, found.to_json())
