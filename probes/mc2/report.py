@@ -149,6 +149,8 @@ def _than(difference: float) -> str:
 def _between(low: float, high: float) -> str:
     """An interval of a difference in words."""
     least, most = (f"{100 * abs(bound):.1f}" for bound in (low, high))
+    if low == high == 0:
+        return "0 points"
     if low >= 0:
         return f"{least} to {most} points more"
     return f"{most} to {least} points fewer" if high <= 0 else f"{least} points fewer to {most} more"

@@ -170,8 +170,8 @@ def test_steering_is_compared_with_the_best_other_condition(page: Report) -> Non
          "interval: 1.0 to 4.5 points more)"),
         (-0.0002, [-0.02, 0.015], "as many samples as the best other condition, instruction toward vision (95 % "
          "interval: 2.0 points fewer to 1.5 more)"),
-        (0.0, [0.0, 0.0], "as many samples as the best other condition, instruction toward vision (95 % interval: 0.0 to "
-         "0.0 points more)"),
+        (0.0, [0.0, 0.0], "as many samples as the best other condition, instruction toward vision (95 % interval: 0 "
+         "points)"),
     ],
 )  # fmt: skip
 def test_no_sign_stands_beside_more_or_fewer(page: Report, difference: float, interval: list[float], said: str) -> None:
