@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.harness.options import Defaults, ModelOptions
+from probes.harness.options import ModelOptions
 
 if TYPE_CHECKING:
     from probes.answering.base import Answerer
@@ -29,15 +28,6 @@ class Setup:
     base_url: str | None = None
     json: Path | None = None
     markdown: Path | None = None
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> Setup:
-        """The options that every benchmark has."""
-        json, markdown = (None if name is None else Path(name) for name in (arguments.json, arguments.markdown))
-        return cls(
-            ModelOptions.of(arguments, defaults), arguments.limit, arguments.seed, arguments.quiet, Path(arguments.out),
-            arguments.base_url, json, markdown,
-        )  # fmt: skip
 
 
 class Session:
