@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from probes.harness.options import Command
+from probes.harness.options import Command, check_writable
 
 HERE = Path(__file__).parent
 Seed = Annotated[int, Option(help="seed of the held-out scenes")]
@@ -64,6 +64,8 @@ def evaluate(
     from demo.evaluation.evaluate import evaluate_checkpoint, targets
     from demo.training.card import set_results
 
+    if not checkpoint.is_dir():
+        raise ValueError(f"--checkpoint {checkpoint}: there is no such folder")
     rows, page = evaluate_checkpoint(checkpoint, report, count, seed, threads)
     print(page)
     if card:
@@ -86,6 +88,8 @@ def draw_scene(
     rng = random.Random(f"scene {seed}")
     scene = random_scene(rng, held_out=True)
     conflict = random_conflict(rng, scene)
+    check_writable(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
     render(scene, size).save(out)
     shown: dict[str, Any] = {"picture": str(out), "description": describe(scene)}
     shown["facts"] = [f"{f.kind} {f.key}: {f.value}".replace(" :", ":") for f in facts(scene)]

@@ -28,7 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_wait_policy()
     bound_memory()
     defaults = Defaults(
-        server_settings.embedded_checkpoint(), _vector_folders, {"conflicts": _demo_samples, "sage": _demo_faithfulness}
+        server_settings.embedded_checkpoint(),
+        _vector_folders,
+        {"conflicts": _demo_samples, "sage": _demo_faithfulness},
+        _look,
     )
     return run(commands(), argv, defaults, (server_settings.SettingsError,))
 
@@ -69,6 +72,16 @@ def _root(
 def _vector_folders() -> list[Path]:
     """Where a server looks for vectors before the model's folder."""
     return [Path(folder).expanduser() for folder in server_settings.load_settings().vectors]
+
+
+def _look(model: str, device: str) -> None:
+    """Raise ValueError for a model whose files are missing or damaged, and for a device that there is not."""
+    from server.process.preflight import look  # noqa: PLC0415
+
+    try:
+        look(server_settings.Settings(model=model, device=device))
+    except server_settings.SettingsError as error:
+        raise ValueError(str(error)) from None
 
 
 def _demo_samples(count: int, seed: int) -> list[ConflictSample]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.resources
 import ipaddress
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -197,9 +198,12 @@ def load_settings(
     flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, config: str | None = None
 ) -> Settings:
     """Merge the sources; `flags` holds only what was given. Raises SettingsError naming the setting and its source."""
-    from server.sources import merged  # noqa: PLC0415 -- what reads sources takes time, and --help reads none
+    from server.sources import merged, unknown  # noqa: PLC0415 -- what reads sources takes time, and --help reads none
 
-    return merged(flags or {}, os.environ if environ is None else environ, config)
+    environ = os.environ if environ is None else environ
+    for name, meant in unknown(environ):
+        logging.getLogger("helmsight").warning("%s is no setting%s", name, f"; did you mean {meant}?" if meant else "")
+    return merged(flags or {}, environ, config)
 
 
 def warnings_for(settings: Settings) -> Sequence[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -43,8 +42,6 @@ class Environment(EnvSettingsSource):
 
 def merged(flags: Mapping[str, Any], environ: Mapping[str, str], config: str | None) -> Settings:
     """The settings of all sources: flags, then variables, then the file. Raises SettingsError naming setting and source."""
-    for name, meant in unknown(environ):
-        logging.getLogger("helmsight").warning("%s is no setting%s", name, f"; did you mean {meant}?" if meant else "")
     config = config or environ.get(f"{PREFIX}CONFIG")
     values: dict[str, Any] = {}
     source: dict[str, str] = {}

@@ -103,6 +103,7 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         asked = ModelOptions.of(context.obj, model, device, threads, slots)
         setup = Setup(asked, limit, seed, quiet, out, base_url, json, markdown)
         options = benchmark.options(setup, context.obj, **own)
+        setup.check()
         _write(benchmark.run(options, Session(setup)), setup)
 
     flags = [

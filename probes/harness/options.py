@@ -45,12 +45,14 @@ class Defaults:
     """What the commands fall back to: the `obj` of their context.
 
     `draw`: by the name of a kind of samples, what draws them where no file is given. `vectors()` are the folders where
-    vectors are looked for before the model's own, and the first is written to.
+    vectors are looked for before the model's own, and the first is written to. `look(model, device)` raises ValueError for
+    what is seen to be wrong with them before anything is loaded.
     """
 
     model: str | Path | None = None
     vectors: Callable[[], Sequence[Path]] = own_vectors
     draw: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    look: Callable[[str, str], None] = lambda model, device: None
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class ModelOptions:
     threads: int | None = None
     slots: int = 16
     default: bool = False
+    look: Callable[[str, str], None] = field(default=lambda model, device: None, compare=False)
 
     @classmethod
     def of(cls, defaults: Defaults, model: str | None, device: str, threads: int | None, slots: int) -> ModelOptions:
@@ -69,24 +72,33 @@ class ModelOptions:
         path = defaults.model if model is None else model
         if path is None:
             raise ValueError("--model is needed")
-        return cls(str(path), device, threads, slots, str(path) == str(defaults.model))
+        return cls(str(path), device, threads, slots, str(path) == str(defaults.model), defaults.look)
+
+    def check(self) -> None:
+        """Raise ValueError for what is seen to be wrong with the model or the device before anything is loaded."""
+        self.look(self.path, self.device)
 
     def engine(self) -> Engine:
         """The engine of the model, which is loaded."""
+        self.check()
         import steering
 
         return steering.Engine(steering.load(self.path, device=self.device), slots=self.slots, threads=self.threads)
 
 
 def log_warnings() -> None:
-    """Have warnings on standard error, a line each."""
+    """Have warnings on standard error, a line each, but for those of a connection that is tried again."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise PermissionError where nothing can be written into the folder."""
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{folder} cannot be written to")
+    """Raise OSError where nothing can be written into a folder, which need not be there yet."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"{folder} cannot be written to: {there} is no folder")
+    if not os.access(there, os.W_OK):
+        raise PermissionError(f"{folder} cannot be written to" + (f": {there} is read-only" if there != folder else ""))
 
 
 class Command(TyperCommand):
@@ -171,8 +183,15 @@ def run(
 
             if not isinstance(error, SteeringError):
                 raise
-        return _tell(f"helmsight: {error}", 1)
+        return _tell(f"helmsight: {_reason(error)}", 1)
     return ended if isinstance(ended, int) else 0
+
+
+def _reason(error: Exception) -> str:
+    """The message; of an error of the system the file first."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _sentence(error: typer.TyperException) -> str:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.harness.options import ModelOptions
+from probes.harness.options import ModelOptions, check_writable
 
 if TYPE_CHECKING:
     from probes.answering.base import Answerer
@@ -28,6 +28,13 @@ class Setup:
     base_url: str | None = None
     json: Path | None = None
     markdown: Path | None = None
+
+    def check(self) -> None:
+        """Raise ValueError or OSError for a model that cannot be loaded and for places that cannot be written to."""
+        if self.base_url is None:
+            self.model.check()
+        for folder in (self.out, *(file.parent for file in (self.json, self.markdown) if file is not None)):
+            check_writable(folder)
 
 
 class Session:

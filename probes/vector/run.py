@@ -83,9 +83,11 @@ def budget_of(parts: Sequence[str]) -> Budget:
 
 def run(options: ProbeOptions) -> None:
     """Build, judge, calibrate, report and save. Raises ValueError where no reliable direction was found, unless `force`."""
-    options.refuse_to_replace()  # which is told before the work begins
+    options.refuse_to_replace()  # which is told before the work begins, like the next ones
+    options.model.check()
+    for folder in (options.out.parent, options.folder):
+        check_writable(folder)
     options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_writable(options.out.parent)
     samples = options.data.draw(options.samples + options.calibrated, PROBE_SEEDS + options.data.seed)
     held_back = options.calibrated
     if len(samples) < options.samples + held_back:

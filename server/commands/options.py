@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, get_origin
 
@@ -48,11 +48,15 @@ def settings_flags() -> list[inspect.Parameter]:
     return flags
 
 
-def settings_of(config: str | None, **given: Any) -> Settings:
-    """The settings of a command line, of which None and False were not given."""
-    said = {name: value for name, value in given.items() if value is not None and value is not False}
-    values = {name.removeprefix(OFF): False if name.startswith(OFF) else value for name, value in said.items()}
-    return load_settings(values, config=config)
+def given_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a command line names: None and False were not given."""
+    said = {name: value for name, value in flags.items() if value is not None and value is not False}
+    return {name.removeprefix(OFF): False if name.startswith(OFF) else value for name, value in said.items()}
+
+
+def settings_of(config: str | None, **flags: Any) -> Settings:
+    """The settings of a command line."""
+    return load_settings(given_of(flags), config=config)
 
 
 def show(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -48,7 +48,7 @@ def list_vectors(config: Config = None, model: Model = None, vectors: Folders = 
     """
     from steering import SteeringVector, VectorError
 
-    store, _ = _open(config, model, vectors)
+    store, _ = _open(config, model, vectors, reading=True)
     rows: list[tuple[str | None, ...]] = []
     for name in store.names():
         seen: set[str] = set()
@@ -82,7 +82,7 @@ def show_vector(name: Name, config: Config = None, model: Model = None, vectors:
     """Show one vector, with how it was made, as JSON."""
     from server.vectors.routes import vector_json
 
-    store, _ = _open(config, model, vectors)
+    store, _ = _open(config, model, vectors, reading=True)
     print(json.dumps(vector_json(store.get(name)), indent=2, ensure_ascii=False))
 
 
@@ -119,7 +119,7 @@ def export(
     from steering.files import write_atomically
     from steering.vectors.gguf import to_gguf
 
-    store, _ = _open(config, model, vectors)
+    store, _ = _open(config, model, vectors, reading=True)
     data = to_gguf(store.get(name), model_hint) if file.suffix == ".gguf" else store.read(name)
     if file.exists() and not replace:
         raise FileExistsError(f"{file} exists already; --replace writes over it")
@@ -200,13 +200,17 @@ def _add(registry: Registry, vector: SteeringVector, replace: bool) -> None:
 
 
 def _open(
-    config: str | None, model: str | None, vectors: list[str] | None
+    config: str | None, model: str | None, vectors: list[str] | None, reading: bool = False
 ) -> tuple[VectorStore, Callable[[], Registry]]:
-    """All vectors of the settings, and what opens the folder that may be written to."""
+    """All vectors of the settings, and what opens the folder that may be written to; raises ValueError for a folder that was
+    named for `reading` and is not there."""
     from server.process.runtime import vector_store
     from server.vectors.registry import Registry
 
     settings = settings_of(config, model=model, vectors=vectors)
+    for option, folder in (("--model", model), *(("--folder", one) for one in vectors or ())):
+        if reading and folder is not None and not Path(folder).expanduser().is_dir():
+            raise ValueError(f"{option} {folder}: there is no such folder")
     store = vector_store(settings, Path(settings.model))
 
     def registry() -> Registry:
