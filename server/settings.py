@@ -6,7 +6,6 @@ Every field of `Settings` is one flag (`--max-waiting`), one variable (`HELMSIGH
 
 from __future__ import annotations
 
-import importlib.resources
 import ipaddress
 import logging
 import os
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+import demo
 
 MEBI = 2**20
 DEFAULT_JOURNAL = "~/.helmsight/journal.db"
@@ -26,13 +27,13 @@ class SettingsError(Exception):
 
 def embedded_checkpoint() -> str:
     """Folder of the model that ships with the package."""
-    return str(importlib.resources.files("demo") / "checkpoint")
+    return str(Path(demo.__path__[0]) / "checkpoint")
 
 
 class Settings(BaseModel):
     """Everything that can be set, with its default and its bounds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # --help needs no validators
 
     # The model
     model: str = Field(default_factory=embedded_checkpoint, description="checkpoint folder or Hugging Face name")

@@ -35,6 +35,10 @@ Seed = Annotated[int, Option(help="seed of everything random")]
 Quiet = Annotated[bool, Option("--quiet", help="no progress bars")]
 
 
+def _anything(model: str, device: str) -> None:
+    """Nothing is seen to be wrong."""
+
+
 def own_vectors() -> list[Path]:
     """The user's folder of vectors."""
     return [Path("~/.helmsight/vectors").expanduser()]
@@ -52,7 +56,7 @@ class Defaults:
     model: str | Path | None = None
     vectors: Callable[[], Sequence[Path]] = own_vectors
     draw: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    look: Callable[[str, str], None] = lambda model, device: None
+    look: Callable[[str, str], None] = _anything
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class ModelOptions:
     threads: int | None = None
     slots: int = 16
     default: bool = False
-    look: Callable[[str, str], None] = field(default=lambda model, device: None, compare=False)
+    look: Callable[[str, str], None] = field(default=_anything, compare=False)
 
     @classmethod
     def of(cls, defaults: Defaults, model: str | None, device: str, threads: int | None, slots: int) -> ModelOptions:
@@ -168,15 +172,13 @@ def run(
     app: typer.Typer, argv: Sequence[str] | None, defaults: Defaults, usage: tuple[type[Exception], ...] = ()
 ) -> int:
     """Run a command line and return its exit status. What a user can put right is one line on standard error: 2 for what is
-    wrong with the command line itself, and for the errors of `usage`; 1 for anything else; 130 after Ctrl-C."""
+    wrong with the command line itself, and for the errors of `usage`; 1 for anything else; 130 is Typer's for Ctrl-C."""
     try:
         ended = typer.main.get_command(app).main(argv, prog_name="helmsight", standalone_mode=False, obj=defaults)
     except typer.TyperException as error:
         return _tell(_sentence(error), error.exit_code)
     except usage as error:
         return _tell(f"helmsight: {error}", 2)
-    except KeyboardInterrupt:
-        return 130
     except Exception as error:
         if not isinstance(error, (ValueError, OSError)):
             from steering.errors import SteeringError

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """Conditions: those of `mc2.evaluate`, which brings torch."""
-
     PLAIN = "plain"
     INSTRUCT = "instruct"
     CHAIN = "chain"
@@ -28,22 +26,19 @@ class Kind(StrEnum):
 
 
 class Judge(StrEnum):
-    """Criteria of steering whose way is found: those of the engine, likewise."""
-
     DROP = "drop"
     SURPRISE = "surprise"
 
 
 class Ablation(StrEnum):
-    """The paper's Tables 8 to 11."""
-
     SAMPLES = "samples"
     TASKS = "tasks"
     STRENGTH = "strength"
     LATENCY = "latency"
 
 
-KINDS = list(Kind)
+# Those of `mc2.evaluate` and of the engine, which bring torch; and the paper's Tables 8 to 11.
+KINDS, JUDGES, ABLATIONS = list(Kind), list(Judge), list(Ablation)
 SEVERITIES = [0.3, 0.5, 0.7]
 
 
@@ -55,31 +50,25 @@ def _options(
     images: Images = None,
     tasks: Tasks = None,
     wording: Instructions = "paper",
-    conditions: Annotated[
-        list[Kind], Option(metavar="NAME...", help=f"of {', '.join(KINDS)} (default: all)", show_default=False)
-    ] = KINDS,
+    conditions: Annotated[list[Kind], Option(
+        metavar="NAME...", help=f"of {', '.join(KINDS)} (default: all)", show_default=False,
+    )] = KINDS,
     vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
-    strength: Annotated[
-        float,
-        Option(help="1.0 is the calibrated one; --ablate strength tries strengths in published units"),
-    ] = 1.0,
-    random_directions: Annotated[int, Option(metavar="K", help="controls of the same dose")] = 0,
-    ablate: Annotated[
-        list[Ablation] | None,
-        Option(metavar="WHAT...", help=f"also the paper's ablations, of {', '.join(Ablation)} (its Tables 8 to 11)"),
-    ] = None,
-    auto: Annotated[
-        list[Judge] | None,
-        Option(
-            metavar="[CRITERION]...",
-            help="also steering whose way is found by a criterion, on degraded copies of the samples (Table 12): of "
-            f"{', '.join(Judge)} (default: both)",
-        ),
-    ] = None,
-    severity: Annotated[
-        list[float], Option(metavar="S...", help="of that degradation, 0 to 1 (nothing is left)")
-    ] = SEVERITIES,
-) -> MC2Options:
+    strength: Annotated[float, Option(
+        help="1.0 is the calibrated one; --ablate strength tries strengths in published units",
+    )] = 1.0,
+    random_directions: Annotated[int, Option(min=0, metavar="K", help="controls of the same dose")] = 0,
+    ablate: Annotated[list[Ablation] | None, Option(
+        metavar="WHAT...", help=f"also the paper's ablations, of {', '.join(ABLATIONS)} (its Tables 8 to 11)",
+    )] = None,
+    auto: Annotated[list[Judge] | None, Option(
+        metavar="[CRITERION]...", help="also steering whose way is found by a criterion, on degraded copies of the samples "
+        f"(Table 12): of {', '.join(JUDGES)} (default: both)",
+    )] = None,
+    severity: Annotated[list[float], Option(
+        metavar="S...", help="of that degradation, 0 to 1 (nothing is left)",
+    )] = SEVERITIES,
+) -> MC2Options:  # fmt: skip
     from probes.mc2.run import MC2Options
 
     return MC2Options(
