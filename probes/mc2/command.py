@@ -25,7 +25,7 @@ class Kind(StrEnum):
     STEER = "steer"
 
 
-class Judge(StrEnum):
+class Criterion(StrEnum):
     DROP = "drop"
     SURPRISE = "surprise"
 
@@ -38,7 +38,7 @@ class Ablation(StrEnum):
 
 
 # Those of `mc2.evaluate` and of the engine, which bring torch; and the paper's Tables 8 to 11.
-KINDS, JUDGES, ABLATIONS = list(Kind), list(Judge), list(Ablation)
+KINDS, CRITERIA, ABLATIONS = list(Kind), list(Criterion), list(Ablation)
 SEVERITIES = [0.3, 0.5, 0.7]
 
 
@@ -61,9 +61,9 @@ def _options(
     ablate: Annotated[list[Ablation] | None, Option(
         metavar="WHAT...", help=f"also the paper's ablations, of {', '.join(ABLATIONS)} (its Tables 8 to 11)",
     )] = None,
-    auto: Annotated[list[Judge] | None, Option(
+    auto: Annotated[list[Criterion] | None, Option(
         metavar="[CRITERION]...", help="also steering whose way is found by a criterion, on degraded copies of the samples "
-        f"(Table 12): of {', '.join(JUDGES)} (default: both)",
+        f"(Table 12): of {', '.join(CRITERIA)} (default: both)",
     )] = None,
     severity: Annotated[list[float], Option(
         metavar="S...", help="of that degradation, 0 to 1 (nothing is left)",
