@@ -71,7 +71,9 @@ def _root(
 
 def _vector_folders() -> list[Path]:
     """Where a server looks for vectors before the model's folder."""
-    return [Path(folder).expanduser() for folder in server_settings.load_settings().vectors]
+    from server.process.sources import load_settings  # noqa: PLC0415
+
+    return [Path(folder).expanduser() for folder in load_settings().vectors]
 
 
 def _look(model: str, device: str) -> None:

@@ -7,11 +7,9 @@ Every field of `Settings` is one flag (`--max-waiting`), one variable (`HELMSIGH
 from __future__ import annotations
 
 import ipaddress
-import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
@@ -193,18 +191,6 @@ class Settings(BaseModel):
     def worker_threads(self) -> int:
         """HTTP threads: each request that runs or waits holds one, and 16 remain for refusals, health and metrics."""
         return self.slots + self.max_waiting + 16
-
-
-def load_settings(
-    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, config: str | None = None
-) -> Settings:
-    """Merge the sources; `flags` holds only what was given. Raises SettingsError naming the setting and its source."""
-    from server.sources import merged, unknown  # noqa: PLC0415 -- what reads sources takes time, and --help reads none
-
-    environ = os.environ if environ is None else environ
-    for name, meant in unknown(environ):
-        logging.getLogger("helmsight").warning("%s is no setting%s", name, f"; did you mean {meant}?" if meant else "")
-    return merged(flags or {}, environ, config)
 
 
 def warnings_for(settings: Settings) -> Sequence[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from probes.mc2.run import MC2Options
 
 
-class Kind(StrEnum):
+class ConditionName(StrEnum):
     PLAIN = "plain"
     INSTRUCT = "instruct"
     CHAIN = "chain"
@@ -25,12 +25,12 @@ class Kind(StrEnum):
     STEER = "steer"
 
 
-class Criterion(StrEnum):
+class CriterionName(StrEnum):
     DROP = "drop"
     SURPRISE = "surprise"
 
 
-class Ablation(StrEnum):
+class AblationName(StrEnum):
     SAMPLES = "samples"
     TASKS = "tasks"
     STRENGTH = "strength"
@@ -38,7 +38,7 @@ class Ablation(StrEnum):
 
 
 # Those of `mc2.evaluate` and of the engine, which bring torch; and the paper's Tables 8 to 11.
-KINDS, CRITERIA, ABLATIONS = list(Kind), list(Criterion), list(Ablation)
+KINDS, CRITERIA, ABLATIONS = list(ConditionName), list(CriterionName), list(AblationName)
 SEVERITIES = [0.3, 0.5, 0.7]
 
 
@@ -50,7 +50,7 @@ def _options(
     images: Images = None,
     tasks: Tasks = None,
     wording: Instructions = "paper",
-    conditions: Annotated[list[Kind], Option(
+    conditions: Annotated[list[ConditionName], Option(
         metavar="NAME...", help=f"of {', '.join(KINDS)} (default: all)", show_default=False,
     )] = KINDS,
     vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
@@ -58,10 +58,10 @@ def _options(
         help="1.0 is the calibrated one; --ablate strength tries strengths in published units",
     )] = 1.0,
     random_directions: Annotated[int, Option(min=0, metavar="K", help="controls of the same dose")] = 0,
-    ablate: Annotated[list[Ablation] | None, Option(
+    ablate: Annotated[list[AblationName] | None, Option(
         metavar="WHAT...", help=f"also the paper's ablations, of {', '.join(ABLATIONS)} (its Tables 8 to 11)",
     )] = None,
-    auto: Annotated[list[Criterion] | None, Option(
+    auto: Annotated[list[CriterionName] | None, Option(
         metavar="[CRITERION]...", help="also steering whose way is found by a criterion, on degraded copies of the samples "
         f"(Table 12): of {', '.join(CRITERIA)} (default: both)",
     )] = None,

@@ -35,7 +35,7 @@ def doctor(
     from rich.console import Console
     from rich.text import Text
 
-    from server.doctor import examine
+    from server.commands.findings import examine
 
     console, findings = Console(soft_wrap=True, highlight=False), []
     for one in examine(given_of(given), os.environ, config, load):

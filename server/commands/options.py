@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_origin
 from typer import Option
 
 from probes.harness.options import flag
-from server.settings import Settings, load_settings
+from server.settings import Settings
 
 Config = Annotated[str | None, Option(metavar="FILE", help="TOML file with settings")]
 
@@ -56,6 +56,8 @@ def given_of(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def settings_of(config: str | None, **flags: Any) -> Settings:
     """The settings of a command line."""
+    from server.process.sources import load_settings
+
     return load_settings(given_of(flags), config=config)
 
 

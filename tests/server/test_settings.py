@@ -11,8 +11,9 @@ from pydantic import SecretStr
 
 from server.cli import main
 from server.commands.options import settings_flags, settings_of
+from server.process.sources import load_settings
 from server.serving import gunicorn_options
-from server.settings import Settings, SettingsError, load_settings, warnings_for
+from server.settings import Settings, SettingsError, warnings_for
 
 
 def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None:

@@ -169,8 +169,8 @@ def test_surprise_is_calibrated_and_then_evaluated(
 
 
 def test_the_command_offers_the_conditions_that_there_are() -> None:
-    assert tuple(mc2.Kind) == evaluate.KINDS
-    assert tuple(mc2.Criterion) == steering.CRITERIA
+    assert tuple(mc2.ConditionName) == evaluate.KINDS
+    assert tuple(mc2.CriterionName) == steering.CRITERIA
     assert tuple(mc2.SEVERITIES) == automatic.SEVERITIES
 
 

@@ -1,6 +1,5 @@
 """What `helmsight doctor` looks at: everything that a server with these settings rests on, a finding each."""
 
-# ruff: noqa: PLC0415 -- what takes seconds to import is imported by the part that needs it
 from __future__ import annotations
 
 import os
@@ -17,8 +16,8 @@ from packaging.requirements import Requirement
 
 from server.openmp import VARIABLES
 from server.process.preflight import check_place, one_sentence, preflight
+from server.process.sources import merged, unknown
 from server.settings import Settings, SettingsError, warnings_for
-from server.sources import merged, unknown
 
 if TYPE_CHECKING:
     from server.engine import Capabilities

@@ -15,8 +15,8 @@ import pytest
 from flask import Flask
 from sqlalchemy import text
 
-from server import doctor
 from server.cli import main
+from server.commands import findings
 from server.journal.database import Place, open_database
 from server.journal.schema import VERSION_TABLE
 from tests.server.fakes import checkpoint
@@ -90,8 +90,8 @@ def test_settings_that_are_wrong(look: Look, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_versions_are_compared_with_those_that_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     stated = ["torch<3,>=99", "numpy>=1", "no-such-package>=1", "gguf>=99; extra == 'gguf'"]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda name: {"helmsight": stated}[name])
-    found = {one.said: one for one in doctor.packages()}
+    monkeypatch.setattr(findings.metadata, "requires", lambda name: {"helmsight": stated}[name])
+    found = {one.said: one for one in findings.packages()}
     assert [one.state for one in found.values()] == ["problem", "warning", "ok"]
     assert found["no-such-package is missing"].advice == "pip install 'no-such-package>=1'"
     assert "is not among the tested versions, <3,>=99" in list(found)[1]
@@ -112,14 +112,14 @@ def test_the_quota_of_a_control_group_is_read(files: dict[str, str], quota: floa
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert doctor.cpu_quota(tmp_path) == quota
+    assert findings.cpu_quota(tmp_path) == quota
 
 
 def test_more_threads_than_processors_are_warned_of(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     cores = len(os.sched_getaffinity(0))
     (found,) = look("--threads", str(cores + 1))["threads"]
     assert found["state"] == "warning"
-    monkeypatch.setattr(doctor, "cpu_quota", lambda: 0.5)
+    monkeypatch.setattr(findings, "cpu_quota", lambda: 0.5)
     (found,) = look("--threads", "2")["threads"]
     assert found["advice"].startswith("--threads 1:")
     assert "quota of 0.5" in found["said"]
@@ -127,8 +127,8 @@ def test_more_threads_than_processors_are_warned_of(look: Look, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
 def test_threads_that_spin_are_warned_of(name: str) -> None:
-    assert doctor.openmp({name: {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "infinity"}[name]}).state == "warning"
-    assert doctor.openmp({name: "7"}).state == "ok"
+    assert findings.openmp({name: {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "infinity"}[name]}).state == "warning"
+    assert findings.openmp({name: "7"}).state == "ok"
 
 
 def test_a_journal_is_counted_and_left_as_it_is(look: Look, place: str) -> None:
@@ -156,6 +156,6 @@ def test_a_port_that_is_taken_is_a_problem_unless_a_server_of_ours_has_it(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         (found,) = look("--port", str(listening.getsockname()[1]), status=1)["port"]
-    assert (found["state"], found["advice"]) == ("problem", doctor.ADVICE["port"])
+    assert (found["state"], found["advice"]) == ("problem", findings.ADVICE["port"])
     (found,) = look("--port", live(app).rpartition(":")[2])["port"]
     assert (found["state"], found["advice"]) == ("warning", "it is a Helmsight server, which is ready")

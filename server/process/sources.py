@@ -1,7 +1,12 @@
-"""Where settings come from, read by pydantic-settings: a TOML file, HELMSIGHT_* variables, the flags of a command."""
+"""Where settings come from, read by pydantic-settings: a TOML file, HELMSIGHT_* variables, the flags of a command.
+
+Importing this takes time that --help has not.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -40,8 +45,19 @@ class Environment(EnvSettingsSource):
         return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
+def load_settings(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, config: str | None = None
+) -> Settings:
+    """The settings of all sources, after a warning of variables that are none; as `merged`."""
+    environ = os.environ if environ is None else environ
+    for name, meant in unknown(environ):
+        logging.getLogger("helmsight").warning("%s is no setting%s", name, f"; did you mean {meant}?" if meant else "")
+    return merged(flags or {}, environ, config)
+
+
 def merged(flags: Mapping[str, Any], environ: Mapping[str, str], config: str | None) -> Settings:
-    """The settings of all sources: flags, then variables, then the file. Raises SettingsError naming setting and source."""
+    """Flags before variables before the file; `flags` holds only what was given. Raises SettingsError naming setting and
+    source."""
     config = config or environ.get(f"{PREFIX}CONFIG")
     values: dict[str, Any] = {}
     source: dict[str, str] = {}
