@@ -3,7 +3,7 @@
 gunicorn -c deploy/gunicorn.conf.py server.wsgi:app
 """
 
+from server.process.sources import load_settings
 from server.serving import gunicorn_options
-from server.settings import load_settings
 
 globals().update(gunicorn_options(load_settings()))

@@ -6,18 +6,15 @@ Every field of `Settings` is one flag (`--max-waiting`), one variable (`HELMSIGH
 
 from __future__ import annotations
 
-import argparse
-import importlib.resources
 import ipaddress
-import os
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
-PREFIX = "HELMSIGHT_"
+import demo
+
 MEBI = 2**20
 DEFAULT_JOURNAL = "~/.helmsight/journal.db"
 
@@ -28,13 +25,13 @@ class SettingsError(Exception):
 
 def embedded_checkpoint() -> str:
     """Folder of the model that ships with the package."""
-    return str(importlib.resources.files("demo") / "checkpoint")
+    return str(Path(demo.__path__[0]) / "checkpoint")
 
 
 class Settings(BaseModel):
     """Everything that can be set, with its default and its bounds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # --help needs no validators
 
     # The model
     model: str = Field(default_factory=embedded_checkpoint, description="checkpoint folder or Hugging Face name")
@@ -134,7 +131,7 @@ class Settings(BaseModel):
     keep_alive: int = Field(default=75, ge=0, le=3600, description="seconds that an idle connection stays open")
     access_log: bool = Field(default=True, description="log one line a request on standard output")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least severity that is logged"
+        default="info", description="least severity that is logged: debug, info, warning or error"
     )
 
     @field_validator("api_keys")
@@ -194,82 +191,6 @@ class Settings(BaseModel):
     def worker_threads(self) -> int:
         """HTTP threads: each request that runs or waits holds one, and 16 remain for refusals, health and metrics."""
         return self.slots + self.max_waiting + 16
-
-
-FLAGS = {"api_keys": "--api-key"}
-"""Flags whose name is not simply that of their field."""
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add one flag per setting; a flag that is not given leaves no attribute, so that other sources may speak."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file with settings")
-    for name, field in Settings.model_fields.items():
-        flag = FLAGS.get(name, "--" + name.replace("_", "-"))
-        default = "the embedded model" if name == "model" else field.get_default(call_default_factory=True)
-        shown = " ".join(default) if isinstance(default, tuple) else default
-        text = field.description if shown in (None, "") else f"{field.description} (default: {shown})"
-        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
-        if field.annotation is bool:
-            options["action"] = argparse.BooleanOptionalAction
-            options["help"] = field.description
-        elif get_origin(field.annotation) is tuple:
-            options |= {"action": "append", "metavar": name.rstrip("s").upper()}
-        elif get_origin(field.annotation) is Literal:
-            options["choices"] = get_args(field.annotation)
-        else:
-            options["metavar"] = name.split("_")[-1].upper()
-        parser.add_argument(flag, **options)
-
-
-def load_settings(
-    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, config: str | None = None
-) -> Settings:
-    """Merge the sources; `flags` holds only what was given. Raises SettingsError naming the setting and its source."""
-    environ = os.environ if environ is None else environ
-    config = config or environ.get(f"{PREFIX}CONFIG")
-    values: dict[str, Any] = {}
-    source: dict[str, str] = {}
-    for origin, layer in (
-        (f"config file {config}", _from_file(config) if config else {}),
-        ("environment", _from_environment(environ)),
-        ("command line", dict(flags or {})),
-    ):
-        values |= layer
-        source |= dict.fromkeys(layer, origin)
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        lines = []
-        for problem in error.errors(include_url=False, include_input=False):
-            name = str(problem["loc"][0])
-            lines.append(f"setting {name!r} ({source.get(name, 'default')}): {problem['msg']}")
-        raise SettingsError("; ".join(lines)) from None
-
-
-def from_arguments(arguments: argparse.Namespace) -> Settings:
-    """The settings of a parsed command line that `add_flags` prepared."""
-    given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
-    return load_settings(given, config=arguments.config)
-
-
-def _from_file(path: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).expanduser().read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"config file {path}: {error}") from error
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """HELMSIGHT_* variables of known settings; lists are separated by commas. Unknown ones are left alone, because
-    container platforms set such names by themselves (HELMSIGHT_PORT_8000_TCP_ADDR)."""
-    values: dict[str, Any] = {}
-    for name, field in Settings.model_fields.items():
-        text = environ.get(PREFIX + name.upper())
-        if text is None or (text == "" and name != "vectors"):
-            continue
-        is_list = get_origin(field.annotation) is tuple
-        values[name] = tuple(part.strip() for part in text.split(",") if part.strip()) if is_list else text
-    return values
 
 
 def warnings_for(settings: Settings) -> Sequence[str]:

@@ -5,7 +5,7 @@ Settings come from HELMSIGHT_* variables and the file named by HELMSIGHT_CONFIG.
 
 from __future__ import annotations
 
+from server.process.sources import load_settings
 from server.serving import worker_app
-from server.settings import load_settings
 
 app = worker_app(load_settings())

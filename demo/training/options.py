@@ -41,11 +41,11 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         if self.steps % PLAN_EVERY:
-            raise ValueError(f"steps {self.steps}: must be a multiple of {PLAN_EVERY}")
+            raise ValueError(f"--steps {self.steps}: must be a multiple of {PLAN_EVERY}")
         if self.steps < 1 or self.ranks < 1:
-            raise ValueError(f"steps {self.steps}, ranks {self.ranks}: both must be at least 1")
+            raise ValueError(f"--steps {self.steps}, --ranks {self.ranks}: both must be at least 1")
         if self.ranks > 1 and self.device != "cpu":
-            raise ValueError(f"ranks {self.ranks} on {self.device}: several ranks are for the CPU")
+            raise ValueError(f"--ranks {self.ranks} --device {self.device}: several ranks are for the CPU")
 
 
 def use_bfloat16(options: TrainingOptions) -> bool:

@@ -210,7 +210,9 @@ class Endpoint:
         try:
             return session.request(method, url, json=body, timeout=limits, allow_redirects=False)
         except requests.RequestException as error:
-            raise ValueError(f"{url} did not answer: {_short(str(error))}") from error
+            system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(error))
+            why = f"{system[1]}; is the server running?" if system else _short(str(error))
+            raise ValueError(f"{url} did not answer: {why}") from error
 
 
 def _base(url: str) -> str:

@@ -2,143 +2,167 @@
 
 from __future__ import annotations
 
-import argparse
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from probes.conflicts.options import Data, add_data
-from probes.harness.options import Defaults, ModelOptions, add_model, guarded, positive
+import typer
+from typer import Argument, Option
+
+from probes.conflicts.options import Data, Images, Instructions, MC2File, Tasks
+from probes.harness.options import (
+    Defaults,
+    Device,
+    Model,
+    ModelOptions,
+    Quiet,
+    Seed,
+    Slots,
+    Threads,
+    file_option,
+    log_warnings,
+    sample_option,
+)
 from probes.vector import VECTOR
 
 if TYPE_CHECKING:
     from probes.calibration.run import CalibrationPart
 
-_CALIBRATIONS: tuple[CalibrationPart, ...] = ("flags", "sinks", "surprise", "sage")
-"""What may be measured instead of a vector; of several flags the first one counts."""
+_direction = partial(Option, rich_help_panel="The direction")
+_calibration = partial(Option, rich_help_panel="The calibration")
+_instead = partial(Option, rich_help_panel="What is measured instead of a vector")
 
 
-def register(subparsers: Any, defaults: Defaults) -> None:
-    """Add the command."""
-    parser = subparsers.add_parser(
-        "probe",
-        help="build a modality-preference vector for a model",
-        description="Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a "
-        "report. Run again after an interruption, it goes on where it was.",
-    )
-    parser.add_argument(
-        "part", nargs="?", choices=("reliability",),
+def probe(
+    context: typer.Context,
+    part: Annotated[Literal["reliability"] | None, Argument(
         help="instead of building anything, tell which modality the answers of each task rest on, right or wrong: a "
         "question votes for the one without which its answer's probability drops more",
-    )  # fmt: skip
-    add_model(parser, defaults)
-    add_data(parser)
-    parser.add_argument(
-        "--samples", type=positive, default=128, metavar="N", help="samples to probe (default %(default)s)"
-    )
-    parser.add_argument(
-        "--position", type=int, default=-1, metavar="P",
-        help="token whose state is read, from the prompt's end: -1 the last one as in the paper, -2 the one before as in "
-        "the authors' plots (default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--weight-size", choices=("queries", "mean"), default="queries",
-        help="what the weight takes for the direction's size: the mean over queries of |v(q)|, or |mean v| "
-        "(default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--weight-states", choices=("plain", "instructed"), default="plain",
-        help="the prompts whose states the direction is given the size of (default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--layers", type=int, nargs="+", metavar="L", help="only consider these layers, counted from 0")
-    parser.add_argument("--name", default=VECTOR, help="name of the vector (default %(default)s)")
-    parser.add_argument(
-        "--out", metavar="FILE",
-        help="where to save it (default: NAME.safetensors in the first folder of vectors, ~/.helmsight/vectors, where "
-        "'serve', 'vectors' and 'eval' find it before the model's own)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--replace", action="store_true", help="write over a vector, or over a calibration, that is there already"
-    )
-    parser.add_argument(
-        "--report", metavar="DIR",
-        help="folder of the report, and of what a run that was stopped goes on from (default: build/probe/NAME)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--force", action="store_true", help="save the vector also where no reliable direction was found"
-    )
-    parser.add_argument(
-        "--calibrate", action=argparse.BooleanOptionalAction, default=True,
+    )] = None,
+    model: Model = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    threads: Threads = None,
+    slots: Slots = 16,
+    quiet: Quiet = False,
+    mc2: MC2File = None,
+    images: Images = None,
+    tasks: Tasks = None,
+    wording: Instructions = "paper",
+    samples: Annotated[int, sample_option(min=1, metavar="N", help="samples to probe")] = 128,
+    position: Annotated[int, _direction(
+        metavar="P", help="token whose state is read, from the prompt's end: -1 the last one as in the paper, -2 the one "
+        "before as in the authors' plots",
+    )] = -1,
+    weight_size: Annotated[Literal["queries", "mean"], _direction(
+        help="what the weight takes for the direction's size: the mean over queries of |v(q)|, or |mean v|",
+    )] = "queries",
+    weight_states: Annotated[Literal["plain", "instructed"], _direction(
+        help="the prompts whose states the direction is given the size of",
+    )] = "plain",
+    layers: Annotated[list[int] | None, _direction(
+        metavar="L...", help="only consider these layers, counted from 0",
+    )] = None,
+    states: Annotated[int, _direction(metavar="N", help="samples of the plot of states, 0 for none")] = 100,
+    name: Annotated[str, file_option(help="name of the vector")] = VECTOR,
+    out: Annotated[Path | None, file_option(
+        metavar="FILE", help="where to save it (default: NAME.safetensors in the first folder of vectors, "
+        "~/.helmsight/vectors, where 'serve', 'vectors' and 'eval' find it before the model's own)",
+    )] = None,
+    replace: Annotated[bool, file_option(
+        "--replace", help="write over a vector, or over a calibration, that is there already",
+    )] = False,
+    report: Annotated[Path | None, file_option(
+        metavar="DIR", help="folder of the report, and of what a run that was stopped goes on from "
+        "(default: build/probe/NAME)",
+    )] = None,
+    force: Annotated[bool, file_option(
+        "--force", help="save the vector also where no reliable direction was found",
+    )] = False,
+    calibrate: Annotated[bool, Option(
         help="find the layer and strength that steer both ways with the least damage",
-    )  # fmt: skip
-    parser.add_argument(
-        "--calibration-samples", type=positive, default=64, metavar="N", help="samples for that (default %(default)s)"
-    )
-    parser.add_argument(
-        "--strengths",
-        "--doses",
-        type=float,
-        nargs="+",
-        metavar="S",
-        help="strengths that are tried, in published units",
-    )
-    parser.add_argument(
-        "--budget", nargs="+", default=[], metavar="NAME=MOST",
+    )] = True,
+    calibration_samples: Annotated[int, _calibration(min=1, metavar="N", help="samples for that")] = 64,
+    strengths: Annotated[list[float] | None, _calibration(
+        "--strengths", "--doses", metavar="S...", help="strengths that are tried, in published units",
+    )] = None,
+    budget: Annotated[list[str] | None, _calibration(
+        metavar="NAME=MOST...",
         help="most damage allowed: others (rise of their share), accuracy (fall), kl (nats), repetition (rise)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--states", type=int, default=100, metavar="N",
-        help="samples of the plot of states, 0 for none (default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--calibrate-sage", action="store_true",
-        help="measure the thresholds of SAGE's Think instead, on --samples prompts, and keep them in MODEL",
-    )  # fmt: skip
-    parser.add_argument(
-        "--calibrate-sinks", action="store_true",
-        help="measure which places of images attract attention anyway instead, and keep that in MODEL",
-    )  # fmt: skip
-    parser.add_argument(
-        "--calibrate-flags", action="store_true",
-        help="choose the thresholds of the flags instead, on --samples questions with clean and noisy pictures, measure how "
-        "often they raise each on right and on wrong answers, and keep both in MODEL",
-    )  # fmt: skip
-    parser.add_argument(
-        "--calibrate-surprise", action="store_true",
-        help="measure how surprising clean text contexts are instead, the bound of steering 'auto' by surprise, and keep it "
-        "in MODEL",
-    )  # fmt: skip
-    parser.add_argument("--markdown", metavar="FILE", help="with --calibrate-flags: write its report here")
-    parser.add_argument("--json", metavar="FILE", help="with reliability: write the votes here")
-    parser.set_defaults(func=guarded(lambda arguments: _run(arguments, defaults)))
-
-
-def _run(arguments: argparse.Namespace, defaults: Defaults) -> int:
-    measured = next((part for part in _CALIBRATIONS if getattr(arguments, f"calibrate_{part}")), None)
-    if arguments.part != "reliability":
-        if arguments.json:
-            raise ValueError(
-                "--json goes with 'probe reliability'; a probe's numbers are in the report.json of --report"
-            )
-        if arguments.markdown and measured != "flags":
-            raise ValueError("--markdown goes with --calibrate-flags; a probe's report is in the folder of --report")
-    model, data = ModelOptions.of(arguments, defaults), Data.of(arguments, defaults)
-    if arguments.part == "reliability":
+    )] = None,
+    calibrate_sage: Annotated[bool, _instead(
+        "--calibrate-sage", help="the thresholds of SAGE's Think, on --samples prompts, kept in MODEL",
+    )] = False,
+    calibrate_sinks: Annotated[bool, _instead(
+        "--calibrate-sinks", help="which places of images attract attention anyway, kept in MODEL",
+    )] = False,
+    calibrate_flags: Annotated[bool, _instead(
+        "--calibrate-flags", help="the thresholds of the flags, chosen on --samples questions with clean and noisy "
+        "pictures, and how often they raise each on right and on wrong answers, both kept in MODEL",
+    )] = False,
+    calibrate_surprise: Annotated[bool, _instead(
+        "--calibrate-surprise", help="how surprising clean text contexts are, the bound of steering 'auto' by surprise, "
+        "kept in MODEL",
+    )] = False,
+    markdown: Annotated[Path | None, _instead(
+        metavar="FILE", help="with --calibrate-flags: write its report here",
+    )] = None,
+    json: Annotated[Path | None, _instead(metavar="FILE", help="with reliability: write the votes here")] = None,
+) -> None:  # fmt: skip
+    """Build a steering vector from conflicting samples, calibrate its strength on others, and save it with a report. Run
+    again after an interruption, it goes on where it was."""
+    log_warnings()
+    # Of several the first one counts.
+    parts: dict[CalibrationPart, bool] = {
+        "flags": calibrate_flags, "sinks": calibrate_sinks, "surprise": calibrate_surprise, "sage": calibrate_sage,
+    }  # fmt: skip
+    measured = next((one for one, asked in parts.items() if asked), None)
+    if part is None and json is not None:
+        raise ValueError("--json goes with 'probe reliability'; a probe's numbers are in the report.json of --report")
+    if part is None and markdown is not None and measured != "flags":
+        raise ValueError("--markdown goes with --calibrate-flags; a probe's report is in the folder of --report")
+    defaults: Defaults = context.obj
+    asked = ModelOptions.of(defaults, model, device, threads, slots)
+    data = Data.of(defaults, mc2, images, tasks, seed)
+    if part is not None:
         from probes.vector import reliability
 
-        reliability.run(
-            model, data, arguments.samples, None if arguments.json is None else Path(arguments.json), arguments.quiet
-        )
+        reliability.run(asked, data, samples, json, quiet)
     elif measured is not None:
-        from probes.calibration import run
+        from probes.calibration import run as calibration
 
-        markdown = None if arguments.markdown is None else Path(arguments.markdown)
-        run.run(
-            run.CalibrationOptions(
-                measured, model, data, arguments.samples, arguments.replace, markdown, arguments.quiet
+        calibration.run(calibration.CalibrationOptions(measured, asked, data, samples, replace, markdown, quiet))
+    else:
+        from probes.vector import run as building
+        from probes.vector.build import Recipe
+        from probes.vector.calibrate import STRENGTHS
+
+        building.run(
+            building.ProbeOptions(
+                model=asked,
+                data=data,
+                name=name,
+                recipe=Recipe(wording, position, weight_size, weight_states),
+                samples=samples,
+                calibrated=calibration_samples if calibrate else 0,
+                layers=None if layers is None else tuple(layers),
+                strengths=tuple(strengths or STRENGTHS),
+                budget=building.budget_of(budget or ()),
+                states=states,
+                out=_place(out, name, defaults),
+                shadows=Path(asked.path) / "vectors" / f"{name}.safetensors" if out is None else None,
+                folder=report or Path("build/probe") / name,
+                force=force,
+                replace=replace,
+                quiet=quiet,
             )
         )
-    else:
-        from probes.vector import run as probe
 
-        probe.run(probe.ProbeOptions.of(arguments, defaults))
-    return 0
+
+def _place(out: Path | None, name: str, defaults: Defaults) -> Path:
+    """The file that is written, which without --out is in the first folder of vectors."""
+    if out is not None:
+        return out.expanduser()
+    if not (folders := defaults.vectors()):
+        raise ValueError("there is no folder of vectors to put it into: give --out")
+    return folders[0] / f"{name}.safetensors"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from probes.harness.options import Defaults
+from probes.harness.options import Defaults, sample_option
 
 if TYPE_CHECKING:
     from probes.conflicts.samples import ConflictSample
@@ -18,16 +17,17 @@ PROBE_SEEDS = 1_000_000_000
 """Added to the seed when a probe draws demo samples, so that an evaluation's small seeds never meet them again."""
 
 
-def add_data(parser: argparse.ArgumentParser) -> None:
-    """The samples, and which instructions their prompts hold."""
-    parser.add_argument("--mc2", metavar="JSON", help="MC2's samples (default: conflicts of the demo world)")
-    parser.add_argument("--images", metavar="DIR", help="the COCO images of --mc2")
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only samples of these tasks")
-    parser.add_argument(
-        "--wording", choices=("paper", "v2", "v1"), default="paper",
-        help="the authors' instructions, word for word: those they mark as used in the paper, their version 2 or version 1 "
-        "(default %(default)s)",
-    )  # fmt: skip
+MC2File = Annotated[
+    str | None, sample_option("--mc2", metavar="JSON", help="MC2's samples (default: conflicts of the demo world)")
+]
+Images = Annotated[str | None, sample_option(metavar="DIR", help="the COCO images of --mc2")]
+Tasks = Annotated[list[str] | None, sample_option(metavar="TASK...", help="only samples of these tasks")]
+Instructions = Annotated[
+    Literal["paper", "v2", "v1"],
+    sample_option(
+        help="the authors' instructions, word for word: those they mark as used in the paper, their version 2 or version 1"
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,11 @@ class Data:
     demo: Callable[[int, int], Sequence[ConflictSample]] | None = None
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> Data:
-        """The options that `add_data` added."""
-        tasks = frozenset(arguments.tasks or ())
-        return cls(arguments.mc2, arguments.images, tasks, arguments.seed, defaults.draw.get("conflicts"))
+    def of(
+        cls, defaults: Defaults, mc2: str | None, images: str | None, tasks: Sequence[str] | None, seed: int
+    ) -> Data:
+        """Those of the command line."""
+        return cls(mc2, images, frozenset(tasks or ()), seed, defaults.draw.get("conflicts"))
 
     def draw(self, count: int, seed: int, without: Collection[str] = ()) -> list[ConflictSample]:
         """`count` samples, fewer where a file has fewer.

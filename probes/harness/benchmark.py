@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
-from probes.harness.options import Defaults, add_model, guarded, positive
+import typer
+
+from probes.harness.options import (
+    Command,
+    Device,
+    Model,
+    ModelOptions,
+    Quiet,
+    Seed,
+    Slots,
+    Threads,
+    file_option,
+    flag,
+    flags_of,
+    log_warnings,
+    model_option,
+    sample_option,
+    with_flags,
+)
 from probes.harness.session import Session, Setup
 
 if TYPE_CHECKING:
@@ -16,6 +34,18 @@ if TYPE_CHECKING:
     from probes.harness.tables import Summary
 
 Options = TypeVar("Options")
+
+BaseUrl = Annotated[
+    str | None,
+    model_option(
+        metavar="URL",
+        help="ask this OpenAI-compatible server in place of a model in this process; --model then names its model, the "
+        "environment's OPENAI_API_KEY its key",
+    ),
+]
+Json = Annotated[Path | None, file_option(metavar="FILE", help="write the conditions' scores here as well")]
+OUT = "folder of the report, and of the answers that a run that was stopped goes on from"
+Markdown = Annotated[Path | None, file_option(metavar="FILE", help="write the report here as well")]
 
 
 @dataclass(frozen=True)
@@ -37,51 +67,52 @@ class Findings:
 class Benchmark(Generic[Options]):
     """A benchmark.
 
-    limit: how many of its `unit` are asked unless --limit says so. add_flags: adds its own. options: makes of the arguments
-    what the run takes, or raises ValueError, before a server is asked or a model loaded. run: asks and scores.
+    limit: how many of its `unit` are asked unless --limit says so. options: makes what the run takes of its keyword
+    arguments, which are the benchmark's own flags as Typer knows them, or raises ValueError, before a server is asked or a
+    model loaded. run: asks and scores.
     """
 
     name: str
     help: str
     description: str
     limit: int
-    add_flags: Callable[[argparse.ArgumentParser], None]
-    options: Callable[[argparse.Namespace, Defaults], Options]
+    options: Callable[..., Options]
     run: Callable[[Options, Session], Findings]
     unit: str = "samples"
 
 
-def register(subparsers: Any, benchmark: Benchmark, defaults: Defaults) -> None:
+def register(app: typer.Typer, benchmark: Benchmark) -> None:
     """Add the benchmark's command."""
-    parser = subparsers.add_parser(
-        benchmark.name,
-        help=benchmark.help,
-        description=f"{benchmark.description} Run again after an interruption, it goes on where it was.",
-    )
-    add_model(parser, defaults)
-    parser.add_argument(
-        "--limit", type=positive, default=benchmark.limit, metavar="N", help=f"{benchmark.unit} (default %(default)s)"
-    )
-    benchmark.add_flags(parser)
-    parser.add_argument(
-        "--base-url", metavar="URL",
-        help="ask this OpenAI-compatible server in place of a model in this process; --model then names its model, the "
-        "environment's OPENAI_API_KEY its key",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", metavar="DIR", default=f"build/{benchmark.name}",
-        help="folder of the report, and of the answers that a run that was stopped goes on from (default %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write the conditions' scores here as well")
-    parser.add_argument("--markdown", metavar="FILE", help="write the report here as well")
-    parser.set_defaults(func=guarded(lambda arguments: _run(benchmark, arguments, defaults)))
 
+    def command(
+        context: typer.Context,
+        limit: int,
+        out: Path,
+        model: Model = None,
+        seed: Seed = 0,
+        device: Device = "auto",
+        threads: Threads = None,
+        slots: Slots = 16,
+        quiet: Quiet = False,
+        base_url: BaseUrl = None,
+        json: Json = None,
+        markdown: Markdown = None,
+        **own: Any,
+    ) -> None:
+        log_warnings()
+        asked = ModelOptions.of(context.obj, model, device, threads, slots)
+        setup = Setup(asked, limit, seed, quiet, out, base_url, json, markdown)
+        options = benchmark.options(setup, context.obj, **own)
+        setup.check()
+        _write(benchmark.run(options, Session(setup)), setup)
 
-def _run(benchmark: Benchmark, arguments: argparse.Namespace, defaults: Defaults) -> int:
-    options = benchmark.options(arguments, defaults)
-    setup = Setup.of(arguments, defaults)
-    _write(benchmark.run(options, Session(setup)), setup)
-    return 0
+    flags = [
+        flag("limit", int, sample_option(min=1, metavar="N", help=benchmark.unit), benchmark.limit),
+        flag("out", Path, file_option(metavar="DIR", help=OUT), Path("build", benchmark.name)),
+        *flags_of(benchmark.options),
+    ]
+    text = f"{benchmark.description} Run again after an interruption, it goes on where it was."
+    app.command(benchmark.name, cls=Command, short_help=benchmark.help, help=text)(with_flags(command, flags))
 
 
 def _write(found: Findings, setup: Setup) -> None:

@@ -3,17 +3,40 @@
 
 from __future__ import annotations
 
-import argparse
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+from typer import Option
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from steering import Engine
+
+model_option = partial(Option, rich_help_panel="The model and how it is run")
+sample_option = partial(Option, rich_help_panel="Samples")
+file_option = partial(Option, rich_help_panel="Files")
+
+Model = Annotated[
+    str | None, model_option(metavar="PATH", help="checkpoint folder or hub name (default: the embedded model)")
+]
+Device = Annotated[str, model_option(help="cpu, cuda, ...")]
+Threads = Annotated[int | None, model_option(min=1, metavar="N", help="CPU threads")]
+Slots = Annotated[int, model_option(min=1, metavar="N", help="prompts in a batch")]
+Seed = Annotated[int, Option(help="seed of everything random")]
+Quiet = Annotated[bool, Option("--quiet", help="no progress bars")]
+
+
+def _anything(model: str, device: str) -> None:
+    """Nothing is seen to be wrong."""
 
 
 def own_vectors() -> list[Path]:
@@ -23,15 +46,17 @@ def own_vectors() -> list[Path]:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What the commands fall back to.
+    """What the commands fall back to: the `obj` of their context.
 
     `draw`: by the name of a kind of samples, what draws them where no file is given. `vectors()` are the folders where
-    vectors are looked for before the model's own, and the first is written to.
+    vectors are looked for before the model's own, and the first is written to. `look(model, device)` raises ValueError for
+    what is seen to be wrong with them before anything is loaded.
     """
 
     model: str | Path | None = None
     vectors: Callable[[], Sequence[Path]] = own_vectors
     draw: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    look: Callable[[str, str], None] = _anything
 
 
 @dataclass(frozen=True)
@@ -43,60 +68,149 @@ class ModelOptions:
     threads: int | None = None
     slots: int = 16
     default: bool = False
+    look: Callable[[str, str], None] = field(default=_anything, compare=False)
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> ModelOptions:
-        """The options that `add_model` added."""
-        default = arguments.model == defaults.model
-        return cls(str(arguments.model), arguments.device, arguments.threads, arguments.slots, default)
+    def of(cls, defaults: Defaults, model: str | None, device: str, threads: int | None, slots: int) -> ModelOptions:
+        """Those of the command line; raises ValueError where no model is named and none is the default."""
+        path = defaults.model if model is None else model
+        if path is None:
+            raise ValueError("--model is needed")
+        return cls(str(path), device, threads, slots, str(path) == str(defaults.model), defaults.look)
+
+    def check(self) -> None:
+        """Raise ValueError for what is seen to be wrong with the model or the device before anything is loaded."""
+        self.look(self.path, self.device)
 
     def engine(self) -> Engine:
         """The engine of the model, which is loaded."""
+        self.check()
         import steering
 
         return steering.Engine(steering.load(self.path, device=self.device), slots=self.slots, threads=self.threads)
 
 
-def add_model(parser: argparse.ArgumentParser, defaults: Defaults) -> None:
-    """The model and how it is run."""
-    parser.add_argument(
-        "--model", default=defaults.model, required=defaults.model is None, metavar="PATH",
-        help="checkpoint folder or hub name" + (" (default: the embedded model)" if defaults.model else ""),
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default %(default)s)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, ... (default %(default)s)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads")
-    parser.add_argument(
-        "--slots", type=positive, default=16, metavar="N", help="prompts in a batch (default %(default)s)"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+def log_warnings() -> None:
+    """Have warnings on standard error, a line each, but for those of a connection that is tried again."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 
 def check_writable(folder: Path) -> None:
-    """Raise PermissionError where nothing can be written into the folder."""
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{folder} cannot be written to")
+    """Raise OSError where nothing can be written into a folder, which need not be there yet."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"{folder} cannot be written to: {there} is no folder")
+    if not os.access(there, os.W_OK):
+        raise PermissionError(f"{folder} cannot be written to" + (f": {there} is read-only" if there != folder else ""))
 
 
-def guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command for argparse; what a user can put right is one line on standard error and status 1, not a traceback."""
+class Command(TyperCommand):
+    """A command, some of whose options take all words up to the next option, as `--layers 3 4`: those whose metavar ends in
+    three dots. In brackets, they mean all their choices where no word follows."""
 
-    def run(arguments: argparse.Namespace) -> int:
-        from steering import SteeringError
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer's; and an option is not taken for the value of the one before it."""
+        return super().parse_args(ctx, list(self._one_value_each(ctx, args)))
 
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-        try:
-            return command(arguments)
-        except (SteeringError, ValueError, OSError) as error:
-            print(f"helmsight: {error}", file=sys.stderr)
-            return 1
+    def _one_value_each(self, ctx: Any, args: list[str]) -> Iterator[str]:
+        options: dict[str, Any] = {
+            name: one for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts) if name[0] == "-"
+        }
+        left = list(args)
+        while left:
+            word = left.pop(0)
+            yield word
+            option = options.get(word)
+            if word == "--":
+                yield from left
+                return
+            if option is None or getattr(option, "is_flag", False):
+                continue
+            metavar = option.metavar or ""
+            most = len(left) if metavar.endswith("...") else option.nargs
+            values = left[: next((i for i, one in enumerate(left[:most]) if one in options or one[:2] == "--"), most)]
+            left = left[len(values) :]
+            if not values and metavar.startswith("["):
+                values = list(option.type_descriptor.choices)
+            if not values and not ctx.resilient_parsing:  # as a shell does that is asked to complete the value
+                ctx.fail(f"Option {word} needs a value.")
+            yield from values[:1]
+            for value in values[1:]:
+                yield from (word, value) if metavar.endswith("...") else (value,)
 
-    return run
+
+def flag(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
+    """A flag that is not written in a command's signature, and Typer's options of it."""
+    annotated = Annotated[kind, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotated)
+
+
+def flags_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The keyword-only parameters of a function, whose other annotations may be known to type checkers alone."""
+    own = [one for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    stated = SimpleNamespace(__annotations__={one.name: one.annotation for one in own})
+    kinds = get_type_hints(stated, vars(sys.modules[function.__module__]), include_extras=True)
+    return [one.replace(annotation=kinds[one.name]) for one in own]
+
+
+def with_flags(command: Callable[..., None], flags: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """A command that takes these flags besides those it states: in its `**given`, or in the place of one of that name."""
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        command(**given)
+
+    stated = inspect.signature(command, eval_str=True).parameters.values()
+    own = {one.name: one.replace(kind=one.KEYWORD_ONLY) for one in stated if one.kind is not one.VAR_KEYWORD}
+    every = own | {one.name: one for one in flags}
+    called.__signature__ = inspect.Signature(list(every.values()))  # type: ignore[attr-defined]
+    return called
+
+
+def run(
+    app: typer.Typer, argv: Sequence[str] | None, defaults: Defaults, usage: tuple[type[Exception], ...] = ()
+) -> int:
+    """Run a command line and return its exit status. What a user can put right is one line on standard error: 2 for what is
+    wrong with the command line itself, and for the errors of `usage`; 1 for anything else; 130 is Typer's for Ctrl-C."""
+    try:
+        ended = typer.main.get_command(app).main(argv, prog_name="helmsight", standalone_mode=False, obj=defaults)
+    except typer.TyperException as error:
+        return _tell(_sentence(error), error.exit_code)
+    except usage as error:
+        return _tell(f"helmsight: {error}", 2)
+    except Exception as error:
+        if not isinstance(error, (ValueError, OSError)):
+            from steering.errors import SteeringError
+
+            if not isinstance(error, SteeringError):
+                raise
+        return _tell(f"helmsight: {_reason(error)}", 1)
+    return ended if isinstance(ended, int) else 0
+
+
+def _reason(error: Exception) -> str:
+    """The message; of an error of the system the file first."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _sentence(error: typer.TyperException) -> str:
+    """What is wrong with a command line, and which option is probably meant."""
+    context = getattr(error, "ctx", None)
+    meant = getattr(error, "possibilities", None)
+    said = f"{error.message}; did you mean {meant[0]}?" if meant else error.format_message()
+    return said and f"{context.command_path if context else 'helmsight'}: {said}"
+
+
+def _tell(sentence: str, status: int) -> int:
+    """Print a sentence that begins with who says it, in red where a terminal shows colours; returns the status."""
+    from rich.console import Console
+    from rich.text import Text
+
+    if sentence:
+        who, colon, what = sentence.partition(":")
+        text = Text.assemble((who + colon, "bold red"), what)
+        Console(stderr=True, soft_wrap=True).print(text)
+    return status

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probes.answering.versions import versions
-from probes.harness.bootstrap import check_statistics
-from probes.harness.options import Defaults, ModelOptions
+from probes.harness.options import ModelOptions, check_writable
 
 if TYPE_CHECKING:
     from probes.answering.base import Answerer
@@ -32,14 +30,12 @@ class Setup:
     json: Path | None = None
     markdown: Path | None = None
 
-    @classmethod
-    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> Setup:
-        """The options that every benchmark has."""
-        json, markdown = (None if name is None else Path(name) for name in (arguments.json, arguments.markdown))
-        return cls(
-            ModelOptions.of(arguments, defaults), arguments.limit, arguments.seed, arguments.quiet, Path(arguments.out),
-            arguments.base_url, json, markdown,
-        )  # fmt: skip
+    def check(self) -> None:
+        """Raise ValueError or OSError for a model that cannot be loaded and for places that cannot be written to."""
+        if self.base_url is None:
+            self.model.check()
+        for folder in (self.out, *(file.parent for file in (self.json, self.markdown) if file is not None)):
+            check_writable(folder)
 
 
 class Session:
@@ -47,6 +43,8 @@ class Session:
     ValueError where there is no such server, and where what computes intervals is not installed."""
 
     def __init__(self, setup: Setup) -> None:
+        from probes.harness.bootstrap import check_statistics
+
         check_statistics()
         self.setup = setup
         self.endpoint: Endpoint | None = None

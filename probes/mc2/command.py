@@ -2,57 +2,88 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
-from probes.conflicts.options import add_data
+from typer import Option
+
+from probes.conflicts.options import Data, Images, Instructions, MC2File, Tasks
 from probes.harness.benchmark import Benchmark, Findings
 from probes.harness.options import Defaults
-from probes.harness.session import Session
+from probes.harness.session import Session, Setup
 from probes.vector import VECTOR
 
 if TYPE_CHECKING:
     from probes.mc2.run import MC2Options
 
-KINDS = ("plain", "instruct", "chain", "shots", "steer")  # those of `mc2.evaluate`, which brings torch
-CRITERIA = ("drop", "surprise")  # those of the engine, likewise
-SEVERITIES = (0.3, 0.5, 0.7)
-ABLATIONS = ("samples", "tasks", "strength", "latency")
+
+class ConditionName(StrEnum):
+    PLAIN = "plain"
+    INSTRUCT = "instruct"
+    CHAIN = "chain"
+    SHOTS = "shots"
+    STEER = "steer"
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> None:
-    add_data(parser)
-    parser.add_argument(
-        "--conditions", nargs="+", choices=KINDS, default=list(KINDS), metavar="NAME",
-        help=f"of {', '.join(KINDS)} (default: all)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--vector", default=VECTOR, metavar="NAME|FILE", help="vector to steer with (default %(default)s)"
-    )
-    parser.add_argument(
-        "--strength", type=float, default=1.0,
-        help="1.0 is the calibrated one (default %(default)s); --ablate strength tries strengths in published units",
-    )  # fmt: skip
-    parser.add_argument("--random-directions", type=int, default=0, metavar="K", help="controls of the same dose")
-    parser.add_argument(
-        "--ablate", nargs="+", choices=ABLATIONS, default=[], metavar="WHAT",
-        help=f"also the paper's ablations, of {', '.join(ABLATIONS)} (its Tables 8 to 11)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--auto", nargs="*", choices=CRITERIA, metavar="CRITERION",
-        help="also steering whose way is found by a criterion, on degraded copies of the samples (Table 12): of "
-        f"{', '.join(CRITERIA)} (default: both)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--severity", type=float, nargs="+", default=list(SEVERITIES), metavar="S",
-        help="of that degradation, 0 to 1 (nothing is left); default: " + " ".join(map(str, SEVERITIES)),
-    )  # fmt: skip
+class CriterionName(StrEnum):
+    DROP = "drop"
+    SURPRISE = "surprise"
 
 
-def _options(arguments: argparse.Namespace, defaults: Defaults) -> MC2Options:
+class AblationName(StrEnum):
+    SAMPLES = "samples"
+    TASKS = "tasks"
+    STRENGTH = "strength"
+    LATENCY = "latency"
+
+
+# Those of `mc2.evaluate` and of the engine, which bring torch; and the paper's Tables 8 to 11.
+KINDS, CRITERIA, ABLATIONS = list(ConditionName), list(CriterionName), list(AblationName)
+SEVERITIES = [0.3, 0.5, 0.7]
+
+
+def _options(
+    setup: Setup,
+    defaults: Defaults,
+    *,
+    mc2: MC2File = None,
+    images: Images = None,
+    tasks: Tasks = None,
+    wording: Instructions = "paper",
+    conditions: Annotated[list[ConditionName], Option(
+        metavar="NAME...", help=f"of {', '.join(KINDS)} (default: all)", show_default=False,
+    )] = KINDS,
+    vector: Annotated[str, Option(metavar="NAME|FILE", help="vector to steer with")] = VECTOR,
+    strength: Annotated[float, Option(
+        help="1.0 is the calibrated one; --ablate strength tries strengths in published units",
+    )] = 1.0,
+    random_directions: Annotated[int, Option(min=0, metavar="K", help="controls of the same dose")] = 0,
+    ablate: Annotated[list[AblationName] | None, Option(
+        metavar="WHAT...", help=f"also the paper's ablations, of {', '.join(ABLATIONS)} (its Tables 8 to 11)",
+    )] = None,
+    auto: Annotated[list[CriterionName] | None, Option(
+        metavar="[CRITERION]...", help="also steering whose way is found by a criterion, on degraded copies of the samples "
+        f"(Table 12): of {', '.join(CRITERIA)} (default: both)",
+    )] = None,
+    severity: Annotated[list[float], Option(
+        metavar="S...", help="of that degradation, 0 to 1 (nothing is left)",
+    )] = SEVERITIES,
+) -> MC2Options:  # fmt: skip
     from probes.mc2.run import MC2Options
 
-    return MC2Options.of(arguments, defaults)
+    return MC2Options(
+        data=Data.of(defaults, mc2, images, tasks, setup.seed),
+        conditions=tuple(one.value for one in conditions),
+        wording=wording,
+        vector=vector,
+        folders=defaults.vectors,
+        strength=strength,
+        random_directions=random_directions,
+        ablate=tuple(one.value for one in ablate or ()),
+        auto=None if auto is None else tuple(one.value for one in auto),
+        severities=tuple(severity),
+        inside=setup.base_url is None,
+    )
 
 
 def _run(options: MC2Options, session: Session) -> Findings:
@@ -67,7 +98,6 @@ BENCHMARK = Benchmark(
     description="Ask conflicting samples in both option orders: plainly, instructed, with a chain of thought, with four "
     "solved examples, steered.",
     limit=400,
-    add_flags=_add_flags,
     options=_options,
     run=_run,
 )

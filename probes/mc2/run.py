@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from probes.conflicts.options import PROBE_SEEDS, Data
 from probes.conflicts.samples import ConflictSample, Wording
 from probes.conflicts.words import origin
 from probes.harness.benchmark import Findings
-from probes.harness.options import Defaults
 from probes.harness.session import Session
 from probes.harness.tables import Summary
 from probes.mc2 import ablate
@@ -55,23 +53,6 @@ class MC2Options:
         for severity in self.severities:
             if not 0 <= severity <= 1:
                 raise ValueError(f"--severity must be from 0 to 1, not {severity:g}")
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> MC2Options:
-        """Those of the command line."""
-        return cls(
-            data=Data.of(arguments, defaults),
-            conditions=tuple(arguments.conditions),
-            wording=arguments.wording,
-            vector=arguments.vector,
-            folders=defaults.vectors,
-            strength=arguments.strength,
-            random_directions=arguments.random_directions,
-            ablate=tuple(arguments.ablate),
-            auto=None if arguments.auto is None else tuple(arguments.auto),
-            severities=tuple(arguments.severity),
-            inside=arguments.base_url is None,
-        )
 
 
 def run(options: MC2Options, session: Session) -> Findings:

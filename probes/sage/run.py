@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 
 from probes.harness.benchmark import Findings
 from probes.harness.comparison import BASELINE
-from probes.harness.options import Defaults
 from probes.harness.session import Session, Setup
 from probes.sage import pope
 from probes.sage.evaluate import evaluate
@@ -42,17 +40,6 @@ class SageOptions:
         if not self.pope and self.demo is None:
             raise ValueError("--pope is needed: there is no demo world here to draw questions from")
 
-    @classmethod
-    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> SageOptions:
-        """Those of the command line."""
-        conditions = _chosen(stages(arguments.sweep), arguments.conditions or ["*"])
-        for text in arguments.condition or ():
-            conditions |= written(text)
-        return cls(
-            conditions, arguments.pairs, arguments.noise, tuple(arguments.pope or ()), arguments.images,
-            defaults.draw.get("sage"),
-        )  # fmt: skip
-
     def draw(self, setup: Setup) -> Drawn:
         """POPE's questions where files are given, else the demo world's, with its pairs and the names of its objects."""
         if not self.pope:
@@ -75,14 +62,19 @@ class SageOptions:
         )
 
 
-def _chosen(conditions: Stages, patterns: Sequence[str]) -> Stages:
-    """The baseline and the conditions that any pattern names; raises ValueError for one that names none."""
+def chosen(patterns: Sequence[str] | None, more: Sequence[str] | None, sweep: bool) -> Stages:
+    """The baseline, the conditions that a pattern names (None: all), those of a sweep among them, and `more`, which are
+    written as `NAME=JSON`; raises ValueError for a pattern that names none."""
+    conditions = stages(sweep)
     wanted = {BASELINE}
-    for pattern in patterns:
+    for pattern in patterns or ["*"]:
         if not (found := fnmatch.filter(conditions, pattern)):
             raise ValueError(f"--conditions: unknown {pattern}; there are {', '.join(conditions)}")
         wanted.update(found)
-    return {name: one for name, one in conditions.items() if name in wanted}
+    kept = {name: one for name, one in conditions.items() if name in wanted}
+    for text in more or ():
+        kept |= written(text)
+    return kept
 
 
 def run(options: SageOptions, session: Session) -> Findings:

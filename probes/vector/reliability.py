@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from probes.conflicts.options import Data
 from probes.conflicts.samples import ConflictSample, Side, messages
-from probes.harness.options import ModelOptions
+from probes.harness.options import ModelOptions, check_writable
 from probes.harness.tables import Summary
 from steering import Engine, measure
 from steering.files import write_atomically
@@ -72,6 +72,9 @@ def task_reliability(
 
 def run(model: ModelOptions, data: Data, samples: int, json_file: Path | None, quiet: bool) -> None:
     """Ask so many samples, print the table, and write it into the file where one is given."""
+    model.check()
+    if json_file is not None:
+        check_writable(json_file.parent)
     asked = data.draw(samples, data.seed)
     found = task_reliability(model.engine(), asked, quiet=quiet)
     if json_file is not None:

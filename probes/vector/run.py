@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,11 +13,11 @@ from probes.conflicts.options import PROBE_SEEDS, Data
 from probes.conflicts.samples import ConflictSample
 from probes.conflicts.words import origin
 from probes.harness.ledger import Remembering
-from probes.harness.options import Defaults, ModelOptions, check_writable
+from probes.harness.options import ModelOptions, check_writable
 from probes.vector import report
 from probes.vector.agreement import agreement
 from probes.vector.build import Recipe, build
-from probes.vector.calibrate import STRENGTHS, Budget, calibrate
+from probes.vector.calibrate import Budget, calibrate
 from probes.vector.projection import project
 from probes.vector.verdict import doubts, followed
 from steering import NAME, Engine, SteeringVector
@@ -60,29 +59,6 @@ class ProbeOptions:
         if self.out.is_dir():
             raise ValueError(f"--out {self.out} is a folder; name the file")
 
-    @classmethod
-    def of(cls, arguments: argparse.Namespace, defaults: Defaults) -> ProbeOptions:
-        """Those of the command line."""
-        name, model = arguments.name, ModelOptions.of(arguments, defaults)
-        return cls(
-            model=model,
-            data=Data.of(arguments, defaults),
-            name=name,
-            recipe=Recipe(arguments.wording, arguments.position, arguments.weight_size, arguments.weight_states),
-            samples=arguments.samples,
-            calibrated=arguments.calibration_samples if arguments.calibrate else 0,
-            layers=None if arguments.layers is None else tuple(arguments.layers),
-            strengths=tuple(arguments.strengths or STRENGTHS),
-            budget=_budget(arguments.budget),
-            states=arguments.states,
-            out=_place(arguments, defaults),
-            shadows=Path(model.path) / "vectors" / f"{name}.safetensors" if arguments.out is None else None,
-            folder=Path(arguments.report or Path("build/probe") / name),
-            force=arguments.force,
-            replace=arguments.replace,
-            quiet=arguments.quiet,
-        )
-
     def refuse_to_replace(self) -> None:
         """Raise FileExistsError where there is a vector that is not to be written over."""
         if self.out.exists() and not self.replace:
@@ -91,14 +67,8 @@ class ProbeOptions:
             )
 
 
-def _place(arguments: argparse.Namespace, defaults: Defaults) -> Path:
-    folders = defaults.vectors()
-    if arguments.out is None and not folders:
-        raise ValueError("there is no folder of vectors to put it into: give --out")
-    return Path(arguments.out).expanduser() if arguments.out else folders[0] / f"{arguments.name}.safetensors"
-
-
-def _budget(parts: Sequence[str]) -> Budget:
+def budget_of(parts: Sequence[str]) -> Budget:
+    """The budget that is written as NAME=MOST; raises ValueError for what is not written so."""
     names = {field.name for field in fields(Budget)}
     given = {}
     for part in parts:
@@ -114,9 +84,11 @@ def _budget(parts: Sequence[str]) -> Budget:
 
 def run(options: ProbeOptions) -> None:
     """Build, judge, calibrate, report and save. Raises ValueError where no reliable direction was found, unless `force`."""
-    options.refuse_to_replace()  # which is told before the work begins
+    options.refuse_to_replace()  # which is told before the work begins, like the next ones
+    options.model.check()
+    for folder in (options.out.parent, options.folder):
+        check_writable(folder)
     options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_writable(options.out.parent)
     samples = options.data.draw(options.samples + options.calibrated, PROBE_SEEDS + options.data.seed)
     held_back = options.calibrated
     if len(samples) < options.samples + held_back:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from server import settings as server_settings
+import typer
+from typer import Argument, BadParameter, Option
+
+from probes.harness.options import Command
+from server.commands.options import Config, settings_of, show
 
 if TYPE_CHECKING:
     from server.vectors.registry import Registry
@@ -19,69 +21,35 @@ if TYPE_CHECKING:
 
 FINGERPRINT = re.compile(r"[0-9a-f]{32}")
 
+Model = Annotated[str | None, Option(help="checkpoint folder whose vectors to include")]
+Folders = Annotated[
+    list[str] | None,
+    Option(
+        "--folder", "--vectors", metavar="FOLDER",
+        help="folder of vectors (repeatable; default: those of the settings)",
+    ),
+]  # fmt: skip
+Replace = Annotated[bool, Option("--replace", help="write over what is there")]
+Name = Annotated[str, Argument(help="name of the vector")]
 
-def register(subparsers: argparse._SubParsersAction) -> None:
-    """Add the `vectors` command; each part sets `func`, called with the parsed arguments."""
-    vectors = subparsers.add_parser("vectors", help="list, show, compose, export and import steering vectors")
-    parts = vectors.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    part = parts.add_parser("list", help="all vectors that a server with these settings would offer")
-    part.set_defaults(func=_guarded(list_vectors))
-
-    part = parts.add_parser("show", help="one vector, with how it was made, as JSON")
-    part.add_argument("name", help="name of the vector")
-    part.set_defaults(func=_guarded(show))
-
-    part = parts.add_parser(
-        "compose",
-        help="add scaled vectors up to a new one",
-        description="Add vectors of one model, each times a scale, and keep the sum under a new name.",
-    )
-    part.add_argument("out", metavar="OUT", help="name of the sum, which goes into the first folder")
-    part.add_argument(
-        "--add", nargs="+", action="extend", required=True, type=_term, metavar="NAME[:SCALE]",
-        help="a vector and its scale (default 1)",
-    )  # fmt: skip
-    _add_replace(part)
-    part.set_defaults(func=_guarded(compose))
-
-    part = parts.add_parser("export", help="write a vector to a file: safetensors, or GGUF where FILE ends in .gguf")
-    part.add_argument("name", help="name of the vector")
-    part.add_argument("file", metavar="FILE", help="where to")
-    part.add_argument(
-        "--model-hint", default="unknown", metavar="ARCH",
-        help="name of the model's architecture in llama.cpp, for GGUF (default: %(default)s)",
-    )  # fmt: skip
-    _add_replace(part)
-    part.set_defaults(func=_guarded(export))
-
-    part = parts.add_parser(
-        "import",
-        help="put a file's vector into the first folder",
-        description="Check a safetensors file, or a GGUF control vector, and put it into the first folder. A GGUF file "
-        "does not say which model it was made for: give --fingerprint, or --model, which is loaded to find out.",
-    )
-    part.add_argument("file", metavar="FILE", help="where from")
-    part.add_argument("--name", help="name of the vector (default: its own; for GGUF that of the file)")
-    part.add_argument("--fingerprint", help="that of the model which a GGUF file was made for; see 'vectors show'")
-    _add_replace(part)
-    part.set_defaults(func=_guarded(import_vector))
-
-    for part in parts.choices.values():
-        part.add_argument("--config", metavar="FILE", help="TOML file with settings")
-        part.add_argument("--model", default=argparse.SUPPRESS, help="checkpoint folder whose vectors to include")
-        part.add_argument(
-            "--folder", "--vectors", dest="vectors", action="append", default=argparse.SUPPRESS, metavar="FOLDER",
-            help="folder of vectors (repeatable; default: those of the settings)",
-        )  # fmt: skip
+app = typer.Typer(help="list, show, compose, export and import steering vectors", no_args_is_help=True)
 
 
-def list_vectors(arguments: argparse.Namespace) -> None:
-    """One line a file. A server takes the first one of a name that was made for its model; a damaged one hides the rest."""
+def register(to: typer.Typer) -> None:
+    """Add the `vectors` command with its parts."""
+    to.add_typer(app, name="vectors")
+
+
+@app.command("list", cls=Command)
+def list_vectors(config: Config = None, model: Model = None, vectors: Folders = None) -> None:
+    """Show all vectors that a server with these settings would offer.
+
+    A server takes the first file of a name that was made for its model; a damaged one hides the rest.
+    """
     from steering import SteeringVector, VectorError
 
-    store, _ = _open(arguments)
-    rows: list[tuple[str, ...]] = [("NAME", "USED", "KIND", "LAYERS", "PUBLISHED", "CALIBRATED", "MODEL", "FOLDER")]
+    store, _ = _open(config, model, vectors, reading=True)
+    rows: list[tuple[str | None, ...]] = []
     for name in store.names():
         seen: set[str] = set()
         for path in dict.fromkeys(store.files(name)):  # a folder may be named twice
@@ -89,85 +57,110 @@ def list_vectors(arguments: argparse.Namespace) -> None:
                 vector = SteeringVector.load(path)
             except (VectorError, OSError) as error:
                 seen.add("damaged")
-                rows.append((name, "no", f"{path.parent}: {error}"))
+                rows.append((name, "no", *[None] * 5, f"{path.parent}: {error}"))
                 continue
             used = "no" if seen & {"damaged", vector.fingerprint} else "yes"
             seen.add(vector.fingerprint)
             rows.append((name, used, *_columns(vector), str(path.parent)))
-    # What is wrong with a file stands in place of the columns behind the second one, and does not widen them.
-    widths = [max(len(row[i]) for row in rows if i < 2 or len(row) > 3) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
+    show(("NAME", "USED", "KIND", "LAYERS", "PUBLISHED", "CALIBRATED", "MODEL", "FOLDER"), rows)
 
 
-def _columns(vector: SteeringVector) -> tuple[str, str, str, str, str]:
+def _columns(vector: SteeringVector) -> tuple[str | None, ...]:
     """Kind, layers, what strength 1 is in published units, the range of strengths that was calibrated, and the model."""
     published, known = vector.published, vector.calibrated_range
-    kind = vector.kind if vector.positive in ("text", None) else f"{vector.kind}, negated"
     return (
-        kind,
+        vector.kind if vector.positive in ("text", None) else f"{vector.kind}, negated",
         ",".join(map(str, vector.layers)),
-        "-" if published is None else f"{published:g}",
-        "-" if known is None else f"{known[0]:g} to {known[1]:g}",
+        None if published is None else f"{published:g}",
+        None if known is None else f"{known[0]:g} to {known[1]:g}",
         vector.fingerprint[:16],
     )
 
 
-def show(arguments: argparse.Namespace) -> None:
-    """One vector without its numbers."""
+@app.command("show", cls=Command)
+def show_vector(name: Name, config: Config = None, model: Model = None, vectors: Folders = None) -> None:
+    """Show one vector, with how it was made, as JSON."""
     from server.vectors.routes import vector_json
 
-    store, _ = _open(arguments)
-    print(json.dumps(vector_json(store.get(arguments.name)), indent=2, ensure_ascii=False))
+    store, _ = _open(config, model, vectors, reading=True)
+    print(json.dumps(vector_json(store.get(name)), indent=2, ensure_ascii=False))
 
 
-def compose(arguments: argparse.Namespace) -> None:
-    """The sum of scaled vectors."""
-    store, registry = _open(arguments)
+@app.command(cls=Command, short_help="add scaled vectors up to a new one")
+def compose(
+    out: Annotated[str, Argument(metavar="OUT", help="name of the sum, which goes into the first folder")],
+    add: Annotated[list[str], Option(metavar="NAME[:SCALE]...", help="a vector and its scale (default 1)")],
+    replace: Replace = False,
+    config: Config = None,
+    model: Model = None,
+    vectors: Folders = None,
+) -> None:
+    """Add vectors of one model, each times a scale, and keep the sum under a new name."""
+    terms = [_term(text) for text in add]
+    store, registry = _open(config, model, vectors)
     # A vector that is only renamed keeps its calibration.
-    parts = [store.get(name) if scale == 1 else scale * store.get(name) for name, scale in arguments.add]
-    _add(registry(), functools.reduce(lambda one, other: one + other, parts).named(arguments.out), arguments.replace)
+    parts = [store.get(name) if scale == 1 else scale * store.get(name) for name, scale in terms]
+    _add(registry(), functools.reduce(lambda one, other: one + other, parts).named(out), replace)
 
 
-def export(arguments: argparse.Namespace) -> None:
-    """A file for elsewhere."""
+@app.command(cls=Command, short_help="write a vector to a file: safetensors, or GGUF where FILE ends in .gguf")
+def export(
+    name: Name,
+    file: Annotated[Path, Argument(metavar="FILE", help="where to")],
+    model_hint: Annotated[
+        str, Option(metavar="ARCH", help="name of the model's architecture in llama.cpp, for GGUF")
+    ] = "unknown",
+    replace: Replace = False,
+    config: Config = None,
+    model: Model = None,
+    vectors: Folders = None,
+) -> None:
+    """Write a vector to a file for elsewhere: safetensors, or GGUF where FILE ends in .gguf."""
     from steering.files import write_atomically
     from steering.vectors.gguf import to_gguf
 
-    store, _ = _open(arguments)
-    path = Path(arguments.file)
-    gguf = path.suffix == ".gguf"
-    data = to_gguf(store.get(arguments.name), arguments.model_hint) if gguf else store.read(arguments.name)
-    if path.exists() and not arguments.replace:
-        raise FileExistsError(f"{path} exists already; --replace writes over it")
-    write_atomically(path, data)
-    print(f"{path}: {len(data)} bytes")
+    store, _ = _open(config, model, vectors, reading=True)
+    data = to_gguf(store.get(name), model_hint) if file.suffix == ".gguf" else store.read(name)
+    if file.exists() and not replace:
+        raise FileExistsError(f"{file} exists already; --replace writes over it")
+    write_atomically(file, data)
+    print(f"{file}: {len(data)} bytes")
 
 
-def import_vector(arguments: argparse.Namespace) -> None:
-    """A file from elsewhere."""
+@app.command("import", cls=Command, short_help="put a file's vector into the first folder")
+def import_vector(
+    file: Annotated[Path, Argument(metavar="FILE", help="where from")],
+    name: Annotated[str | None, Option(help="name of the vector (default: its own; for GGUF that of the file)")] = None,
+    fingerprint: Annotated[
+        str | None, Option(help="that of the model which a GGUF file was made for; see 'vectors show'")
+    ] = None,
+    replace: Replace = False,
+    config: Config = None,
+    model: Model = None,
+    vectors: Folders = None,
+) -> None:
+    """Check a safetensors file, or a GGUF control vector, and put it into the first folder. A GGUF file does not say which
+    model it was made for: give --fingerprint, or --model, which is loaded to find out."""
     from steering import SteeringVector
 
-    store, registry = _open(arguments)
-    path = Path(arguments.file)
-    if _is_gguf(path):
-        vector = _from_gguf(path, arguments, store)
+    store, registry = _open(config, model, vectors)
+    if _is_gguf(file):
+        vector = _from_gguf(file, file.stem if name is None else name, fingerprint, model, store)
     else:
-        vector = SteeringVector.load(path)
-        if arguments.name is not None:
-            vector = vector.named(arguments.name)
-    _add(registry(), vector, arguments.replace)
+        vector = SteeringVector.load(file)
+        if name is not None:
+            vector = vector.named(name)
+    _add(registry(), vector, replace)
 
 
-def _from_gguf(path: Path, arguments: argparse.Namespace, store: VectorStore) -> SteeringVector:
+def _from_gguf(path: Path, name: str, fingerprint: str | None, model: str | None, store: VectorStore) -> SteeringVector:
     from steering.vectors.gguf import from_gguf
 
-    name = path.stem if arguments.name is None else arguments.name
-    if arguments.fingerprint is not None:
-        if not FINGERPRINT.fullmatch(arguments.fingerprint):
+    if fingerprint is not None:
+        if not FINGERPRINT.fullmatch(fingerprint):
             raise ValueError("--fingerprint must be 32 hexadecimal digits, as 'helmsight vectors show' prints it")
-        return from_gguf(path, name, arguments.fingerprint, _layers_of(arguments.fingerprint, store))
-    if not hasattr(arguments, "model"):
+        return from_gguf(path, name, fingerprint, _layers_of(fingerprint, store))
+    if model is None:
         raise ValueError(
             f"{path} is a GGUF file, which does not say which model it was made for: give --fingerprint or --model"
         )
@@ -175,7 +168,7 @@ def _from_gguf(path: Path, arguments: argparse.Namespace, store: VectorStore) ->
 
     from_gguf(path, name, "0" * 32)  # what is wrong with the file is known sooner than the model is loaded
     # The fingerprint is the same in every dtype, and this one takes half the memory.
-    mllm = steering.load(arguments.model, device="cpu", dtype="bfloat16")
+    mllm = steering.load(model, device="cpu", dtype="bfloat16")
     vector = from_gguf(path, name, mllm.fingerprint, mllm.num_layers)
     steering.check_steer(mllm, steering.Steer(vector, 1.0))
     return vector
@@ -206,12 +199,18 @@ def _add(registry: Registry, vector: SteeringVector, replace: bool) -> None:
     print(f"{path}: {vector.name}, {vector.kind}, layers {layers}, model {vector.fingerprint[:16]}")
 
 
-def _open(arguments: argparse.Namespace) -> tuple[VectorStore, Callable[[], Registry]]:
-    """All vectors of the settings, and what opens the folder that may be written to."""
+def _open(
+    config: str | None, model: str | None, vectors: list[str] | None, reading: bool = False
+) -> tuple[VectorStore, Callable[[], Registry]]:
+    """All vectors of the settings, and what opens the folder that may be written to; raises ValueError for a folder that was
+    named for `reading` and is not there."""
     from server.process.runtime import vector_store
     from server.vectors.registry import Registry
 
-    settings = server_settings.from_arguments(arguments)
+    settings = settings_of(config, model=model, vectors=vectors)
+    for option, folder in (("--model", model), *(("--folder", one) for one in vectors or ())):
+        if reading and folder is not None and not Path(folder).expanduser().is_dir():
+            raise ValueError(f"{option} {folder}: there is no such folder")
     store = vector_store(settings, Path(settings.model))
 
     def registry() -> Registry:
@@ -225,24 +224,7 @@ def _open(arguments: argparse.Namespace) -> tuple[VectorStore, Callable[[], Regi
 
 def _term(text: str) -> tuple[str, float]:
     name, colon, scale = text.partition(":")
-    return name, float(scale) if colon else 1.0
-
-
-def _add_replace(part: argparse.ArgumentParser) -> None:
-    part.add_argument("--replace", action="store_true", help="write over what is there")
-
-
-def _guarded(command: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], int]:
-    """A command whose errors that a user can put right are one line on standard error and status 1."""
-
-    def run(arguments: argparse.Namespace) -> int:
-        from steering import SteeringError
-
-        try:
-            command(arguments)
-        except (SteeringError, ValueError, OSError) as error:
-            print(f"helmsight: {error}", file=sys.stderr)
-            return 1
-        return 0
-
-    return run
+    try:
+        return name, float(scale) if colon else 1.0
+    except ValueError:
+        raise BadParameter(f"--add {text!r}: write NAME or NAME:SCALE, with a number for the scale") from None

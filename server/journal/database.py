@@ -101,8 +101,11 @@ class Database:
         self.engine.dispose()
 
 
-def open_database(place: Place, create: bool = True, busy_seconds: float = BUSY_SECONDS) -> Database:
-    """Open and migrate; unless `create` is false, makes what is not there: file, folder, tables. Raises JournalError."""
+def open_database(
+    place: Place, create: bool = True, busy_seconds: float = BUSY_SECONDS, upgrade: bool = True
+) -> Database:
+    """Open and, unless `upgrade` is false, migrate; unless `create` is false, makes what is not there: file, folder, tables.
+    Raises JournalError."""
     engine = None
     try:
         inode = None
@@ -113,7 +116,7 @@ def open_database(place: Place, create: bool = True, busy_seconds: float = BUSY_
             assert place.url is not None
             engine = _postgres(place.url)
         database = Database(place, engine, engine.execution_options(journal_write=True), inode)
-        _migrate(database.writer, create)
+        _migrate(database.writer, create, upgrade)
         return database
     except Exception as error:
         if engine is not None:
@@ -176,7 +179,7 @@ def _postgres(url: URL) -> Engine:
     return create_engine(url, connect_args=given, pool_pre_ping=True, pool_timeout=POOL_SECONDS, hide_parameters=True)
 
 
-def _migrate(writer: Engine, create: bool) -> None:
+def _migrate(writer: Engine, create: bool, upgrade: bool) -> None:
     """Bring the schema up to date; raises JournalError when it is beyond what this version knows."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
@@ -193,6 +196,6 @@ def _migrate(writer: Engine, create: bool) -> None:
                 scripts.get_revision(revision)
             except CommandError:
                 raise JournalError("newer_version", f"revision {revision[:32]}") from None
-        if set(current) != set(scripts.get_heads()):
+        if upgrade and set(current) != set(scripts.get_heads()):
             config.attributes["connection"] = connection
             command.upgrade(config, "head")

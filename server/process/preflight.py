@@ -1,18 +1,21 @@
-"""What can be seen of a model before it is loaded: `serve` ends with one sentence rather than open a port for nothing.
+"""What can be seen before a model is loaded: `serve` ends with one sentence rather than open a port for nothing.
 
 Files are looked at here, without importing anything that takes time. What only transformers knows, whether it knows the
-architecture and whether that reads images, is asked in a process of its own (`python -m server.preflight`), because the
+architecture and whether that reads images, is asked in a process of its own (`python -m server.process.preflight`), as the
 process that forks the workers must not import torch; it is spared models of the types that the test suite serves.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import socket
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -43,32 +46,67 @@ MAX_HEADER = 100_000_000
 ASKING_SECONDS = 120
 
 
-def preflight(settings: Settings) -> None:
-    """Raise SettingsError, in one sentence, for a model that cannot be served; what passes may still fail to load."""
+def preflight(settings: Settings, place: bool = True) -> None:
+    """Raise SettingsError, in one sentence, for a model that cannot be served, keys that cannot be read and, with `place`,
+    , a port that is taken; a model that passes may still fail to load."""
+    try:
+        _ = settings.keys
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--api-key-file {settings.api_key_file}: {_reason(error)}") from None
+    if look(settings):
+        _ask_transformers(settings)
+    if place:
+        check_place(settings)
+
+
+def look(settings: Settings) -> bool:
+    """Look at the files of a model, at dtype and device; raises SettingsError. Returns whether transformers knows more."""
     if settings.dtype not in DTYPES:
         raise SettingsError(f"--dtype {settings.dtype[:64]!r} is not known; it is one of {', '.join(DTYPES)}")
     if not _DEVICE.fullmatch(settings.device):
         raise SettingsError(f"--device {settings.device[:64]!r} is not known; it is auto, cpu, cuda, cuda:1 and so on")
-    if settings.device.startswith("cuda") and not any(True for name in _GPUS for _ in Path("/dev").glob(name)):
-        raise SettingsError(f"--device {settings.device}: this machine has no GPU that torch could use")
+    if settings.device.startswith("cuda"):
+        if version("torch").endswith("+cpu"):
+            raise SettingsError(f"--device {settings.device}: the torch that is installed is built for the CPU alone")
+        if not any(True for name in _GPUS for _ in Path("/dev").glob(name)):
+            raise SettingsError(f"--device {settings.device}: this machine has no GPU that torch could use")
     folder = Path(settings.model).expanduser()
     if not folder.is_dir():
-        _check_name(settings, folder)
-        return
+        return _check_name(settings, folder)
     config = check_folder(folder)
-    if config.get("model_type") not in TESTED or not isinstance(config.get("vision_config"), dict):
-        _ask_transformers(settings)
+    return config.get("model_type") not in TESTED or not isinstance(config.get("vision_config"), dict)
 
 
-def _check_name(settings: Settings, path: Path) -> None:
-    """A name on the hub: to be downloaded, or in the cache of earlier downloads."""
+def check_place(settings: Settings) -> None:
+    """Raise SettingsError where nobody could listen at the host and port."""
+    if settings.host.startswith("unix:") or not settings.port:
+        return
+    host = settings.host.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gunicorn's
+        try:
+            trial.bind((host, settings.port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise SettingsError(
+                    f"--port {settings.port} is taken: another program listens there; stop it, or name another port"
+                ) from None
+            raise SettingsError(f"--host {settings.host} --port {settings.port}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
+
+
+def _check_name(settings: Settings, path: Path) -> bool:
+    """A name on the hub: to be downloaded, or in the cache of earlier downloads; returns whether to ask transformers."""
     name = settings.model
     if path.exists():
         raise SettingsError(f"the model {name!r} is a file; a checkpoint is a folder")
     if name.count("/") > 1 or name.startswith((".", "/", "~")) or "\\" in name:
         raise SettingsError(f"the model {name!r} cannot be served: there is no such folder")
     if settings.download:
-        return
+        return False
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 -- only for names
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
 
@@ -79,10 +117,10 @@ def _check_name(settings: Settings, path: Path) -> None:
     if not isinstance(cached, str):
         raise SettingsError(
             f"the model {name!r} cannot be served: there is no such folder, and no model of that name has been downloaded "
-            "from the hub; --download would allow it"
+            f"from the hub; 'helmsight serve --model {name} --download' would fetch it"
         )
     check_folder(Path(cached).parent, name)
-    _ask_transformers(settings)
+    return True
 
 
 def check_folder(folder: Path, shown: str | None = None) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import typer
 from PIL import Image
 
 from probes import command
 from probes.conflicts.samples import ConflictSample
+from probes.harness import options
 from tests.probes.conftest import make_samples
 
 
@@ -20,10 +21,11 @@ def demo_samples(count: int, seed: int) -> list[ConflictSample]:
 
 
 def run(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.register(parser.add_subparsers(required=True), demo_samples=demo_samples, default_model="nothing")
-    arguments = parser.parse_args([str(word) for word in words])
-    return int(arguments.func(arguments))
+    app = typer.Typer()
+    command.register(app)
+    return options.run(
+        app, [str(word) for word in words], options.Defaults("nothing", draw={"conflicts": demo_samples})
+    )
 
 
 def last_error(capsys: pytest.CaptureFixture[str]) -> str:

@@ -1,80 +1,206 @@
-"""The command line as a whole: what every command's parser has in common."""
+"""The command line as a whole: what every command's options have in common, and how what is wrong is told."""
 
 from __future__ import annotations
 
-import argparse
+import importlib.metadata
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from server import cli
+from server.settings import Settings
+
+ROOT = Path(__file__).parents[2]
 
 
-def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """A parser and those of all its subcommands."""
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for inner in action.choices.values():
-                yield from parsers(inner)
+def walk(command: Any, path: str = "helmsight") -> Iterator[tuple[str, Any]]:
+    """A command and all its subcommands, by what is written."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from walk(inner, f"{path} {name}")
 
 
-ALL = list(parsers(cli.build_parser()))
+ALL = dict(walk(typer.main.get_command(cli.commands())))
 
 
-def test_every_command_is_walked() -> None:
-    names = {parser.prog for parser in ALL}
-    assert {"helmsight", "helmsight serve", "helmsight probe", "helmsight eval mc2", "helmsight eval sage"} <= names
-    assert {"helmsight vectors compose", "helmsight journal export", "helmsight demo train"} <= names
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on standard error."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err.strip()
 
 
-@pytest.mark.parametrize("parser", ALL, ids=lambda parser: str(parser.prog))
-def test_no_option_is_taken_for_one_that_it_only_begins_like(parser: argparse.ArgumentParser) -> None:
-    assert parser.allow_abbrev is False
+def test_every_command_is_there() -> None:
+    assert set(ALL) == {
+        "helmsight",
+        *("helmsight serve", "helmsight doctor", "helmsight probe"),
+        *("helmsight eval", "helmsight eval mc2", "helmsight eval sage"),
+        *("helmsight vectors", *(f"helmsight vectors {one}" for one in ("list", "show", "compose", "export", "import"))),
+        *("helmsight journal", *(f"helmsight journal {one}" for one in ("export", "prune", "summary"))),
+        *("helmsight demo", *(f"helmsight demo {one}" for one in ("train", "evaluate", "scene", "samples", "conflicts"))),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["probe", "--sample", "3"],
-        ["probe", "--repl"],
-        ["eval", "mc2", "--limi", "3"],
-        ["serve", "--por", "1"],
-        ["vectors", "compose", "a", "--add", "b", "--rep"],
-        ["journal", "export", "--lim", "1"],
-        ["demo", "scene", "--see", "1"],
-    ],
-)
-def test_a_shortened_option_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.build_parser().parse_args(words)
-    assert ended.value.code == 2
-    assert "error: " in capsys.readouterr().err
+@pytest.mark.parametrize("path", ALL)
+def test_help_names_every_option_uncut(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*path.split()[1:], "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed  # of a name that 80 columns have no room for
+    squeezed = "".join(printed.replace("│", "").split())
+    for option in ALL[path].params:
+        if not option.hidden:
+            assert (option.opts[0] if option.param_type_name == "option" else option.display_name_raw) in printed
+            assert "".join((option.help or "").split())[:20] in squeezed, "brackets must not be taken for markup"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["probe", "--sample", "3"], "helmsight probe: error: unrecognized option --sample; did you mean --samples?"),
-        (["probe", "--sample=3"], "unrecognized option --sample; did you mean --samples?"),
-        (["serve", "--prot", "1"], "helmsight serve: error: unrecognized option --prot; did you mean --port?"),
+        (["probe", "--sample", "3"], "helmsight probe: No such option: --sample; did you mean --samples?"),
+        (["probe", "--sample=3"], "helmsight probe: No such option: --sample; did you mean --samples?"),
+        (["probe", "--repl"], "helmsight probe: No such option: --repl; did you mean --replace?"),
+        (["eval", "mc2", "--limi", "3"], "helmsight eval mc2: No such option: --limi; did you mean --limit?"),
+        (["eval", "mc2", "--conditions", "plain", "--limt", "3"], "No such option: --limt; did you mean --limit?"),
+        (["serve", "--prot", "1"], "helmsight serve: No such option: --prot; did you mean --port?"),
+        (["vectors", "compose", "a", "--ad", "b"], "No such option: --ad; did you mean --add?"),
+        (["journal", "export", "--lim", "1"], "No such option: --lim; did you mean --limit?"),
+        (["demo", "scene", "--see", "1"], "No such option: --see; did you mean --seed?"),
+        (["--sample", "serve"], "helmsight: No such option: --sample"),
+        (["serve", "--zzz"], "helmsight serve: No such option: --zzz"),
+        (["serv"], "helmsight: No such command 'serv'. Did you mean 'serve'?"),
+        (["vectors", "lst"], "helmsight vectors: No such command 'lst'. Did you mean 'list'?"),
+        (["serve", "more"], "helmsight serve: Got unexpected extra argument(s) (more)"),
+        (["serve", "--host", "--port", "1"], "helmsight serve: Option --host needs a value."),
+        (["serve", "--host"], "helmsight serve: Option --host needs a value."),
+        (["eval", "mc2", "--conditions", "--limit", "3"], "helmsight eval mc2: Option --conditions needs a value."),
         (
-            ["vectors", "compose", "a", "--ad", "b"],
-            "vectors compose: error: unrecognized option --ad; did you mean --add?",
+            ["eval", "mc2", "--conditions", "plan"],
+            "'plan' is not one of 'plain', 'instruct', 'chain', 'shots', 'steer'.",
         ),
-        (["journal", "export", "--limt", "1"], "unrecognized option --limt; did you mean --limit?"),
-        (["--sample", "serve"], "helmsight: error: unrecognized option --sample\n"),
-        (["serve", "--zzz"], "unrecognized option --zzz\n"),
+        (["eval", "mc2", "--limit", "0"], "Invalid value for '--limit'"),
+        (["vectors", "compose", "a"], "helmsight vectors compose: Missing option '--add'."),
+        (["vectors", "show"], "helmsight vectors show: Missing argument 'name'."),
     ],
 )
-def test_an_unknown_option_is_named_with_the_one_that_is_meant(
+def test_a_wrong_command_line_is_one_line_and_status_2(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        cli.build_parser().parse_args(words)
-    assert said in capsys.readouterr().err
+    assert cli.main(words) == 2
+    assert said in told(capsys)
 
 
-def test_a_value_is_not_taken_for_an_option() -> None:
-    arguments = cli.build_parser().parse_args(["serve", "--host=--odd", "--port", "1"])
-    assert (arguments.host, arguments.port) == ("--odd", "1")
+def test_alone_it_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["vectors"]):
+        assert cli.main(words) == 2
+        captured = capsys.readouterr()
+        assert "Commands" in captured.out
+        assert captured.err == ""
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"helmsight {importlib.metadata.version('helmsight')}\n"
+
+
+def parsed(path: str, *words: str) -> dict[str, Any]:
+    """What a command makes of words."""
+    with ALL[path].make_context("it", list(words)) as context:
+        return dict(context.params)
+
+
+def test_an_option_takes_the_words_up_to_the_next_one() -> None:
+    given = parsed("helmsight probe", "--layers", "3", "-1", "--tasks", "a", "--strengths", "0.3", "-0.5", "--quiet")
+    assert (given["layers"], given["tasks"], given["strengths"], given["quiet"]) == ([3, -1], ["a"], [0.3, -0.5], True)
+    again = parsed("helmsight vectors compose", "out", "--add", "a", "b:-0.5", "--add", "c")
+    assert (again["add"], again["out"]) == (["a", "b:-0.5", "c"], "out")
+    assert parsed("helmsight demo scene", "--size", "40", "50", "--seed", "2")["size"] == (40, 50)
+
+
+def test_a_repeated_option_takes_one_word_each() -> None:
+    given = parsed("helmsight vectors show", "--folder", "name", "name", "--vectors", "b")
+    assert (given["vectors"], given["name"]) == (["name", "b"], "name")
+
+
+def test_all_criteria_are_meant_where_none_is_named() -> None:
+    assert not parsed("helmsight eval mc2")["auto"]
+    assert parsed("helmsight eval mc2", "--auto", "--limit", "3")["auto"] == ["drop", "surprise"]
+    assert parsed("helmsight eval mc2", "--auto", "drop")["auto"] == ["drop"]
+
+
+def test_a_value_may_look_like_an_option_where_it_is_attached() -> None:
+    assert parsed("helmsight serve", "--host=--odd", "--port", "1")["host"] == "--odd"
+
+
+def test_a_switch_can_be_turned_both_ways_and_help_shows_the_one_that_changes_something() -> None:
+    options = {option.opts[0]: option for option in ALL["helmsight serve"].params}
+    assert {name for name, field in Settings.model_fields.items() if field.annotation is bool} == {
+        "download", "compiled", "allow_remote_images", "allow_uploads", "journal_texts", "access_log",
+    }  # fmt: skip
+    assert (options["--download"].hidden, options["--no-download"].hidden) == (False, True)
+    assert (options["--access-log"].hidden, options["--no-access-log"].hidden) == (True, False)
+
+
+def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("server.commands.journal.settings_of", interrupted)
+    assert cli.main(["journal", "summary"]) == 130
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defect(*_: object, **__: object) -> None:
+        raise AttributeError("a defect")
+
+    monkeypatch.setattr("server.commands.journal.settings_of", defect)
+    with pytest.raises(AttributeError, match="a defect"):
+        cli.main(["journal", "summary"])
+
+
+def at_a_terminal(*words: str, **environ: str) -> str:
+    """What a command shows on a terminal of 100 columns."""
+    leader, follower = pty.openpty()
+    clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    command = [sys.executable, "-m", "server.cli", *words]
+    settings = {"TERM": "xterm-256color", "COLUMNS": "100", **environ}
+    subprocess.run(command, cwd=ROOT, env=clean | settings, stdout=follower, stderr=follower, check=False)
+    os.close(follower)
+    shown = b""
+    try:
+        while part := os.read(leader, 65_536):
+            shown += part
+    except OSError:  # the other end is closed
+        pass
+    os.close(leader)
+    return shown.decode()
+
+
+def test_there_are_colours_on_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "\x1b[1;31mhelmsight serve:\x1b[0m No such option" in at_a_terminal("serve", "--zzz")
+    assert "\x1b[3" not in at_a_terminal("serve", "--zzz", NO_COLOR="1")
+    assert cli.main(["serve", "--zzz"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell: str) -> None:
+    def completed(line: str) -> str:
+        words = line.split(" ")
+        told = {"_HELMSIGHT_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        told |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        command = [sys.executable, "-m", "server.cli"]
+        return subprocess.run(
+            command, cwd=ROOT, env=os.environ | told, capture_output=True, text=True, check=False
+        ).stdout
+
+    assert "vectors" in completed("helmsight ve")
+    assert "--allow-uploads" in completed("helmsight serve --allow-u")
+    assert "instructed" in completed("helmsight probe --weight-states in")

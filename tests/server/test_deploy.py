@@ -6,7 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from server.settings import PREFIX, Settings
+from server.process.sources import PREFIX
+from server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()

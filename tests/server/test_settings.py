@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from server.cli import build_parser, main
+from server.cli import main
+from server.commands.options import settings_flags, settings_of
+from server.process.sources import load_settings
 from server.serving import gunicorn_options
-from server.settings import Settings, SettingsError, from_arguments, load_settings, warnings_for
+from server.settings import Settings, SettingsError, warnings_for
 
 
 def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path) -> None:
@@ -56,7 +58,8 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
         ({"port": "http"}, {}, r"'port' \(command line\)"),
         ({}, {"HELMSIGHT_SLOTS": "0"}, r"'slots' \(environment\)"),
         ({"api_keys": ("short",)}, {}, "at least 8 characters"),
-        ({"colour": "red"}, {}, "'colour'"),
+        ({"colour": "red"}, {}, r"'colour' \(command line\): there is no such setting"),
+        ({"prt": "1"}, {}, "'prt' .*; did you mean 'port'"),
         ({"journal": "mysql://u:p@host/x"}, {}, r"'journal' \(command line\): .*postgresql://"),
         ({}, {"HELMSIGHT_JOURNAL": " "}, r"'journal' \(environment\)"),
         ({}, {"HELMSIGHT_CONFIG": "/no/such/file"}, "/no/such/file"),
@@ -70,13 +73,37 @@ def test_wrong_settings_are_named_with_their_source(
 
 
 def test_every_setting_has_help_and_a_flag() -> None:
-    arguments = build_parser().parse_args(["serve"])
-    assert from_arguments(arguments) == load_settings({})
+    flags = {one.name for one in settings_flags()}
+    assert flags - {f"no_{name}" for name in Settings.model_fields} == set(Settings.model_fields)
     assert all(field.description for field in Settings.model_fields.values())
-    parsed = build_parser().parse_args(["serve", "--api-key", "k" * 8, "--api-key", "l" * 8, "--no-access-log"])
-    settings = from_arguments(parsed)
-    assert len(settings.keys) == 2
-    assert not settings.access_log
+    assert settings_of(None, **dict.fromkeys(flags)) == load_settings({})
+    settings = settings_of(None, api_keys=["k" * 8, "l" * 8], no_access_log=True, no_download=False, slots="3")
+    assert (len(settings.keys), settings.access_log, settings.download, settings.slots) == (2, False, False, 3)
+
+
+def test_a_switch_of_the_file_is_turned_off_by_a_flag(tmp_path: Path) -> None:
+    config = tmp_path / "helmsight.toml"
+    config.write_text("download = true\naccess_log = false\n")
+    assert settings_of(str(config)).download
+    assert not settings_of(str(config), no_download=True).download
+    assert settings_of(str(config), access_log=True).access_log
+
+
+def test_an_empty_variable_is_none_but_that_of_the_vectors() -> None:
+    settings = load_settings({}, {"HELMSIGHT_PORT": "", "HELMSIGHT_VECTORS": "", "helmsight_slots": "3"})
+    assert (settings.port, settings.vectors, settings.slots) == (8000, (), 16)
+
+
+def test_an_unknown_variable_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    platforms = ("PORT_8000_TCP_ADDR", "PORT_8000_TCP", "SERVICE_HOST", "SERVICE_PORT_HTTP")
+    load_settings({}, {f"HELMSIGHT_{name}": "tcp://10.0.0.1" for name in platforms} | {"HELMSIGHT_CONFIG": ""})
+    assert caplog.messages == []
+    load_settings({}, {"HELMSIGHT_PROT": "1", "HELMSIGHT_API_KEY": "k", "HELMSIGHT_XYZZY": "", "OTHER_PROT": ""})
+    assert caplog.messages == [
+        "HELMSIGHT_API_KEY is no setting; did you mean HELMSIGHT_API_KEYS?",
+        "HELMSIGHT_PROT is no setting; did you mean HELMSIGHT_PORT?",
+        "HELMSIGHT_XYZZY is no setting",
+    ]
 
 
 def test_listening_to_the_world_without_a_key_warns() -> None:
@@ -110,6 +137,7 @@ def test_vectors_are_listed_and_shown(vectors: Path, capsys: pytest.CaptureFixtu
 
 
 def test_help_imports_neither_torch_nor_flask() -> None:
-    code = "import sys; from server.cli import build_parser; build_parser().format_help(); print(*sys.modules)"
+    code = "import sys; from server.cli import main; main(['serve', '--help']); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert not {"torch", "transformers", "flask", "matplotlib"} & set(loaded)
+    heavy = {"torch", "transformers", "flask", "matplotlib", "numpy", "PIL", "sqlalchemy", "pydantic_settings"}
+    assert not heavy & set(loaded)

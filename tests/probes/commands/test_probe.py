@@ -19,7 +19,7 @@ from probes.answering.base import Question
 from probes.vector.reliability import task_reliability
 from server import cli
 from server.process.runtime import vector_store
-from server.settings import load_settings
+from server.process.sources import load_settings
 from tests.probes.command_line import demo_samples, last_error, run, strict, write_mc2
 
 SMALL = ("--samples", "4", "--calibration-samples", "2", "--strengths", "0.3", "--layers", "1", "--states", "2")
@@ -310,7 +310,7 @@ def test_a_full_disk_leaves_the_old_vector(
 
     monkeypatch.setattr(os, failing, full)
     assert run(*probe, "--no-calibrate", "--states", "0", "--out", str(out), "--force", "--replace") == 1
-    assert last_error(capsys).startswith("helmsight: [Errno 28] No space left on device: ")
+    assert last_error(capsys).endswith(": No space left on device")
     assert out.read_bytes() == b"the old vector"
     assert list(out.parent.iterdir()) == [out]
 

@@ -69,8 +69,7 @@ def test_a_run_that_was_stopped_asks_only_the_rest(
     words += ["--limit", "6", "--colours", *COLOURS]
     with monkeypatch.context() as patch:
         patch.setattr(InProcess, "answers", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(*words)
+        assert run(*words) == 130
     assert not (tmp_path / "toy" / "report.json").exists()
     questions.clear()
     assert run(*words) == 0
@@ -125,11 +124,30 @@ def test_wrong_options_are_told_before_any_work(words: list[str], capsys: pytest
     assert last_error(capsys) == "helmsight: --colours: nobody knows what is beige"
 
 
+@pytest.mark.usefixtures("no_model")
+def test_a_server_that_is_not_there_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words, "--base-url", "http://127.0.0.1:9") == 1
+    assert capsys.readouterr().err == (
+        "helmsight: http://127.0.0.1:9/v1/models did not answer: Connection refused; is the server running?\n"
+    )
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("option", ["--out", "--json", "--markdown"])
+def test_a_place_that_cannot_be_written_to_is_told_before_any_work(
+    words: list[str], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert run(*words, option, str(file / "new" / "report")) == 1
+    folder = file / "new" / "report" if option == "--out" else file / "new"
+    assert last_error(capsys) == f"helmsight: {folder} cannot be written to: {file} is no folder"
+
+
 def test_the_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run("eval", "toy", "--help")
+    assert run("eval", "toy", "--help") == 0
     printed = capsys.readouterr().out
-    assert "--limit N" in printed
-    assert "pictures (default 4)" in printed
-    for option in ("--base-url", "--out", "--json", "--markdown", "--colours", "--seed", "--slots"):
+    assert "pictures [default: 4]" in printed
+    assert "asked about in turn" in printed
+    for option in ("--limit", "--base-url", "--out", "--json", "--markdown", "--colours", "--seed", "--slots"):
         assert option in printed

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image
+from typer import Option
 
 from probes.answering.base import Chat
 from probes.harness.benchmark import Benchmark, Findings
@@ -17,9 +17,10 @@ from probes.harness.comparison import BASELINE, SampleSet, compare
 from probes.harness.comparison_tables import READING, power, table
 from probes.harness.options import Defaults
 from probes.harness.report import Report
-from probes.harness.session import Session
+from probes.harness.session import Session, Setup
 from steering import Icd, Options, See
 
+COLOURS = ["red", "green"]
 CONDITIONS: dict[str, tuple[Options, ...]] = {BASELINE: (), "See": (See(alpha=0.5),), "ICD": (Icd(),)}
 
 
@@ -34,12 +35,13 @@ class ToyOptions:
             raise ValueError("--colours: nobody knows what is beige")
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--colours", nargs="+", default=["red", "green"], metavar="NAME")
-
-
-def _options(arguments: argparse.Namespace, defaults: Defaults) -> ToyOptions:
-    return ToyOptions(tuple(arguments.colours))
+def _options(
+    setup: Setup,
+    defaults: Defaults,
+    *,
+    colours: Annotated[list[str], Option(metavar="NAME...", help="asked about in turn")] = COLOURS,
+) -> ToyOptions:
+    return ToyOptions(tuple(colours))
 
 
 def _chats(colour: str) -> Sequence[Chat]:
@@ -76,6 +78,4 @@ def _run(options: ToyOptions, session: Session) -> Findings:
     return Findings(page, {"model": session.model, "samples": len(samples)}, found)
 
 
-BENCHMARK = Benchmark(
-    "toy", "colours", "Ask of what colour pictures are.", 4, _add_flags, _options, _run, unit="pictures"
-)
+BENCHMARK = Benchmark("toy", "colours", "Ask of what colour pictures are.", 4, _options, _run, unit="pictures")

@@ -93,7 +93,7 @@ def test_the_list_tells_what_is_used_and_what_its_strength_is(run: Run, folder: 
     folders = ("--folder", str(folder), "--folder", str(later))  # `run` names the first one again
     header, *lines = run("list", *folders, "--model", str(tmp_path))[1].splitlines()
     (broken,) = (line for line in lines if "Not a steering vector file" in line)
-    assert broken.split()[:3] == ["b", "no", f"{folder}:"]
+    assert broken.split()[:8] == ["b", "no", *"-----", f"{folder}:"]
     starts = [header.index(name) for name in header.split()]
     cut = [
         [line[a:b].strip() for a, b in zip(starts, [*starts[1:], None], strict=True)]
@@ -134,8 +134,9 @@ def test_what_cannot_be_composed_is_refused(run: Run, folder: Path) -> None:
     assert "no steering vector 'nobody'" in refused(run("compose", "mixture", "--add", "nobody"))
     assert "must match" in refused(run("compose", "../mixture", "--add", "a"))
     assert "finite" in refused(run("compose", "mixture", "--add", "a:nan"))
-    with pytest.raises(SystemExit):
-        run("compose", "mixture", "--add", "a:much")
+    status, out, err = run("compose", "mixture", "--add", "a:much")
+    assert (status, out) == (2, "")
+    assert "--add 'a:much': write NAME or NAME:SCALE" in err
     assert sorted(folder.iterdir()) == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from server import serving
 from server.cli import main
 from server.process import preflight
 from server.process.preflight import check_folder
-from server.settings import SettingsError
+from server.settings import Settings, SettingsError
 from tests.server.fakes import checkpoint
 
 
@@ -103,7 +104,7 @@ def test_templates_of_transformers_own_dialect_pass(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "why"),
     [
-        ("--dtype", "int3", "'int3' is not known; it is one of auto, float32, bfloat16, float16"),
+        ("--dtype", "float8", "'float8' is not known; it is one of auto, float32, bfloat16, float16"),
         ("--device", "gpu0", "'gpu0' is not known"),
         ("--device", "cuda:9", "no GPU"),
     ],
@@ -112,11 +113,68 @@ def test_weights_and_devices_that_there_are_not(
     option: str, value: str, why: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preflight, "_GPUS", ())
+    monkeypatch.setattr(preflight, "version", lambda package: "2.13.0")
     assert main(["serve", option, value]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith(f"helmsight: {option} ")
     assert why in said
+
+
+def test_a_torch_without_cuda_is_told_apart_from_a_machine_without_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "version", lambda package: {"torch": "2.13.0+cpu"}[package])
+    assert main(["serve", "--device", "cuda"]) == 2
+    said = "helmsight: --device cuda: the torch that is installed is built for the CPU alone\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_a_port_that_is_taken_is_named(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+        port = listening.getsockname()[1]
+        assert main(["serve", "--host", host, "--port", str(port)]) == 2
+    assert capsys.readouterr().err == (
+        f"helmsight: --port {port} is taken: another program listens there; stop it, or name another port\n"
+    )
+    preflight.check_place(Settings(host=host, port=port))
+
+
+def test_a_host_that_is_none_of_this_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host", "192.0.2.1", "--port", "8321"]) == 2
+    assert capsys.readouterr().err.startswith("helmsight: --host 192.0.2.1 --port 8321: ")
+    preflight.check_place(Settings(host="unix:/nowhere"))
+
+
+def test_a_key_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["serve", "--api-key-file", str(tmp_path / "keys")]) == 2
+    assert capsys.readouterr().err == f"helmsight: --api-key-file {tmp_path / 'keys'}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("command", ["probe", "eval mc2", "eval sage", "probe reliability"])
+def test_commands_that_load_a_model_look_at_it_first(
+    command: str, capsys: pytest.CaptureFixture[str], copy: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("steering.load", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def refused(*words: str) -> str:
+        assert main([*command.split(), *words, "--quiet"]) == 1
+        return capsys.readouterr().err.strip().splitlines()[-1]
+
+    (copy / "model.safetensors").write_bytes(b"cut")
+    assert "model.safetensors is damaged" in refused("--model", str(copy))
+    assert refused("--model", "/nowhere").endswith("'/nowhere' cannot be served: there is no such folder")
+    assert "'helmsight serve --model nobody/there --download' would fetch it" in refused("--model", "nobody/there")
+    assert "--device 'tpu' is not known" in refused("--device", "tpu")
+    file = tmp_path / "file"
+    file.write_text("")
+    if command != "probe":
+        assert refused("--json", f"{file}/x.json") == f"helmsight: {file} cannot be written to: {file} is no folder"
+    if command != "probe reliability":
+        assert refused("--out", f"{file}/x").endswith(f"{file} is no folder")
 
 
 def test_a_missing_shard_is_named(copy: Path) -> None:

@@ -1,0 +1,50 @@
+"""`helmsight doctor`: what a server rests on, in one page."""
+
+from __future__ import annotations
+
+import json as jsons
+import os
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from probes.harness.options import Command, with_flags
+from server.commands.options import Config, given_of, settings_flags
+
+STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    flagged = with_flags(doctor, settings_flags())
+    app.command("doctor", cls=Command, short_help="look at all that a server rests on, and say what to do")(flagged)
+
+
+def doctor(
+    load: Annotated[
+        bool, Option("--load/--no-load", help="load the model and have it check itself", show_default=False)
+    ] = True,
+    json: Annotated[bool, Option("--json", help="write the findings as JSON")] = False,
+    config: Config = None,
+    **given: Any,
+) -> None:
+    """Look at all that a server with these settings rests on: packages, device, threads, model, vectors, journal, port. The
+    status is 1 where there is a problem. Flags are those of 'helmsight serve'."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from server.commands.findings import examine
+
+    console, findings = Console(soft_wrap=True, highlight=False), []
+    for one in examine(given_of(given), os.environ, config, load):
+        findings.append(one)
+        if not json:
+            console.print(Text.assemble((f"{one.state:8}", STYLES[one.state]), f" {one.part:9} {one.said}"))
+            if one.advice is not None:
+                console.print(Text(f"{'':18} -> {one.advice}"))
+    failed = any(one.state == "problem" for one in findings)
+    if json:
+        print(jsons.dumps({"ok": not failed, "findings": [asdict(one) for one in findings]}, indent=2))
+    raise typer.Exit(int(failed))

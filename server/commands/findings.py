@@ -1,0 +1,247 @@
+"""What `helmsight doctor` looks at: everything that a server with these settings rests on, a finding each."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from packaging.requirements import Requirement
+
+from server.openmp import VARIABLES
+from server.process.preflight import check_place, one_sentence, preflight
+from server.process.sources import merged, unknown
+from server.settings import Settings, SettingsError, warnings_for
+
+if TYPE_CHECKING:
+    from server.engine import Capabilities
+
+State = Literal["ok", "warning", "problem"]
+
+
+ADVICE = {
+    "device": "--device cpu runs the model without a GPU",
+    "threads": "name their number with --threads",
+    "model": "fetch it anew, or name another one with --model",
+    "vectors": "name other folders with --vectors",
+    "journal": "name another place with --journal (off for none), or move away what is there",
+    "port": "stop what listens there, or name another one with --port",
+}
+"""What to do where a part has a problem."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How it stands with a part, what was seen of it, and what to do about it."""
+
+    part: str
+    state: State
+    said: str
+    advice: str | None = None
+
+
+def examine(
+    given: Mapping[str, Any], environ: Mapping[str, str], config: str | None, load: bool = True
+) -> Iterator[Finding]:
+    """Every finding, in the order of the page; `given` are flags of `serve`. The model is loaded where `load` is true."""
+    yield from packages()
+    for name, meant in unknown(environ):
+        yield Finding("settings", "warning", f"{name} is no setting", f"did you mean {meant}?" if meant else "unset it")
+    try:
+        settings = merged(given, environ, config)
+    except SettingsError as error:
+        yield Finding("settings", "problem", str(error), "correct it; nothing that rests on settings was looked at")
+        return
+    yield from (Finding("settings", "warning", said, "set --api-key") for said in warnings_for(settings))
+    yield from _guarded("device", device, settings)
+    yield from _guarded("threads", threads, settings)
+    yield openmp(environ)
+    able: list[Capabilities] = []
+    yield from _guarded("model", lambda one: model(one, load, able), settings)
+    yield from _guarded("vectors", lambda one: vectors(one, able[0].fingerprint if able else None), settings)
+    yield from _guarded("journal", journal, settings)
+    yield from _guarded("port", port, settings)
+
+
+def _guarded(part: str, look: Callable[[Settings], Iterator[Finding]], settings: Settings) -> Iterator[Finding]:
+    """The findings of a part; what it raises is one."""
+    try:
+        yield from look(settings)
+    except Exception as error:  # whatever it is, the rest of the page is wanted
+        yield Finding(part, "problem", one_sentence(error), ADVICE[part])
+
+
+def packages() -> Iterator[Finding]:
+    """Python, and each package that is missing or of a version that the project is not tested with."""
+    outside = []
+    for line in metadata.requires("helmsight") or ():
+        required = Requirement(line)
+        if required.marker is not None and not required.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = metadata.version(required.name)
+        except metadata.PackageNotFoundError:
+            yield Finding("packages", "problem", f"{required.name} is missing", f"pip install '{required}'")
+            continue
+        if not required.specifier.contains(found, prereleases=True):
+            outside.append((required, found))
+    for required, found in outside:
+        said = f"{required.name} {found} is not among the tested versions, {required.specifier}"
+        yield Finding("packages", "warning", said, f"pip install '{required}'")
+    core = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
+    yield Finding(
+        "packages", "ok", f"helmsight {metadata.version('helmsight')}, Python {platform.python_version()}, {core}"
+    )
+
+
+def device(settings: Settings) -> Iterator[Finding]:
+    """What the model would be run on."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if settings.device == "cpu" or (settings.device == "auto" and not count):
+        seen = next(iter(Path("/dev").glob("nvidia[0-9]*")), None)
+        if settings.device == "auto" and seen is not None:
+            advice = "install a torch that is built for CUDA, and a driver that it knows"
+            yield Finding("device", "warning", f"cpu, although there is {seen}: torch sees no GPU", advice)
+        else:
+            yield Finding("device", "ok", "cpu")
+        return
+    for index in range(count):
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(index))
+        name = torch.cuda.get_device_name(index)
+        yield Finding("device", "ok", f"cuda:{index}: {name}, {free:.1f} of {total:.1f} GiB free")
+
+
+def threads(settings: Settings) -> Iterator[Finding]:
+    """How many threads the engine would use, and how many processors it has to itself."""
+    import torch
+
+    used = settings.threads or torch.get_num_threads()
+    cores, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    most = cores if quota is None else min(cores, quota)
+    limit = "" if quota is None else f", and a control group's quota of {quota:g}"
+    said = f"{used} threads on {cores} processors{limit}"
+    if used > max(1, most):
+        advice = f"--threads {max(1, int(most))}: threads that wait for a processor make all others wait"
+        yield Finding("threads", "warning", said, advice)
+    else:
+        yield Finding("threads", "ok", said)
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """How many processors' time the control group of this process may use, as in a container; None for no bound."""
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((root / name).read_text() for name in files).split()
+        except (OSError, ValueError):
+            continue
+        return None if quota in ("max", "-1") else int(quota) / int(period)
+    return None
+
+
+def openmp(environ: Mapping[str, str]) -> Finding:
+    """Whether OpenMP's threads sleep soon where they wait."""
+    said = ", ".join(f"{name}={environ[name]}" for name in (*VARIABLES, "OMP_NUM_THREADS") if name in environ)
+    spinning = (
+        environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE" or "INFINIT" in environ.get("GOMP_SPINCOUNT", "").upper()
+    )
+    advice = "unset it: threads that spin take the time from those that they wait for"
+    return Finding("openmp", "warning" if spinning else "ok", said or "nothing set", advice if spinning else None)
+
+
+def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[Finding]:
+    """Whether the model's files are whole, and whether it loads and passes its self-check; it is described in `able`."""
+    preflight(settings, place=False)
+    if not load:
+        yield Finding("model", "ok", f"{settings.model}: its files are whole; it was not loaded")
+        return
+    from transformers.utils import logging as transformers_logging
+
+    from server.process import local
+
+    transformers_logging.disable_progress_bar()
+    begun = time.monotonic()
+    able.append(local.load(settings).capabilities)
+    one, seconds = able[0], time.monotonic() - begun
+    yield Finding(
+        "model", "ok", f"{one.name}: {one.layers} layers, {one.dtype} on {one.device}, context of {one.context_length} "
+        f"tokens; loaded and self-checked in {seconds:.1f} s",
+    )  # fmt: skip
+
+
+def vectors(settings: Settings, fingerprint: str | None) -> Iterator[Finding]:
+    """What each folder of vectors holds for the model."""
+    from server.process.runtime import vector_store
+    from steering import SteeringVector, VectorError
+
+    store = vector_store(settings, Path(settings.model).expanduser())
+    for folder in dict.fromkeys(store.folders):
+        if not folder.is_dir():
+            yield Finding("vectors", "ok", f"{folder}: there is no such folder yet")
+            continue
+        fitting: list[str] = []
+        strange: list[str] = []
+        for file in sorted(folder.glob("*.safetensors")):
+            try:
+                vector = SteeringVector.load(file)
+            except (VectorError, OSError) as error:
+                yield Finding("vectors", "warning", f"{file}: {one_sentence(error)}", "make it anew, or remove it")
+                continue
+            (fitting if fingerprint in (None, vector.fingerprint) else strange).append(file.stem)
+        said = ", ".join(fitting) or "none for this model"
+        others = f"; of other models: {', '.join(strange)}" if strange else ""
+        yield Finding("vectors", "ok", f"{folder}: {said}{others}")
+
+
+def journal(settings: Settings) -> Iterator[Finding]:
+    """Whether the journal opens, by which revision it was written, and how many rows it has; nothing is changed in it."""
+    from sqlalchemy import func, select, text
+
+    from server.journal.database import Place, open_database
+    from server.journal.errors import JournalError
+    from server.journal.schema import ROWS, VERSION_TABLE
+
+    setting = settings.journal.get_secret_value()
+    if setting.strip().lower() == "off":
+        yield Finding("journal", "ok", "off")
+        return
+    place = Place.of(setting)
+    try:
+        database = open_database(place, create=False, upgrade=False)
+    except JournalError as error:
+        if error.reason != "missing":
+            raise
+        yield Finding("journal", "ok", f"{place.shown}: not there yet; the first start makes it")
+        return
+    try:
+        with database.engine.connect() as connection:
+            revision = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one()
+            rows = connection.execute(select(func.count()).select_from(ROWS)).scalar_one()
+    finally:
+        database.close()
+    yield Finding("journal", "ok", f"{place.shown}: revision {revision}, {rows:,} rows")
+
+
+def port(settings: Settings) -> Iterator[Finding]:
+    """Whether a server could listen, or does."""
+    where = f"http://{settings.host}:{settings.port}"
+    try:
+        check_place(settings)
+    except SettingsError as error:
+        try:
+            with urllib.request.urlopen(f"{where}/ready", timeout=2) as answer:
+                serving = b'"journal"' in answer.read(1000)
+        except (OSError, ValueError):
+            serving = False
+        if not serving:
+            raise
+        yield Finding("port", "warning", f"{error}", "it is a Helmsight server, which is ready")
+        return
+    yield Finding("port", "ok", f"{where} is free")

@@ -1,0 +1,28 @@
+"""`helmsight serve`: the model over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from probes.harness.options import Command, with_flags
+from server.commands.options import Config, settings_flags, settings_of
+
+EPILOG = "Every flag is also a variable (HELMSIGHT_PORT=8001) and a key in the file of --config (port = 8001)."
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    flagged = with_flags(serve, settings_flags())
+    app.command("serve", cls=Command, short_help="serve a model over HTTP", epilog=EPILOG)(flagged)
+
+
+def serve(config: Config = None, **given: Any) -> None:
+    """Serve a model behind OpenAI's chat-completions protocol."""
+    settings = settings_of(config, **given)
+    from server import serving
+    from server.process.preflight import preflight
+
+    preflight(settings)
+    serving.serve(settings)

@@ -1,0 +1,101 @@
+"""Where settings come from, read by pydantic-settings: a TOML file, HELMSIGHT_* variables, the flags of a command.
+
+Importing this takes time that --help has not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from tomllib import TOMLDecodeError
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from server.settings import Settings, SettingsError
+
+PREFIX = "HELMSIGHT_"
+EMPTY = f"{PREFIX}VECTORS"
+"""The one variable that says something when it is empty: no folder."""
+_PLATFORM = re.compile(r"(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP))(_\w+)?")
+"""What container platforms set by themselves for a service of our name, behind the prefix."""
+
+
+class Sourced(Settings, BaseSettings):
+    """The settings as pydantic-settings' sources know them."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX)
+
+
+class Environment(EnvSettingsSource):
+    """HELMSIGHT_* variables; lists are separated by commas, and an empty variable counts as none."""
+
+    def __init__(self, environ: Mapping[str, str]):
+        super().__init__(Sourced)
+        ours = {name: text for name, text in environ.items() if name.startswith(PREFIX)}
+        self.env_vars = {name.lower(): text for name, text in ours.items() if text or name == EMPTY}
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> tuple[str, ...]:
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None, config: str | None = None
+) -> Settings:
+    """The settings of all sources, after a warning of variables that are none; as `merged`."""
+    environ = os.environ if environ is None else environ
+    for name, meant in unknown(environ):
+        logging.getLogger("helmsight").warning("%s is no setting%s", name, f"; did you mean {meant}?" if meant else "")
+    return merged(flags or {}, environ, config)
+
+
+def merged(flags: Mapping[str, Any], environ: Mapping[str, str], config: str | None) -> Settings:
+    """Flags before variables before the file; `flags` holds only what was given. Raises SettingsError naming setting and
+    source."""
+    config = config or environ.get(f"{PREFIX}CONFIG")
+    values: dict[str, Any] = {}
+    source: dict[str, str] = {}
+    for origin, layer in (
+        (f"config file {config}", _file(config) if config else {}),
+        ("environment", Environment(environ)()),
+        ("command line", flags),
+    ):
+        values |= layer
+        source |= dict.fromkeys(layer, origin)
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors(include_url=False, include_input=False):
+            name = str(problem["loc"][0])
+            said = problem["msg"]
+            if problem["type"] == "extra_forbidden":
+                close = get_close_matches(name, Settings.model_fields, n=1)
+                said = "there is no such setting" + (f"; did you mean {close[0]!r}?" if close else "")
+            lines.append(f"setting {name!r} ({source.get(name, 'default')}): {said}")
+        raise SettingsError("; ".join(lines)) from None
+
+
+def unknown(environ: Mapping[str, str]) -> list[tuple[str, str | None]]:
+    """Each variable with the prefix that is no setting's, and the one that is probably meant."""
+    known = [name.upper() for name in (*Settings.model_fields, "config")]
+    ours = [name.removeprefix(PREFIX) for name in sorted(environ) if name.startswith(PREFIX)]
+    strange = [name for name in ours if name not in known and not _PLATFORM.fullmatch(name)]
+    meant = [get_close_matches(name, known, n=1) for name in strange]
+    return [(PREFIX + name, PREFIX + close[0] if close else None) for name, close in zip(strange, meant, strict=True)]
+
+
+def _file(path: str) -> dict[str, Any]:
+    file = Path(path).expanduser()
+    if not file.is_file():  # which the source would take for an empty one
+        raise SettingsError(f"config file {path}: there is no such file")
+    try:
+        return TomlConfigSettingsSource(Sourced, file)()
+    except (OSError, TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"config file {path}: {error}") from error

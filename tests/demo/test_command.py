@@ -1,0 +1,39 @@
+"""`helmsight demo`: what is wrong is one line, and folders are made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from server.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "--steps", "3"], "--steps 3: must be a multiple of 25"),
+        (["train", "--steps", "0"], "--steps 0, --ranks 2: both must be at least 1"),
+        (["train", "--ranks", "2", "--device", "cuda"], "--ranks 2 --device cuda: several ranks are for the CPU"),
+        (["evaluate", "--checkpoint", "/nowhere"], "--checkpoint /nowhere: there is no such folder"),
+        (["scene", "--out", "file/scene.png"], "file cannot be written to: file is no folder"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    assert main(["demo", *words]) == 1
+    assert capsys.readouterr().err == f"helmsight: {said}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_scene_is_drawn_into_a_new_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "scene.png"
+    assert main(["demo", "scene", "--seed", "5", "--size", "120", "80", "--out", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out)["picture"] == str(out)
+    with Image.open(out) as picture:
+        assert picture.size == (120, 80)

@@ -1,0 +1,161 @@
+"""`helmsight doctor`: what it finds on a machine that is well, and of each part that is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+from sqlalchemy import text
+
+from server.cli import main
+from server.commands import findings
+from server.journal.database import Place, open_database
+from server.journal.schema import VERSION_TABLE
+from tests.server.fakes import checkpoint
+from tests.server.journal.journals import put, row
+
+Look = Callable[..., dict[str, list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def look(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
+    """The findings by their part, of a command that must end with that status."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def look(*words: str, status: int = 0, load: bool = False) -> dict[str, list[dict[str, Any]]]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        given = ["doctor", "--json", *([] if load else ["--no-load"]), "--device", "cpu", "--port", port, *words]
+        assert main(given) == status
+        page = json.loads(capsys.readouterr().out)
+        assert page["ok"] is (status == 0)
+        found: dict[str, list[dict[str, Any]]] = {}
+        for one in page["findings"]:
+            assert one["state"] == "ok" or one["advice"], "what is not well comes with what to do"
+            found.setdefault(one["part"], []).append(one)
+        return found
+
+    return look
+
+
+def test_a_machine_that_is_well(look: Look, vectors: Path) -> None:
+    found = look("--vectors", str(vectors), "--threads", "1", load=True)
+    assert list(found) == ["packages", "device", "threads", "openmp", "model", "vectors", "journal", "port"]
+    states = {part: {one["state"] for one in ones} for part, ones in found.items()}
+    assert {part for part, seen in states.items() if seen != {"ok"}} == {"vectors"}  # one file is damaged
+    assert found["model"][0]["said"].startswith("helmsight-demo: 8 layers, float32 on cpu, context of 2048 tokens")
+    assert found["journal"][0]["said"] == "off"
+    said = [one["said"] for one in found["vectors"]]
+    assert said[0].startswith(f"{vectors / 'damaged.safetensors'}: Not a steering vector file")
+    assert said[1] == f"{vectors}: modality-preference; of other models: stranger"
+
+
+def test_the_page_is_a_line_a_finding_and_its_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--no-load", "--model", "/nowhere", "--port", "0", "--device", "cpu"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "problem  model     the model '/nowhere' cannot be served: there is no such folder" in lines
+    assert lines[lines.index(next(one for one in lines if one.startswith("problem"))) + 1].strip() == (
+        "-> fetch it anew, or name another one with --model"
+    )
+
+
+def test_a_model_that_is_damaged(look: Look, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint(), folder)
+    (folder / "model.safetensors").write_bytes(b"cut")
+    (found,) = look("--model", str(folder), status=1, load=True)["model"]
+    assert found["state"] == "problem"
+    assert "model.safetensors is damaged" in found["said"]
+
+
+def test_settings_that_are_wrong(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELMSIGHT_PROT", "1")
+    (warned,) = look()["settings"]
+    assert (warned["state"], warned["said"]) == ("warning", "HELMSIGHT_PROT is no setting")
+    assert warned["advice"] == "did you mean HELMSIGHT_PORT?"
+    monkeypatch.delenv("HELMSIGHT_PROT")
+    monkeypatch.setenv("HELMSIGHT_SLOTS", "0")
+    found = look(status=1)
+    assert list(found) == ["packages", "settings"]
+    assert "'slots' (environment)" in found["settings"][0]["said"]
+
+
+def test_versions_are_compared_with_those_that_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    stated = ["torch<3,>=99", "numpy>=1", "no-such-package>=1", "gguf>=99; extra == 'gguf'"]
+    monkeypatch.setattr(findings.metadata, "requires", lambda name: {"helmsight": stated}[name])
+    found = {one.said: one for one in findings.packages()}
+    assert [one.state for one in found.values()] == ["problem", "warning", "ok"]
+    assert found["no-such-package is missing"].advice == "pip install 'no-such-package>=1'"
+    assert "is not among the tested versions, <3,>=99" in list(found)[1]
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
+        ({"cpu.max": "nonsense"}, None),
+    ],
+)
+def test_the_quota_of_a_control_group_is_read(files: dict[str, str], quota: float | None, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert findings.cpu_quota(tmp_path) == quota
+
+
+def test_more_threads_than_processors_are_warned_of(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    (found,) = look("--threads", str(cores + 1))["threads"]
+    assert found["state"] == "warning"
+    monkeypatch.setattr(findings, "cpu_quota", lambda: 0.5)
+    (found,) = look("--threads", "2")["threads"]
+    assert found["advice"].startswith("--threads 1:")
+    assert "quota of 0.5" in found["said"]
+
+
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+def test_threads_that_spin_are_warned_of(name: str) -> None:
+    assert findings.openmp({name: {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "infinity"}[name]}).state == "warning"
+    assert findings.openmp({name: "7"}).state == "ok"
+
+
+def test_a_journal_is_counted_and_left_as_it_is(look: Look, place: str) -> None:
+    assert look("--journal", place)["journal"][0]["said"].endswith(": not there yet; the first start makes it")
+    database = open_database(Place.of(place))
+    put(database, row(0), row(1))
+    head = look("--journal", place)["journal"][0]["said"]
+    assert head.endswith(", 2 rows")
+    with database.writer.begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
+    assert "revision 0001, 2 rows" in look("--journal", place)["journal"][0]["said"]
+    with closing(database.engine.connect()) as connection:
+        assert connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one() == "0001"
+    database.close()
+
+
+def test_what_is_no_journal_is_a_problem(look: Look, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no database")
+    (found,) = look("--journal", str(tmp_path / "file"), status=1)["journal"]
+    assert "not a journal" in found["said"]
+
+
+def test_a_port_that_is_taken_is_a_problem_unless_a_server_of_ours_has_it(
+    look: Look, app: Flask, live: Callable[[Flask], str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        (found,) = look("--port", str(listening.getsockname()[1]), status=1)["port"]
+    assert (found["state"], found["advice"]) == ("problem", findings.ADVICE["port"])
+    (found,) = look("--port", live(app).rpartition(":")[2])["port"]
+    assert (found["state"], found["advice"]) == ("warning", "it is a Helmsight server, which is ready")
