@@ -44,11 +44,24 @@ def dashboard() -> Response:
     return _page("dashboard.html", filters=WORDED)
 
 
+@blueprint.get("/vectors")
+def vectors() -> Response:
+    """The steering vectors of the server, with how they were made."""
+    return _page("vectors.html")
+
+
+@blueprint.get("/model")
+def model() -> Response:
+    """The model, what it can do and its limits."""
+    return _page("model.html")
+
+
 @blueprint.get("/static/<name>")
-def static_file(name: str) -> Response:
-    """A script, a style sheet or the icon of the pages."""
+@blueprint.get("/static/vendor/<name>", defaults={"folder": "vendor"})
+def static_file(name: str, folder: str = "") -> Response:
+    """A script, a style sheet or the icon of the pages; what others wrote stands in `vendor`."""
     # Compared with what is there instead of joined to the folder: no name from a request becomes a path.
-    for file in STATIC.iterdir():
+    for file in (STATIC / folder).iterdir():
         if file.name == name and file.suffix in KINDS:
             return _file(file, KINDS[file.suffix])
     raise ApiError(404, "There is no such file.", code="unknown_file")
