@@ -11,9 +11,9 @@ export class Card {
     Object.assign(this, { key, plain });
     this.element = h(
       "article",
-      { class: plain ? "panel answer plain" : "panel answer", id: key, "aria-labelledby": `${key}-title` },
+      { class: plain && key !== "answer" ? "panel answer plain" : "panel answer", id: key, "aria-labelledby": `${key}-title` },
       h("header", {}, part("title_", "h2", { id: `${key}-title` }, title), part("chips", "span", { class: "chips" })),
-      part("live", "p", { class: "text", "aria-live": alone && !plain ? "polite" : null }),
+      part("live", "p", { class: "text", "aria-live": alone && key !== "base" ? "polite" : null }),
       part("words", "div", {
         class: "text words",
         role: "toolbar",

@@ -36,7 +36,9 @@ export class Compare {
         h("button", { type: "button", class: "small", on: { click: use(values) } }, name),
       ),
     );
-    byId("strengths").value ||= sets["both sides"].join(", ");
+    const before = this.standard;
+    this.standard = sets["both sides"].join(", ");
+    if ([before, ""].includes(byId("strengths").value)) byId("strengths").value = this.standard;
     const known = [...(helm.vector ? ["toward the image", "toward the text"] : []), ...interventions.each().map(({ name }) => name)];
     byId("compared").replaceChildren(
       ...known.map((name) =>
@@ -56,7 +58,8 @@ export class Compare {
   /** What is chosen, to be kept. */
   get kept() {
     const off = [...byId("compared").querySelectorAll("input:not(:checked)")].map(({ value }) => value);
-    return { mode: this.mode, strengths: byId("strengths").value, off };
+    const strengths = byId("strengths").value;
+    return { mode: this.mode, strengths: strengths === this.standard ? null : strengths, off };
   }
 
   set(kept) {

@@ -1,7 +1,7 @@
 // The readouts of one answer as cards: charts, numbers, and what was applied.
 
 import { lineChart, shareBar } from "./charts.js";
-import { h, percent, rawJson, short } from "./dom.js";
+import { definitions, h, percent, rawJson, short } from "./dom.js";
 import { acronym, title, words } from "./names.js";
 
 const colourOf = (image) => ((image - 1) % 6) + 1;
@@ -75,7 +75,7 @@ function focusCard(focus, images) {
   if (!layers || !images?.length)
     return card("focus", "Focus by layer", null, h("p", { class: "nothing" }, "There is no image to focus on."));
   const note = focus.image
-    ? `picture ${focus.image}${isNumber(focus.share) ? `: ${percent(focus.share)} of sigma in ${lastOf(focus)}` : ""}`
+    ? `picture ${focus.image}${typeof focus.share === "number" ? `: ${percent(focus.share)} of sigma in ${lastOf(focus)}` : ""}`
     : "no focus";
   const series = images.map(({ image }, i) => ({
     name: `picture ${image}`,
@@ -255,14 +255,6 @@ function flagsCard(flags) {
         }),
     ),
     definitions(numbers.map(([name, value]) => [words(name), short(value)])),
-  );
-}
-
-function definitions(rows) {
-  return h(
-    "dl",
-    { class: "numbers" },
-    rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
   );
 }
 

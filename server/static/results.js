@@ -68,7 +68,9 @@ export class Results {
       const chips = auto ? [auto, ...variant.chips.slice(1)] : variant.chips;
       return { ...variant, chips, why: steered?.auto?.abstained ?? null, ...result };
     } catch (error) {
-      card.meta.textContent = error.name === "AbortError" ? "Stopped." : `Broken off: ${error.message}`;
+      // Of several answers one may break off; of a single one the form says why.
+      const why = this.cards.length > 2 ? `: ${error.message}` : ".";
+      card.meta.textContent = error.name === "AbortError" ? "Stopped." : `Broken off${why}`;
       throw error;
     }
   }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from server.api.context import context
 from server.encode import json_response
 from server.errors import ApiError
 from server.journal.words import WORDED
+from server.process.preflight import TESTED
 from server.web.samples import list_samples, sample_picture
 
 blueprint = Blueprint("page", __name__, template_folder="../templates")
 
+SHRUNK = ("text/html", "text/css", "text/javascript", "image/svg+xml")
 STATIC = Path(__file__).parents[1] / "static"
 KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 
@@ -67,6 +71,13 @@ def static_file(name: str, folder: str = "") -> Response:
     raise ApiError(404, "There is no such file.", code="unknown_file")
 
 
+@blueprint.get("/about")
+def about() -> Response:
+    """What the page about the model tells beside /v1/models: its family, its check at load, what was measured of it."""
+    able = context().runtime.serving().able
+    return json_response({"object": "model.about", "families": sorted(TESTED), **able.about})
+
+
 @blueprint.get("/samples")
 def samples() -> Response:
     """The sample scenes in the model's folder: {"object": "list", "data": [{"title", "images", "question", "context"}]}."""
@@ -102,6 +113,16 @@ def _file(path: Path, kind: str) -> Response:
 def _cached(response: Response) -> Response:
     """Kept by the browser, but asked for again each time: an update of the server is seen at once."""
     response.headers["Cache-Control"] = "no-cache"
+    if response.mimetype in SHRUNK:
+        response.vary.add("Accept-Encoding")
+        if request.accept_encodings["gzip"] > 0:
+            response.set_data(_gzip(response.get_data()))
+            response.headers["Content-Encoding"] = "gzip"
     response.add_etag()
     response.make_conditional(request)
     return response
+
+
+@lru_cache(maxsize=64)
+def _gzip(data: bytes) -> bytes:
+    return gzip.compress(data, mtime=0)
