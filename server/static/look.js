@@ -68,7 +68,7 @@ export class Look {
         share,
         h(
           "button",
-          { type: "button", class: "small link", "aria-label": `Save the map of picture ${i + 1}`, on: { click: save } },
+          { type: "button", class: "small link", "aria-label": `Save PNG of the map of picture ${i + 1}`, on: { click: save } },
           "Save PNG",
         ),
       ),

@@ -67,7 +67,7 @@ const table = (heads, rows) =>
       "table",
       {},
       h("thead", {}, h("tr", {}, heads.map((head) => (head ? h("th", { scope: "col" }, head) : h("td", {}))))),
-      h("tbody", {}, rows.map(([head, ...cells]) => h("tr", {}, h("th", { scope: "row" }, head), cells.map((cell) => h("td", {}, cell))))),
+      h("tbody", {}, rows.map(([head, ...cells]) => h("tr", {}, head ? h("th", { scope: "row" }, head) : h("td", {}), cells.map((cell) => h("td", {}, cell))))),
     ),
   );
 

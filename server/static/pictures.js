@@ -31,7 +31,8 @@ export async function readPicture({ name, blob, key = null }) {
   return asPicture({ name, url, type: blob.type, key: key ?? `${Date.now()}-${Math.random()}` });
 }
 
-/** The tray in `list`; calls `changed()` after every change and `refused(message)` where a picture is not taken. */
+/** The tray in `list`; calls `changed()` after every change and `refused(message)` where a picture is not taken, before that
+ * with null: what was told of earlier ones is over. */
 export class Tray {
   constructor(list, { changed, refused }) {
     Object.assign(this, { list, changed, refused, pictures: [], limit: Infinity });
@@ -45,6 +46,7 @@ export class Tray {
 
   /** Add files [{name, blob}]. */
   async add(files) {
+    this.refused(null);
     const unread = [];
     for (const file of files) {
       if (this.pictures.length >= this.limit) {

@@ -20,7 +20,8 @@ import { follow, tellModel, tellProblem } from "./status.js";
 import { Turns } from "./turns.js";
 
 const state = { model: null, interventions: null, running: null, usual: [], shown: null, ready: false };
-const problem = (message, param = null) => showError(new ServerError(0, { message, param }), state.interventions);
+const problem = (message, param = null) =>
+  showError(message === null ? null : new ServerError(0, { message, param }), state.interventions);
 const results = new Results(goOn);
 const helm = new Helm(update);
 const turns = new Turns(update);
