@@ -11,7 +11,7 @@ Tell = Callable[[str, float | None], object]
 """Told of a stage of loading and, where it is known, of how much of it is done, from 0 to 1."""
 
 
-class Progress:
+class LoadProgress:
     """What loading does since when. Written by the thread that loads, read by those of requests."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from server.engine import Capabilities, ServedEngine
 from server.errors import ApiError
 from server.process import local
 from server.process.preflight import one_sentence
-from server.process.progress import Progress, Tell
+from server.process.progress import LoadProgress, Tell
 from server.settings import Settings
 from steering import Steering, TextBounds, VectorStore
 
@@ -116,7 +116,7 @@ class Runtime:
         self.settings = settings
         self.error: str | None = None
         self._serving = serving
-        self.progress = Progress()
+        self.progress = LoadProgress()
         self._loader = loader or partial(load, tell=self.progress.tell)
         self._on_failure = on_failure
         self._draining = False

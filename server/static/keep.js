@@ -94,7 +94,11 @@ export const sampleName = (key) => (key.startsWith(SAMPLE) ? key.slice(SAMPLE.le
 const namesOf = (list) => list.map(({ key }) => sampleName(key) ?? "*").join(",");
 const picturesOf = (names) =>
   (names ? names.split(",") : []).map((name) => (name === "*" ? { key: null, name } : { key: sampleKey(name), name }));
-const turnsOf = (turns) => turns.map((turn) => ({ ...turn, pictures: picturesOf(turn.pictures) }));
+const turnsOf = (turns) =>
+  turns.map(({ context = "", question = "", answer = "", pictures: names }) => ({
+    ...{ context: String(context), question: String(question), answer: String(answer) },
+    pictures: picturesOf(names),
+  }));
 
 /** [parameter, field, as text, and back] */
 const text = [String, String];

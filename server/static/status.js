@@ -3,7 +3,7 @@
 import { byId, h, percent, seconds } from "./dom.js";
 
 const BUSY = 1000; // between two looks while it is not ready
-const CALM = 15_000; // and while it is
+const CALM = 5000; // and while it is
 
 const tell = (kind, ...content) => {
   byId("model").className = `model ${kind}`;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 
 import pytest
@@ -93,3 +94,24 @@ def test_the_pages_need_no_key_but_the_samples_do() -> None:
     for path in ("/samples", "/samples/cyan.png", "/about", "/static", "/static/../v1/models"):
         assert client.get(path).status_code in (401, 404)
     assert client.get("/samples").status_code == client.get("/v1/models").status_code == 401
+
+
+def test_texts_travel_packed_where_that_is_understood(client: FlaskClient) -> None:
+    plain = client.get("/static/style.css")
+    packed = client.get("/static/style.css", headers={"Accept-Encoding": "gzip"})
+    assert (packed.headers["Content-Encoding"], packed.headers["Vary"]) == ("gzip", "Accept-Encoding")
+    assert "Content-Encoding" not in plain.headers
+    assert gzip.decompress(packed.data) == plain.data
+    assert len(packed.data) < len(plain.data) / 2
+    assert packed.headers["ETag"] != plain.headers["ETag"]
+    headers = {"Accept-Encoding": "gzip", "If-None-Match": packed.headers["ETag"]}
+    assert client.get("/static/style.css", headers=headers).status_code == 304
+
+
+def test_what_is_told_of_the_model(client: FlaskClient) -> None:
+    said = client.get("/about").json
+    assert said is not None
+    assert (said["architecture"], said["family"]) == ("Qwen2VLForConditionalGeneration", "qwen2_vl")
+    assert {"qwen2_vl", "internvl"} <= set(said["families"])
+    assert said["calibration"]["sinks"] == {"images": 200}
+    assert set(said["calibration"]["flags"]["raised"]) == {"perceptual_blindness", "dissociation"}
