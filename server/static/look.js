@@ -103,7 +103,8 @@ export class Look {
     this.top = Math.max(0, ...maps.filter(Boolean).flat());
     this.gray = byId("gray").checked;
     this.views.forEach((view, i) => {
-      const drawn = view.grid !== null && drawHeat(view.canvas, maps[i], view.grid, { top: this.top, opacity, smooth });
+      const map = this.top > 0 ? maps[i] : null; // where there is nothing, nothing is laid over the picture
+      const drawn = view.grid !== null && drawHeat(view.canvas, map, view.grid, { top: this.top, opacity, smooth });
       view.canvas.dataset.drawn = String(drawn);
       view.stack.classList.toggle("gray", drawn && this.gray);
       const share = drawn && total > 0 && this.views.length > 1;
@@ -113,7 +114,10 @@ export class Look {
     byId("scale-name").textContent = this.word ? "activation" : "attention";
     byId("scale-top").textContent = short(this.top);
     this.said = this.note(maps, layerName, at);
-    byId("look-note").textContent = this.said;
+    const more = this.tokens.length > 0 && this.word === null;
+    byId("look-note").textContent = more
+      ? `${this.said} Hover or focus a word of the answer, or move Token, to see its own map.`
+      : this.said;
   }
 
   #label(id, shown, spoken) {
@@ -133,9 +137,8 @@ export class Look {
       return maps.some((map) => map?.some((value) => value > 0))
         ? `What “${this.word.text}” rests on (token activation map).`
         : `“${this.word.text}” rests on no patch of the pictures.`;
-    const more = this.tokens.length ? " Hover or focus a word of the answer, or move Token, to see its own map." : "";
     if (this.layers.length)
-      return `Attention to each patch, ${at === 0 ? "mean of all layers" : `layer ${layerName}`}, mean over heads.${more}`;
-    return more.trim() || "This server gave no patch maps for these pictures.";
+      return `Attention to each patch, ${at === 0 ? "mean of all layers" : `layer ${layerName}`}, mean over heads.`;
+    return this.tokens.length ? "" : "This server gave no patch maps for these pictures.";
   }
 }

@@ -99,3 +99,17 @@ def test_all_readouts_are_saved_as_json(playground: Callable[..., Visit], demo: 
     assert (base["text"], base["diagnostics"]) == ("The star is green.", choice["baseline"]["diagnostics"])
     assert saved["model"] == "helmsight-demo"
     assert saved["request"]["messages"][0]["content"][0]["image_url"]["url"] == "image1.png"
+
+
+def test_where_nothing_is_nothing_is_laid_over_the_picture(playground: Callable[..., Visit], demo: Flask) -> None:
+    page = playground().page
+    pick(page, GREEN)
+    steer(page, -1)
+    send(page)
+    tokens = [entry for entry in asked(demo, page)["diagnostics"]["tam"] if entry["token"].strip()]
+    empty = next(i for i, entry in enumerate(tokens, 1) if not any(entry["map"]))
+    page.locator("#token").fill(str(empty))
+    assert heat(page, 1) == [0.0] * 9
+    assert page.locator(".stack.gray").count() == 0
+    assert "rests on no patch" in page.locator("#look-note").inner_text()
+    assert page.locator("#scale").is_hidden()
