@@ -108,9 +108,8 @@ class Place {
     const { chosen } = this;
     if (chosen === this.fieldsOf) return;
     this.fieldsOf = chosen;
-    const { properties = {}, $defs } = chosen?.schema ?? {};
-    this.fields = Object.entries(properties).map(([name, property]) =>
-      field(idOf(...this.path, name), name, property, $defs),
+    this.fields = optionsOf(chosen).map(([name, property]) =>
+      field(idOf(...this.path, name), name, property, chosen.schema.$defs),
     );
     this.options.replaceChildren(...this.fields.map(({ element }) => element));
     this.options.hidden = this.fields.length === 0;
@@ -182,6 +181,10 @@ class Kinds extends Place {
     return this.chosen ? { kind: this.chosen.kind, ...this.given() } : false;
   }
 }
+
+/** The options of an intervention with their schemas, but for its kind, which is chosen before them. */
+export const optionsOf = (item) =>
+  Object.entries(item?.schema?.properties ?? {}).filter(([name]) => !(item.kind && name === "kind"));
 
 /** What an intervention does, in one line: the beginning of what the server says of it. */
 const noteOf = ({ schema }) => (schema.description ?? "").split(/[.;:]\s|[.;:]$/)[0].replaceAll("`", "");

@@ -3,6 +3,7 @@
 import { getJson } from "./api.js";
 import { byId, definitions, h, percent, short } from "./dom.js";
 import { keepPage } from "./drops.js";
+import { optionsOf } from "./interventions.js";
 import { askForKey, onKey } from "./key.js";
 import { labelOf, title, words } from "./names.js";
 import { follow, tellModel, tellProblem } from "./status.js";
@@ -131,10 +132,11 @@ function measured(name, said) {
   return `${short(said.answers)} answers; thresholds: attention ${short(said.attention)}, activation ${short(said.activation)}, agreement ${short(said.agreement)}`;
 }
 
-function options({ path, kind, schema }) {
+function options(item) {
+  const { path, kind } = item;
   const label = labelOf(path, kind);
   const head = path.length > 1 ? `${path[0].toUpperCase()} ${label}` : label;
-  const all = Object.entries(schema?.properties ?? {});
+  const all = optionsOf(item);
   if (!all.length) return [[head, "none", "", ""]];
   return all.map(([name, one], i) => {
     const spec = one.anyOf?.find(({ type }) => type !== "null") ?? one;
