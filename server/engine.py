@@ -21,7 +21,8 @@ class Capabilities:
     `name` and `fingerprint` are the model's; `folder` is where its checkpoint lies, None where that is nowhere near.
     `context_length` is how many tokens prompt and answer may have together, `text` how much text a request may hold,
     `image_size` (width, height) the one that all images are brought to, None where they keep their own.
-    `generation_defaults` are the checkpoint's own sampling values. `interventions` and `readouts` are the names of those
+    `generation_defaults` are the checkpoint's own sampling values; `about` is what else a person may want to know of the
+    model, as JSON has it. `interventions` and `readouts` are the names of those
     that can be asked for; a request for another one is refused before it gets here.
     """
 
@@ -38,6 +39,7 @@ class Capabilities:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     interventions: frozenset[str] = frozenset()
     readouts: frozenset[str] = frozenset()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from flask import Flask, request
 
 from server.errors import ApiError
 
-OPEN_ROUTES = ("/health", "/ready", "/", "/dashboard")
+OPEN_ROUTES = ("/health", "/ready", "/", "/vectors", "/model", "/dashboard")
 OPEN_FOLDER = "/static/"
 """What load balancers ask without a key, and the pages, which hold nothing but a field for the key."""
 

@@ -21,14 +21,17 @@ def health() -> Response:
 
 @blueprint.get("/ready")
 def ready() -> Response:
-    """200 while requests are served, else 503 with the state: loading, draining or failed.
+    """200 while requests are served, else 503 with the state: loading, with its `progress`, draining or failed.
 
     The journal's state stands beside it and does not change it: answers need no journal.
     """
     app = context()
     state = app.runtime.state
     headers = {} if state == "ready" else {"Retry-After": "2"}
-    return json_response({"status": state, "journal": app.journal.status()}, 200 if state == "ready" else 503, headers)
+    said = {"status": state, "journal": app.journal.status()}
+    if state == "loading":
+        said["progress"] = app.runtime.progress.said()
+    return json_response(said, 200 if state == "ready" else 503, headers)
 
 
 @blueprint.get("/metrics")

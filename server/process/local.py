@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
 import steering
 from server.engine import Capabilities, ServedCompletion, ServedEngine
+from server.process.progress import Tell, weights_told
 from server.settings import Settings
 from steering import Auto, Request, Steer
+from steering.runner import selfcheck
 
 Servable = ServedEngine | steering.Engine
 
@@ -48,6 +52,7 @@ class LocalEngine:
             generation_defaults=mllm.generation_defaults,
             interventions=engine.interventions,
             readouts=engine.readouts,
+            about=about(mllm),
         )
 
     @property
@@ -78,21 +83,46 @@ class LocalEngine:
         steering.check_auto(self._engine.mllm, auto)
 
 
+def about(mllm: steering.MLLM) -> dict[str, Any]:
+    """What a page tells of the model beside its capabilities: its family, what it was compared with, what was measured."""
+    known = mllm.calibration
+    return {
+        "architecture": type(mllm.model).__name__,
+        "family": mllm.model.config.model_type,
+        "vocabulary": mllm.vocab_size,
+        "focus_layers": mllm.focus_layers,
+        "generation_defaults": dict(mllm.generation_defaults),
+        "self_check": {
+            "steps": selfcheck.STEPS,
+            "tolerance": selfcheck.TOLERANCE if mllm.dtype == torch.float32 else None,
+            "margin": None if mllm.dtype == torch.float32 else selfcheck.MARGIN,
+        },
+        "calibration": {
+            "think": known and known.divergence and {"samples": known.samples, "tokens": known.tokens},
+            "sinks": known and known.sinks and {"images": known.images},
+            "surprise": known and known.surprise and {"bound": known.surprise, "contexts": known.contexts},
+            "flags": known and known.flags and asdict(known.flags),
+        },
+    }
+
+
 def adapted(engine: Servable) -> ServedEngine:
     """The engine as the server knows engines."""
     return LocalEngine(engine) if isinstance(engine, steering.Engine) else engine
 
 
-def load(settings: Settings) -> LocalEngine:
-    """Load the model of the settings, check it, and make an engine, which is not started yet; raises
-    steering.UnsupportedModel and what loading raises."""
-    mllm = steering.load(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        local_files_only=not settings.download,
-        name=settings.name,
-    )
+def load(settings: Settings, tell: Tell = lambda stage, share: None) -> LocalEngine:
+    """Load the model of the settings, check it, and make an engine, which is not started yet; `tell` hears how far it is.
+    Raises steering.UnsupportedModel and what loading raises."""
+    with weights_told(tell, "reading the weights"):
+        mllm = steering.load(
+            settings.model,
+            dtype=settings.dtype,
+            device=settings.device,
+            local_files_only=not settings.download,
+            name=settings.name,
+        )
+    tell("comparing it with the plain model", None)
     engine = steering.Engine(
         mllm,
         slots=settings.slots,

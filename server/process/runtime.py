@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from server.engine import Capabilities, ServedEngine
 from server.errors import ApiError
 from server.process import local
 from server.process.preflight import one_sentence
+from server.process.progress import LoadProgress, Tell
 from server.settings import Settings
 from steering import Steering, TextBounds, VectorStore
 
@@ -90,11 +91,13 @@ def vector_store(settings: Settings, model_folder: Path | None, fingerprint: str
     return VectorStore(*folders, fingerprint=fingerprint)
 
 
-def load(settings: Settings) -> Serving:
+def load(settings: Settings, tell: Tell = lambda stage, share: None) -> Serving:
     """Load the model, check it and start its engine; raises what `local.load` raises."""
-    engine = local.load(settings)
+    tell("importing", None)
+    engine = local.load(settings, tell)
     serving = Serving.of(engine, settings)
     if Steering.name() in engine.capabilities.interventions:
+        tell("measuring its magnitudes", None)
         _ = serving.magnitudes  # before there is a queue to wait in
     engine.start()
     return serving
@@ -107,13 +110,14 @@ class Runtime:
         self,
         settings: Settings,
         serving: Serving | None = None,
-        loader: Callable[[Settings], Serving] = load,
+        loader: Callable[[Settings], Serving] | None = None,
         on_failure: Callable[[], None] | None = None,
     ):
         self.settings = settings
         self.error: str | None = None
         self._serving = serving
-        self._loader = loader
+        self.progress = LoadProgress()
+        self._loader = loader or partial(load, tell=self.progress.tell)
         self._on_failure = on_failure
         self._draining = False
         self._lock = threading.Lock()

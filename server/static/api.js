@@ -5,17 +5,19 @@ const KEY = "helmsight.key";
 export const storedKey = () => sessionStorage.getItem(KEY) ?? "";
 export const storeKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
 
-/** An error as the server said it: message, param and code of its error object. */
+/** An error as the server said it: message, param and code of its error object; `retryAfter` in seconds, where it told. */
 export class ServerError extends Error {
-  constructor(status, error) {
+  constructor(status, error, retryAfter = null) {
     super(error?.message ?? `The server answered ${status}.`);
     this.status = status;
     this.param = error?.param ?? null;
     this.code = error?.code ?? null;
+    this.retryAfter = retryAfter;
   }
 }
 
-async function send(path, options = {}) {
+/** fetch with the key; raises ServerError. */
+export async function send(path, options = {}) {
   const key = storedKey();
   const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
   let response;
@@ -23,10 +25,13 @@ async function send(path, options = {}) {
     response = await fetch(path, { ...options, headers });
   } catch (problem) {
     if (problem.name === "AbortError") throw problem;
+    document.dispatchEvent(new Event("helmsight:gone"));
     throw new ServerError(0, { message: "The server cannot be reached." });
   }
-  if (!response.ok) throw new ServerError(response.status, (await response.json().catch(() => null))?.error);
-  return response;
+  if (response.ok) return response;
+  const wait = Number.parseFloat(response.headers.get("Retry-After"));
+  const { error } = (await response.json().catch(() => null)) ?? {};
+  throw new ServerError(response.status, error, Number.isFinite(wait) ? wait : null);
 }
 
 export const getJson = async (path, signal) => (await send(path, { signal })).json();

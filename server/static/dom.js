@@ -76,6 +76,14 @@ export function copyButton(text, label = "Copy") {
   return button;
 }
 
+/** Rows [[name, value]] as a list. */
+export const definitions = (rows) =>
+  h(
+    "dl",
+    { class: "numbers" },
+    rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );
+
 /** A disclosure with a value as JSON, written only when it is opened: maps of a large model are long. */
 export function rawJson(value) {
   const code = h("pre", { tabindex: 0, "aria-label": "Raw JSON" });

@@ -3,18 +3,20 @@
 import { h } from "./dom.js";
 import { words } from "./names.js";
 
-/** A field of a form: `element` is what is shown; `value()` gives undefined where the default stands. */
+/** A field of a form: `element` is what is shown; `value()` gives undefined where the default stands, which `set(undefined)`
+ * brings back. */
 export function field(id, name, property, definitions) {
   const { spec, optional } = resolved(property, definitions);
   const make = spec.enum || "const" in spec ? choice : (MAKERS[spec.type] ?? json);
-  const { input, read } = make(spec, property.default ?? null, optional);
+  const { input, read, write } = make(spec, property.default ?? null, optional);
   input.id = id;
   const element = h("label", { class: `option ${input.type}`, for: id, title: range(spec) }, words(name), input);
   const value = () => {
     const found = read();
     return found === undefined || JSON.stringify(found) === JSON.stringify(property.default) ? undefined : found;
   };
-  return { name, element, input, value };
+  const set = (given) => write(given === undefined ? (property.default ?? null) : given);
+  return { name, element, input, value, set };
 }
 
 /** A property without references and without the null that it may also be. */
@@ -33,7 +35,8 @@ function choice(spec, standard, optional) {
     values.map((value) => h("option", { value: JSON.stringify(value) }, value === null ? "none" : String(value))),
   );
   input.value = JSON.stringify(standard);
-  return { input, read: () => (input.value === "" ? undefined : JSON.parse(input.value)) };
+  const write = (value) => (input.value = JSON.stringify(value));
+  return { input, write, read: () => (input.value === "" ? undefined : JSON.parse(input.value)) };
 }
 
 function number(spec, standard, optional) {
@@ -46,17 +49,19 @@ function number(spec, standard, optional) {
     max: spec.maximum ?? (whole && "exclusiveMaximum" in spec ? spec.exclusiveMaximum - 1 : spec.exclusiveMaximum),
     placeholder: optional ? "auto" : null,
   });
-  return { input, read: () => (input.value.trim() === "" ? (optional ? null : undefined) : Number(input.value)) };
+  const read = () => (input.value.trim() === "" ? (optional ? null : undefined) : Number(input.value));
+  return { input, read, write: (value) => (input.value = value ?? "") };
 }
 
 function flag(spec, standard) {
   const input = h("input", { type: "checkbox", checked: standard === true });
-  return { input, read: () => input.checked };
+  return { input, read: () => input.checked, write: (value) => (input.checked = value === true) };
 }
 
 function text(spec, standard, optional) {
   const input = h("input", { type: "text", value: standard, maxlength: spec.maxLength });
-  return { input, read: () => (input.value === "" && optional ? null : input.value) };
+  const read = () => (input.value === "" && optional ? null : input.value);
+  return { input, read, write: (value) => (input.value = value ?? "") };
 }
 
 /** Anything else, such as a list, is written as JSON; what is none goes to the server as text, which says what is wrong. */
@@ -71,7 +76,8 @@ function json(spec, standard, optional) {
       return input.value;
     }
   };
-  return { input, read };
+  const write = (given) => (input.value = given === null || typeof given === "string" ? (given ?? "") : JSON.stringify(given));
+  return { input, read, write };
 }
 
 const MAKERS = { number, integer: number, boolean: flag, string: text };

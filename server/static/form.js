@@ -1,25 +1,64 @@
-// The form of the playground: reading it, and marking what the server refuses.
+// The form of the playground: reading and filling it, and marking what the server refuses.
 
 import { byId, h } from "./dom.js";
 
-/** The form as data; `request.js` makes requests and code of it. */
-export function readForm(model, pictures, interventions) {
+const TEXTS = ["system", "context", "question"];
+
+/** What an empty form holds. */
+export const EMPTY = Object.freeze({
+  system: "",
+  turns: [],
+  pictures: [],
+  context: "",
+  question: "",
+  strength: 0,
+  auto: false,
+  vector: "modality-preference",
+  interventions: {},
+  maxTokens: 64,
+  temperature: 0,
+  seed: null,
+  baseline: true,
+  include: null, // those that are usual
+});
+
+/** The form as data; `request.js` makes requests and code of it. `around` holds model, pictures, turns and interventions. */
+export function readForm({ model, pictures, turns, interventions }) {
   return {
     model: model?.id ?? "",
     pictures: [...pictures],
-    context: plain("context"),
-    question: plain("question"),
+    turns: [...turns],
+    ...Object.fromEntries(TEXTS.map((name) => [name, plain(name)])),
     strength: Number(byId("helm").value),
     auto: byId("auto").checked,
-    vector: byId("vector").value,
+    vector: byId("vector").value || EMPTY.vector,
     interventions: interventions?.fields() ?? {},
     maxTokens: number("max-tokens"),
     temperature: number("temperature"),
     seed: number("seed"),
     baseline: byId("baseline").checked,
-    include: [...byId("include").querySelectorAll("input:checked")].map((input) => input.value),
+    include: boxes().flatMap((input) => (input.checked ? [input.value] : [])),
   };
 }
+
+/** Fill in what a form says, but for pictures and turns, and for what is drawn from the server's catalogue. */
+export function writeForm(form) {
+  for (const name of TEXTS) byId(name).value = form[name];
+  byId("system-row").open ||= form.system !== "";
+  byId("max-tokens").value = form.maxTokens ?? "";
+  byId("temperature").value = form.temperature ?? "";
+  byId("seed").value = form.seed ?? "";
+  byId("baseline").checked = form.baseline;
+}
+
+/** Fill in what is drawn from the server's catalogue. */
+export function writeAsked(form, { helm, interventions, usual }) {
+  helm.set(form);
+  interventions.set(form.interventions);
+  for (const input of boxes()) input.checked = (form.include ?? usual).includes(input.value);
+}
+
+const boxes = () => [...byId("include").querySelectorAll("input")];
 
 const FIELDS = [
   ["steering", "helm"],

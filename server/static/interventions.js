@@ -41,6 +41,33 @@ export class Interventions {
     return found;
   }
 
+  /** Choose what fields of a request say, and nothing else. */
+  set(fields) {
+    for (const place of this.places) {
+      const given = place.path.reduce((at, name) => at?.[name], fields);
+      place.choose(given);
+      place.show();
+      for (const one of place.fields) one.set(given?.[one.name]);
+    }
+  }
+
+  /** What may be asked for one by one: [{name, fields}], with the options that the form has. */
+  each() {
+    const now = this.fields();
+    const single = (item) => {
+      const given = item.path.reduce((at, name) => at?.[name], now);
+      const value = item.kind ? (given?.kind === item.kind ? given : { kind: item.kind }) : given || true;
+      const others = this.places.filter(({ path }) => path[0] === item.path[0] && path.length > 1);
+      const fields = {};
+      for (const { path } of others.length ? others : [item]) {
+        const group = path.slice(0, -1).reduce((at, name) => (at[name] ??= {}), fields);
+        group[path.at(-1)] = path.join() === item.path.join() ? value : false;
+      }
+      return { name: labelOf(item.path, item.kind), fields };
+    };
+    return this.places.flatMap(({ items }) => items.map(single));
+  }
+
   /** What is on, in words. */
   names() {
     return this.places.filter(({ chosen }) => chosen).map(({ chosen }) => labelOf(chosen.path, chosen.kind));
@@ -68,6 +95,7 @@ export class Interventions {
 /** A row of the form: what is chosen, and its options. */
 class Place {
   constructor(items, control) {
+    this.items = items;
     this.path = items[0].path;
     this.options = h("div", { class: "options", hidden: true });
     this.element = h("div", { class: "stage" }, control, this.options);
@@ -80,9 +108,8 @@ class Place {
     const { chosen } = this;
     if (chosen === this.fieldsOf) return;
     this.fieldsOf = chosen;
-    const { properties = {}, $defs } = chosen?.schema ?? {};
-    this.fields = Object.entries(properties).map(([name, property]) =>
-      field(idOf(...this.path, name), name, property, $defs),
+    this.fields = optionsOf(chosen).map(([name, property]) =>
+      field(idOf(...this.path, name), name, property, chosen.schema.$defs),
     );
     this.options.replaceChildren(...this.fields.map(({ element }) => element));
     this.options.hidden = this.fields.length === 0;
@@ -101,6 +128,10 @@ class Switch extends Place {
     const said = [h("span", {}, labelOf(item.path)), h("small", {}, noteOf(item))];
     super([item], h("label", { class: "switch" }, input, said));
     Object.assign(this, { item, input });
+  }
+
+  choose(given) {
+    this.input.checked = Boolean(given);
   }
 
   get chosen() {
@@ -125,7 +156,12 @@ class Kinds extends Place {
     const input = h("select", { id }, h("option", { value: "" }, "none"), kinds);
     const note = h("small", { class: "soft" });
     super(items, h("label", { class: "pick", for: id }, h("span", {}, title(items[0].path.at(-1))), input, note));
-    Object.assign(this, { items, input, note });
+    Object.assign(this, { input, note });
+  }
+
+  choose(given) {
+    const kind = given?.kind ?? "";
+    this.input.value = this.items.some((item) => item.kind === kind) ? kind : "";
   }
 
   get chosen() {
@@ -145,6 +181,10 @@ class Kinds extends Place {
     return this.chosen ? { kind: this.chosen.kind, ...this.given() } : false;
   }
 }
+
+/** The options of an intervention with their schemas, but for its kind, which is chosen before them. */
+export const optionsOf = (item) =>
+  Object.entries(item?.schema?.properties ?? {}).filter(([name]) => !(item.kind && name === "kind"));
 
 /** What an intervention does, in one line: the beginning of what the server says of it. */
 const noteOf = ({ schema }) => (schema.description ?? "").split(/[.;:]\s|[.;:]$/)[0].replaceAll("`", "");

@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 import { editable, keepPage } from "./drops.js";
 
+/** The formats that servers read. */
 const EXTENSIONS = {
   "image/png": "png",
   "image/jpeg": "jpg",
@@ -20,31 +21,50 @@ function dataUrl(blob) {
   });
 }
 
-/** The tray in `list`; calls `changed()` after every change and `refused(message)` where a picture is not taken. */
+/** A picture with its extension, of what is kept of it. */
+export const asPicture = (kept) => ({ ...kept, extension: EXTENSIONS[kept.type] ?? "png" });
+
+/** A picture of {name, blob, key}; null where it cannot be shown. One without a key gets one. */
+export async function readPicture({ name, blob, key = null }) {
+  const url = blob.type in EXTENSIONS ? await dataUrl(blob).catch(() => null) : null;
+  if (url === null || !(await readable(url))) return null;
+  return asPicture({ name, url, type: blob.type, key: key ?? `${Date.now()}-${Math.random()}` });
+}
+
+/** The tray in `list`; calls `changed()` after every change and `refused(message)` where a picture is not taken, before that
+ * with null: what was told of earlier ones is over. */
 export class Tray {
   constructor(list, { changed, refused }) {
     Object.assign(this, { list, changed, refused, pictures: [], limit: Infinity });
   }
 
-  /** Replace all pictures by blobs [{name, blob}]. */
-  async set(files) {
-    this.pictures = [];
-    await this.add(files);
+  /** Replace all pictures. */
+  show(pictures) {
+    this.pictures = [...pictures];
+    this.draw();
   }
 
+  /** Add files [{name, blob}]. */
   async add(files) {
-    for (const { name, blob } of files) {
+    this.refused(null);
+    const unread = [];
+    for (const file of files) {
       if (this.pictures.length >= this.limit) {
         this.refused(`At most ${this.limit} pictures go into one request.`);
         break;
       }
-      const url = blob.type.startsWith("image/") ? await dataUrl(blob).catch(() => null) : null;
-      if (url === null || !(await readable(url))) {
-        this.refused(`${name} is not a picture that this browser can show.`);
-        continue;
-      }
-      this.pictures.push({ name, url, type: blob.type, extension: EXTENSIONS[blob.type] ?? "png" });
+      const picture = await readPicture(file);
+      if (picture) this.pictures.push(picture);
+      else unread.push(file.name);
     }
+    this.draw();
+    if (unread.length)
+      this.refused(`${unread.join(", ")} cannot be read as a picture (${Object.values(EXTENSIONS).join(", ")}).`);
+  }
+
+  /** Take out a picture that the server could not read. */
+  drop(picture) {
+    this.pictures = this.pictures.filter((one) => one !== picture);
     this.draw();
   }
 
@@ -67,46 +87,21 @@ export class Tray {
 
   draw() {
     const last = this.pictures.length - 1;
+    const button = (label, sign, run, more = {}) =>
+      h("button", { type: "button", "aria-label": label, on: { click: run }, ...more }, sign);
     this.list.replaceChildren(
       ...this.pictures.map((picture, i) =>
         h(
           "li",
           { class: `c-${(i % 6) + 1}` },
-          h("img", { src: picture.url, alt: `Picture ${i + 1}: ${picture.name}` }),
+          h("img", { src: picture.url, alt: `Picture ${i + 1}: ${picture.name}`, title: picture.name }),
           h("span", { class: "number-badge", "aria-hidden": "true" }, String(i + 1)),
           h(
             "div",
             { class: "tray-buttons" },
-            h(
-              "button",
-              {
-                type: "button",
-                "aria-label": `Move picture ${i + 1} forward`,
-                disabled: i === 0,
-                on: { click: () => this.move(i, -1) },
-              },
-              "‹",
-            ),
-            h(
-              "button",
-              {
-                type: "button",
-                "aria-label": `Move picture ${i + 1} back`,
-                disabled: i === last,
-                on: { click: () => this.move(i, 1) },
-              },
-              "›",
-            ),
-            h(
-              "button",
-              {
-                type: "button",
-                class: "remove",
-                "aria-label": `Remove picture ${i + 1}`,
-                on: { click: () => this.remove(i) },
-              },
-              "×",
-            ),
+            button(`Move picture ${i + 1} forward`, "‹", () => this.move(i, -1), { disabled: i === 0 }),
+            button(`Move picture ${i + 1} back`, "›", () => this.move(i, 1), { disabled: i === last }),
+            button(`Remove picture ${i + 1}`, "×", () => this.remove(i), { class: "remove" }),
           ),
         ),
       ),

@@ -1,329 +1,293 @@
-// The playground: form in, streamed answer and its readouts out.
+// The playground: form in, streamed answers and their readouts out.
 
-import { ServerError, getBlob, getJson, storedKey, streamChat } from "./api.js";
-import { byId, copyButton, h, seconds, short } from "./dom.js";
-import { readForm, showError } from "./form.js";
+import { ServerError, getJson, storedKey } from "./api.js";
+import { byId, copyButton, h } from "./dom.js";
+import { EMPTY, readForm, showError, writeAsked, writeForm } from "./form.js";
+import { Compare } from "./compare.js";
+import { DEFAULT_VECTOR, Helm, sideOf } from "./helm.js";
+import { showHistory } from "./history.js";
 import { Interventions } from "./interventions.js";
+import * as keep from "./keep.js";
 import { askForKey, onKey } from "./key.js";
-import { Look, wordBar, wordsOf } from "./look.js";
 import { words } from "./names.js";
-import { Tray, listen } from "./pictures.js";
-import { DRAWN, readoutCards } from "./readouts.js";
-import { asCurl, asPython, bodyOf, fileName } from "./request.js";
+import { Tray, asPicture, listen } from "./pictures.js";
+import { DRAWN } from "./readouts.js";
+import { asCurl, asPython, bodyOf, fileName, picturesOf } from "./request.js";
+import { Results } from "./results.js";
+import { markSample, samplePicture, showSamples } from "./samples.js";
+import { saveJson } from "./save.js";
+import { follow, tellModel, tellProblem } from "./status.js";
+import { Turns } from "./turns.js";
 
-const DEFAULT_VECTOR = "modality-preference"; // the server's own
-const state = { model: null, interventions: null, running: null, choice: null, sent: [] };
-const look = new Look();
-const tray = new Tray(byId("tray"), {
-  changed: update,
-  refused: (message) => showError(new ServerError(0, { message })),
-});
+const state = { model: null, interventions: null, running: null, usual: [], shown: null, ready: false };
+const problem = (message, param = null) =>
+  showError(message === null ? null : new ServerError(0, { message, param }), state.interventions);
+const results = new Results(goOn);
+const helm = new Helm(update);
+const turns = new Turns(update);
+const compare = new Compare(update);
+const tray = new Tray(byId("tray"), { changed: update, refused: problem });
+
+const current = () =>
+  readForm({ model: state.model, pictures: tray.pictures, turns: turns.all, interventions: state.interventions });
 
 // ---------------------------------------------------------------------------------------------- the server
 
 async function connect() {
   try {
-    const models = await getJson("/v1/models");
-    state.model = models.data[0];
-    await Promise.all([showModel(state.model), showVectors(), showSamples()]);
+    const { data } = await getJson("/v1/models");
+    const vectors = (await getJson("/v1/steering/vectors")).data;
+    const first = state.model === null;
+    const form = first ? null : current();
+    offer(data[0], vectors);
+    await showSamples(pick);
+    if (first) await begin();
+    else writeAsked(form, { helm, ...state });
+    tellModel(state.model);
     update();
   } catch (error) {
     if (error.status === 401) askForKey(error);
-    byId("model").textContent = error.status === 401 ? "API key needed" : error.message;
-    byId("model").className = "model off";
-    if (error.status === 503 || error.status === 0) setTimeout(connect, 2000);
+    tellProblem(error.status === 401 ? "API key needed" : error.message);
   }
 }
 
-onKey(connect);
-
-function showModel(model) {
-  byId("model").replaceChildren(
-    h("b", {}, model.id),
-    h("span", { class: "wide-only" }, ` ${model.layers} layers, ${model.dtype} on ${model.device}`),
-  );
-  byId("model").className = "model on";
-  tray.limit = model.limits?.images ?? Infinity;
+function offer(model, vectors) {
+  state.model = model;
+  state.usual = model.readouts.filter((name) => DRAWN.includes(name));
+  keep.setUsual(state.usual);
   state.interventions = new Interventions(byId("interventions"), model.interventions, ["steering"]);
+  const able = model.interventions.some(({ name }) => name === "steering");
+  helm.offer(model, vectors, able);
+  compare.offer(helm, state.interventions);
   byId("include").replaceChildren(
     ...model.readouts.map((name) =>
       h(
         "label",
         { class: "check" },
-        h("input", { type: "checkbox", value: name, checked: DRAWN.includes(name) }),
+        h("input", { type: "checkbox", value: name, checked: state.usual.includes(name) }),
         h("span", {}, words(name)),
       ),
     ),
   );
 }
 
-async function showVectors() {
-  const { data } = await getJson("/v1/steering/vectors");
-  const usable = (vector) => vector.matches && vector.kind === "modality-preference";
-  state.vectors = canSteer() ? data.filter(usable) : [];
-  byId("vector").replaceChildren(...state.vectors.map((vector) => h("option", { value: vector.name }, vector.name)));
-  if (state.vectors.some((vector) => vector.name === DEFAULT_VECTOR)) byId("vector").value = DEFAULT_VECTOR;
-  byId("vector-row").hidden = state.vectors.length < 2;
-  useVector();
-}
-
-const canSteer = () => state.model.interventions.some(({ name }) => name === "steering");
-
-function useVector() {
-  const helm = byId("helm");
-  const vector = state.vectors.find((item) => item.name === byId("vector").value);
-  const range = vector?.info?.calibration?.range;
-  const most = (state.model.limits?.strength ?? 4) / (vector?.published ?? 1); // the limit is in published units
-  // As far as the server goes, also what is too much, to see it; but the calibrated part must not become too small to hit.
-  const limit = Math.floor(10 * Math.min(most, 8 * (range?.[1] || most)) + 1e-6) / 10;
-  helm.disabled = byId("auto").disabled = !vector;
-  Object.assign(helm, { min: String(-limit), max: String(limit) });
-  if (!vector) {
-    helm.value = "0";
-    byId("auto").checked = false;
-  }
-  state.range = range ?? null;
-  state.published = vector?.published ?? null;
-  byId("helm-note").dataset.reason = vector
-    ? ""
-    : canSteer()
-      ? "No steering vector of this server matches the model. Build one with “helmsight probe”."
-      : "The engine of this server does not steer.";
+async function pick(sample, pictures) {
+  tray.show(pictures.filter(Boolean));
+  byId("question").value = sample.question;
+  byId("context").value = sample.context ?? "";
   update();
 }
 
-async function showSamples() {
-  const { data } = await getJson("/samples");
-  byId("samples-section").hidden = data.length === 0;
-  const buttons = await Promise.all(
-    data.map(async (sample) => {
-      const blobs = await Promise.all(sample.images.map((name) => getBlob(`/samples/${encodeURIComponent(name)}`)));
-      const button = h(
-        "button",
-        { type: "button", class: "sample", "aria-pressed": "false" },
-        h(
-          "span",
-          { class: "thumbs" },
-          blobs.map((blob) => h("img", { src: URL.createObjectURL(blob), alt: "" })),
-        ),
-        h("span", {}, sample.title),
-      );
-      button.addEventListener("click", async () => {
-        await tray.set(blobs.map((blob, i) => ({ name: sample.images[i], blob })));
-        byId("question").value = sample.question;
-        byId("context").value = sample.context ?? "";
-        for (const other of byId("samples").children) other.setAttribute("aria-pressed", String(other === button));
-        update();
-      });
-      return button;
-    }),
-  );
-  byId("samples").replaceChildren(...buttons);
+// -------------------------------------------------------------------------------------- what was here before
+
+/** Fill the form by the address, where it is a link, else with what was here before. */
+async function begin() {
+  const draft = keep.keptDraft();
+  const linked = keep.fromFragment(location.hash);
+  const same = draft && (!linked || draft.fragment === location.hash.slice(1));
+  const typed = ["question", "context", "system"].some((id) => byId(id).value) || tray.pictures.length;
+  if (same) compare.set(draft.compare);
+  if (same && draft.shown && !typed) await goBack(await keep.keptAnswer(draft.shown));
+  if (linked && !same) await fill(linked);
+  else if (draft && !typed) await fill(draft.form);
+  state.ready = true;
+}
+
+/** Fill the form; pictures are fetched by what is kept of them, and those that are not to be had are told of. */
+async function fill(form) {
+  let missing = 0;
+  const found = async (references) => {
+    const all = await Promise.all(references.map(pictureOf));
+    missing += all.filter((picture) => !picture).length;
+    return all.filter(Boolean);
+  };
+  const before = await Promise.all(form.turns.map(async (turn) => ({ ...turn, pictures: await found(turn.pictures) })));
+  const pictures = await found(form.pictures);
+  showError(null);
+  writeForm(form);
+  writeAsked(form, { helm, ...state });
+  turns.show(before);
+  tray.show(pictures);
+  if (missing)
+    problem(missing === 1 ? "One picture is not in a link: add it." : `${missing} pictures are not in a link: add them.`);
+}
+
+async function pictureOf({ key }) {
+  if (key === null) return null;
+  const sample = keep.sampleName(key);
+  if (sample !== null) return samplePicture(sample);
+  const kept = await keep.keptPicture(key);
+  return kept && asPicture({ ...kept, key });
+}
+
+/** Show an answer of before with its request. */
+async function goBack(entry) {
+  if (!entry) return;
+  await fill({ ...EMPTY, ...entry.form });
+  state.shown = entry.time;
+  results.show(entry.results, current());
+  byId("empty").hidden = true;
+  update();
+}
+
+/** Ask on: what was asked and answered becomes a turn. */
+function goOn(form, answer) {
+  const { pictures, context, question } = form;
+  turns.show([...form.turns, { pictures, context, question, answer }]);
+  for (const id of ["context", "question"]) byId(id).value = "";
+  tray.show([]);
+  byId("question").focus();
+}
+
+let timer = null;
+
+/** Keep what the form holds, and have the address say it: soon, as not every letter needs it. */
+function remember() {
+  clearTimeout(timer);
+  timer = setTimeout(keepNow, 200);
+}
+
+function keepNow() {
+  clearTimeout(timer);
+  if (!state.ready) return;
+  const form = current();
+  for (const picture of picturesOf(form)) if (keep.sampleName(picture.key) === null) keep.keepPicture(picture);
+  keep.keepDraft(form, { shown: state.shown, compare: compare.kept });
+  const fragment = keep.toFragment(form);
+  history.replaceState(null, "", location.pathname + location.search + (fragment && `#${fragment}`));
 }
 
 // ------------------------------------------------------------------------------------------------ the form
 
 function update() {
-  const helm = byId("helm");
-  const strength = Number(helm.value);
-  const [low, high] = [Number(helm.min), Number(helm.max)];
-  const at = (value) => `${(100 * (value - low)) / (high - low)}%`;
-  helm.style.setProperty("--from", at(Math.min(0, strength)));
-  helm.style.setProperty("--to", at(Math.max(0, strength)));
-  helm.style.setProperty("--calibrated-from", at(-Math.min(state.range?.[1] ?? 0, high)));
-  helm.style.setProperty("--calibrated-to", at(Math.min(state.range?.[1] ?? 0, high)));
-  const auto = byId("auto").checked;
-  const said =
-    strength === 0
-      ? "off"
-      : `${Math.abs(strength).toFixed(1)}${auto ? ", auto" : ` toward ${strength > 0 ? "vision" : "text"}`}`;
-  byId("helm-value").textContent = said;
-  helm.setAttribute("aria-valuetext", said);
-  byId("helm-text").className = strength < 0 && !auto ? "on" : "";
-  byId("helm-vision").className = strength > 0 && !auto ? "on" : "";
-  byId("helm-off").hidden = strength === 0;
-  const reason = byId("helm-note").dataset.reason;
-  const known = state.range && Math.abs(strength) <= state.range[1] ? "Calibrated from" : "Beyond what was calibrated:";
-  const published = state.published === null ? "" : `${short(Math.abs(strength) * state.published)} in published units. `;
-  byId("helm-note").textContent =
-    reason ||
-    (strength === 0
-      ? "At 0 the answer is the plain model's."
-      : auto
-        ? "The way is found for each request; it needs a picture and a text context."
-        : published + (state.range ? `${known} ${state.range[0]} to ${state.range[1]}.` : ""));
-  const form = readForm(state.model, tray.pictures, state.interventions);
-  byId("send").disabled = !state.model || state.running !== null;
+  const form = current();
+  helm.draw();
+  markSample(tray.pictures);
+  tray.limit = (state.model?.limits?.images ?? Infinity) - (picturesOf(form).length - form.pictures.length);
+  for (const id of ["send", "compare"]) byId(id).disabled = !state.model || state.running !== null;
   showCode(form);
+  remember();
 }
 
 function showCode(form) {
   const write = document.querySelector('input[name="language"]:checked').value === "python" ? asPython : asCurl;
   byId("code-text").textContent = write(form, location.origin, storedKey() !== "");
-  const note = byId("code-files");
-  note.replaceChildren(
-    ...(form.pictures.length
-      ? [
-          "Reads ",
-          ...form.pictures.flatMap((picture, i) => [
-            i ? ", " : "",
-            h("a", { href: picture.url, download: fileName(picture, i) }, fileName(picture, i)),
-          ]),
-          " from the current folder (click to save).",
-        ]
-      : []),
+  const links = picturesOf(form).flatMap((picture, i) => [
+    i ? ", " : "",
+    h("a", { href: picture.url, download: fileName(picture, i) }, fileName(picture, i)),
+  ]);
+  byId("code-files").replaceChildren(
+    ...(links.length ? ["Reads ", ...links, " from the current folder (click to save)."] : []),
   );
 }
 
-// ----------------------------------------------------------------------------------------------- an answer
+// --------------------------------------------------------------------------------------------------- asking
 
-async function sendForm(event) {
-  event.preventDefault();
+function sendOne() {
+  const form = current();
+  const { steering, baseline } = bodyOf(form, () => "");
+  const steered = steering
+    ? [`${steering.toward === "auto" ? "auto" : sideOf(form.strength)} ${steering.strength}`]
+    : [];
+  const chips = [...steered, ...state.interventions.names()];
+  const plain = chips.length === 0;
+  run(form, [{ key: "answer", title: "Answer", chips, plain, form }], Boolean(baseline));
+}
+
+function sendAll() {
+  const form = current();
+  try {
+    const all = compare.variants(form);
+    run(form, all.map((one, i) => ({ ...one, key: `answer${i + 1}` })), false);
+  } catch (error) {
+    byId("compare-row").open = true;
+    problem(error.message);
+  }
+}
+
+async function run(form, variants, baseline) {
   if (state.running || !state.model) return;
   showError(null);
-  const form = readForm(state.model, tray.pictures, state.interventions);
-  if (!form.question) return showError(new ServerError(0, { message: "Write a question first.", param: "question" }));
+  if (!form.question) return problem("Write a question first.", "question");
   const abort = new AbortController();
   state.running = abort;
-  begin(form);
-  const started = performance.now();
-  try {
-    await stream(form, abort.signal, started);
-  } catch (error) {
-    byId("answer-meta").textContent = error.name === "AbortError" ? "Stopped." : "Broken off.";
-    if (error.status === 401) askForKey(error);
-    else if (error.name !== "AbortError") showError(error, state.interventions);
-    if (!byId("answer-live").textContent) byId("answers").hidden = true;
-    byId("empty").hidden = !byId("answers").hidden;
-  } finally {
-    state.running = null;
-    byId("stop").hidden = true;
-    byId("send-hint").hidden = false;
-    byId("answers").removeAttribute("aria-busy");
-    update();
-  }
-}
-
-function begin(form) {
-  const asked = bodyOf(form, () => "");
-  state.sent = form.pictures;
-  state.choice = null;
-  for (const id of ["empty", "look", "answer-words", "base-words", "send-hint"]) byId(id).hidden = true;
-  for (const id of ["answer-live", "base-text", "answer-meta", "base-meta"]) byId(id).textContent = "";
-  for (const id of ["answer-live", "base-text", "answers", "stop"]) byId(id).hidden = false;
-  byId("answers").setAttribute("aria-busy", "true");
-  byId("base").hidden = !asked.baseline;
-  byId("base-text").textContent = asked.baseline ? "…" : "";
-  byId("readouts").replaceChildren();
-  const steered = asked.steering ? [`${asked.steering.toward} ${asked.steering.strength}`] : [];
-  const chips = [...steered, ...state.interventions.names()];
-  byId("answer-chips").replaceChildren(
-    ...(chips.length ? chips : ["plain model"]).map((text) =>
-      h("span", { class: chips.length ? "chip accent" : "chip" }, text),
-    ),
-  );
-  byId("send").disabled = true;
+  state.shown = null;
+  byId("empty").hidden = true;
+  byId("stop").hidden = false;
+  byId("send-hint").hidden = true;
+  update();
   if (matchMedia("(max-width: 900px)").matches) byId("results").scrollIntoView({ block: "start" });
+  const [found, error] = await results.run(form, variants, baseline, abort.signal);
+  state.running = null;
+  byId("stop").hidden = true;
+  byId("send-hint").hidden = false;
+  byId("empty").hidden = !byId("answers").hidden;
+  if (error) refuse(error, form);
+  if (found.length) state.shown = await keep.keepAnswer({ form, results: found });
+  update();
 }
 
-async function stream(form, signal, started) {
-  const live = byId("answer-live");
-  let first = null;
-  let usage = null;
-  let ended = null;
-  for await (const event of streamChat(
-    bodyOf(form, (picture) => picture.url),
-    signal,
-  )) {
-    const choice = event.choices[0];
-    usage = event.usage ?? usage;
-    if (!choice) continue;
-    if (choice.delta?.content) {
-      first ??= performance.now();
-      live.append(choice.delta.content);
-    }
-    if (choice.finish_reason) ended = choice;
-  }
-  const total = performance.now() - started;
-  const parts = [ended.finish_reason === "length" ? "cut at max tokens" : "complete"];
-  if (usage) parts.push(`${usage.completion_tokens} tokens`);
-  if (first !== null) parts.push(`first after ${seconds((first - started) / 1000)}`);
-  byId("answer-meta").textContent = [...parts, `all ${seconds(total / 1000)}`].join(" · ");
-  finish({ text: live.textContent, ...ended });
+/** Tell why there is no answer; a picture that the server cannot read goes away. */
+function refuse(error, form) {
+  if (error.status === 401) return askForKey(error);
+  const picture = unreadable(error, form);
+  if (!picture) return showError(error, state.interventions);
+  const number = picturesOf(form).indexOf(picture) + 1;
+  tray.drop(picture);
+  const why = error.message.replace(`'${error.param}' `, "");
+  problem(`Picture ${number} (${picture.name}) cannot be used, and was taken out: it ${why}`);
 }
 
-function finish(choice) {
-  state.choice = choice;
-  const base = choice.baseline;
-  if (base) {
-    byId("base-text").textContent = base.message.content;
-    byId("base-meta").textContent = [
-      base.finish_reason === "length" ? "cut at max tokens" : "complete",
-      base.message.content === choice.text ? "same words" : "other words",
-    ].join(" · ");
-  }
-  const [steered] = choice.applied?.steering ?? [];
-  const first = byId("answer-chips").firstElementChild;
-  if (steered?.auto) {
-    first.textContent = steered.toward ? `auto: ${steered.toward} ${short(steered.strength)}` : "auto: not steered";
-    if (steered.auto.abstained) first.title = steered.auto.abstained;
-  }
-  byId("base").hidden = !base;
-  byId("whose").hidden = !base?.diagnostics;
-  document.querySelector('input[name="whose"][value="answer"]').checked = true;
-  showReadouts();
-}
-
-function offerWords(name, text, diagnostics) {
-  if (!diagnostics?.tam?.length || !state.sent.length) return;
-  const bar = byId(`${name}-words`);
-  wordBar(bar, wordsOf(text, diagnostics.tam), look);
-  bar.hidden = false;
-  byId(name === "answer" ? "answer-live" : "base-text").hidden = true;
-}
-
-function showReadouts() {
-  const { choice } = state;
-  const ofBase = document.querySelector('input[name="whose"]:checked').value === "baseline";
-  const shown = ofBase ? choice.baseline.diagnostics : choice.diagnostics;
-  look.show(state.sent, shown);
-  byId("readouts").replaceChildren(
-    ...readoutCards(shown, ofBase ? null : choice.baseline?.diagnostics, ofBase ? null : choice.applied),
-  );
-  offerWords("answer", choice.text, choice.diagnostics);
-  if (choice.baseline) offerWords("base", choice.baseline.message.content, choice.baseline.diagnostics);
+/** The picture of the form that an error is about; null where it is about something else. */
+function unreadable({ param }, form) {
+  const found = /^messages\[(\d+)\]\.content\[(\d+)\]\.image_url/.exec(param ?? "");
+  const own = Number(found?.[1]) === (form.system ? 1 : 0) + 2 * form.turns.length;
+  return own ? (form.pictures[Number(found[2])] ?? null) : null;
 }
 
 // ------------------------------------------------------------------------------------------------ listening
 
 listen(tray, { button: byId("add"), input: byId("files"), zone: byId("drop") });
-byId("form").addEventListener("submit", sendForm);
-byId("form").addEventListener("input", update);
-byId("form").addEventListener("change", update);
+byId("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sendOne();
+});
+for (const kind of ["input", "change"]) byId("form").addEventListener(kind, update);
 byId("form").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) sendForm(event);
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+  event.preventDefault();
+  sendOne();
 });
+byId("compare").addEventListener("click", sendAll);
 byId("stop").addEventListener("click", () => state.running?.abort());
-byId("vector").addEventListener("change", useVector);
-// Auto needs a strength: a helm at 0 goes to 1, where it is seen, and back if it was not moved meanwhile.
-byId("auto").addEventListener("change", () => {
-  const helm = byId("helm");
-  if (byId("auto").checked && Number(helm.value) === 0) {
-    helm.value = "1";
-    helm.dataset.moved = helm.value;
-  } else {
-    if (!byId("auto").checked && helm.dataset.moved === helm.value) helm.value = "0";
-    delete helm.dataset.moved;
-  }
-  update();
+byId("fresh").addEventListener("click", async () => {
+  state.running?.abort();
+  state.shown = null;
+  results.clear();
+  byId("empty").hidden = false;
+  await fill({ ...EMPTY, vector: DEFAULT_VECTOR });
+  byId("question").focus();
 });
-byId("helm-off").addEventListener("click", () => {
-  byId("helm").value = "0";
-  byId("helm").focus();
-  update();
+byId("save-json").addEventListener("click", () => {
+  const request = bodyOf(current(), fileName);
+  saveJson("helmsight-readouts", { model: state.model?.id, request, answers: results.asJson() });
 });
+byId("copy-link").append(
+  copyButton(() => {
+    const form = current();
+    const own = picturesOf(form).filter(({ key }) => keep.sampleName(key) === null).length;
+    byId("bar-note").textContent = own ? "Your own pictures are not in the link." : "";
+    return `${location.origin}${location.pathname}#${keep.toFragment(form)}`;
+  }, "Copy link"),
+);
 for (const input of document.querySelectorAll('input[name="language"]')) input.addEventListener("change", update);
-for (const input of document.querySelectorAll('input[name="whose"]')) input.addEventListener("change", showReadouts);
 byId("copy-code").append(copyButton(() => byId("code-text").textContent));
+addEventListener("hashchange", () => {
+  const linked = keep.fromFragment(location.hash);
+  if (linked && state.ready) fill(linked);
+});
+addEventListener("pagehide", keepNow);
+showHistory(goBack);
+onKey(connect);
 update();
-connect();
+follow(connect);

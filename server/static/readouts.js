@@ -1,7 +1,7 @@
 // The readouts of one answer as cards: charts, numbers, and what was applied.
 
 import { lineChart, shareBar } from "./charts.js";
-import { h, percent, rawJson, short } from "./dom.js";
+import { definitions, h, percent, rawJson, short } from "./dom.js";
 import { acronym, title, words } from "./names.js";
 
 const colourOf = (image) => ((image - 1) % 6) + 1;
@@ -75,7 +75,7 @@ function focusCard(focus, images) {
   if (!layers || !images?.length)
     return card("focus", "Focus by layer", null, h("p", { class: "nothing" }, "There is no image to focus on."));
   const note = focus.image
-    ? `picture ${focus.image}${focus.share === null || focus.share === undefined ? "" : `, ${percent(focus.share)}`}`
+    ? `picture ${focus.image}${typeof focus.share === "number" ? `: ${percent(focus.share)} of sigma in ${lastOf(focus)}` : ""}`
     : "no focus";
   const series = images.map(({ image }, i) => ({
     name: `picture ${image}`,
@@ -118,6 +118,9 @@ function focusCard(focus, images) {
     ),
   );
 }
+
+// A map beside it says another share: of all layers, or of one.
+const lastOf = ({ m_lnd }) => (m_lnd?.n === 1 ? "the last layer" : `the last ${m_lnd?.n ?? ""} layers`);
 
 /** Null where there is no ratio: without an image or without a text context. */
 function modalityCard(modality, other) {
@@ -212,14 +215,17 @@ function residualCard(residual, other) {
 }
 
 const MEANINGS = {
-  perceptual_blindness: ["neither map is concentrated anywhere", "at least one of the maps is concentrated"],
+  perceptual_blindness: [
+    "Neither the attention nor what the answer rests on is concentrated anywhere in the picture.",
+    "The attention, what the answer rests on, or both are concentrated somewhere in the picture.",
+  ],
   dissociation: [
-    "the answer rests on other patches than those looked at",
-    "attention is spread out, or the answer rests on patches that are looked at",
+    "The attention is concentrated, and the answer rests on other patches than those looked at.",
+    "The answer rests on patches that are looked at, or the attention is too spread out to tell them apart.",
   ],
 };
 const BESIDE_FLAGS = ["concentration", "thresholds", "calibration"];
-const UNKNOWN = "there is no map of the picture, or it has too few patches to tell";
+const UNKNOWN = "There is no map of the picture, or it has too few patches, or the model was not calibrated for it.";
 
 function flagsCard(flags) {
   const state = (value, [raised, clear] = ["", ""]) =>
@@ -249,14 +255,6 @@ function flagsCard(flags) {
         }),
     ),
     definitions(numbers.map(([name, value]) => [words(name), short(value)])),
-  );
-}
-
-function definitions(rows) {
-  return h(
-    "dl",
-    { class: "numbers" },
-    rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
   );
 }
 

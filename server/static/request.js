@@ -2,14 +2,24 @@
 
 import { pretty } from "./dom.js";
 
+/** The pictures of a form, those of earlier turns first. */
+export const picturesOf = (form) => [...form.turns, form].flatMap(({ pictures }) => pictures);
+
 /** The body of the request. `form` is what `readForm` of form.js gives; pictures become what `url(picture, i)` gives. */
 export function bodyOf(form, url) {
-  const content = form.pictures.map((picture, i) => ({ type: "image_url", image_url: { url: url(picture, i) } }));
-  if (form.context) content.push({ type: "text", text: marked(form.context), span: "context" });
-  content.push({ type: "text", text: form.question });
+  let count = 0;
+  const asked = ({ pictures, context, question }) => {
+    const content = pictures.map((picture) => ({ type: "image_url", image_url: { url: url(picture, count++) } }));
+    if (context) content.push({ type: "text", text: marked(context), span: "context" });
+    return { role: "user", content: [...content, { type: "text", text: question }] };
+  };
   const body = {
     model: form.model,
-    messages: [{ role: "user", content }],
+    messages: [
+      ...(form.system ? [{ role: "system", content: form.system }] : []),
+      ...form.turns.flatMap((turn) => [asked(turn), { role: "assistant", content: turn.answer }]),
+      asked(form),
+    ],
     max_tokens: form.maxTokens,
     temperature: form.temperature,
   };
@@ -61,7 +71,7 @@ export function asPython(form, origin, withKey) {
     ...(Object.keys(extra).length ? { extra_body: extra } : {}),
   });
   const lines = parameters.map(([name, value]) => `    ${name}=${literal(value, 1)},`).join("\n");
-  const helper = form.pictures.length
+  const helper = picturesOf(form).length
     ? `import base64\nfrom pathlib import Path\n\nfrom openai import OpenAI\n\n\ndef picture(path, kind):
     data = base64.b64encode(Path(path).read_bytes()).decode()
     return f"data:{kind};base64,{data}"\n\n\n`

@@ -168,7 +168,7 @@ function interventionTable(summary) {
     "By intervention",
     h(
       "div",
-      { class: "table", role: "region", "aria-label": "By intervention", tabindex: 0 },
+      { class: "table", role: "region", "aria-label": "Means by intervention", tabindex: 0 },
       h(
         "table",
         {},

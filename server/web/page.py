@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from server.api.context import context
 from server.encode import json_response
 from server.errors import ApiError
 from server.journal.words import WORDED
+from server.process.preflight import TESTED
 from server.web.samples import list_samples, sample_picture
 
 blueprint = Blueprint("page", __name__, template_folder="../templates")
 
+SHRUNK = ("text/html", "text/css", "text/javascript", "image/svg+xml")
 STATIC = Path(__file__).parents[1] / "static"
 KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 
@@ -44,14 +48,34 @@ def dashboard() -> Response:
     return _page("dashboard.html", filters=WORDED)
 
 
+@blueprint.get("/vectors")
+def vectors() -> Response:
+    """The steering vectors of the server, with how they were made."""
+    return _page("vectors.html")
+
+
+@blueprint.get("/model")
+def model() -> Response:
+    """The model, what it can do and its limits."""
+    return _page("model.html")
+
+
 @blueprint.get("/static/<name>")
-def static_file(name: str) -> Response:
-    """A script, a style sheet or the icon of the pages."""
+@blueprint.get("/static/vendor/<name>", defaults={"folder": "vendor"})
+def static_file(name: str, folder: str = "") -> Response:
+    """A script, a style sheet or the icon of the pages; what others wrote stands in `vendor`."""
     # Compared with what is there instead of joined to the folder: no name from a request becomes a path.
-    for file in STATIC.iterdir():
+    for file in (STATIC / folder).iterdir():
         if file.name == name and file.suffix in KINDS:
             return _file(file, KINDS[file.suffix])
     raise ApiError(404, "There is no such file.", code="unknown_file")
+
+
+@blueprint.get("/about")
+def about() -> Response:
+    """What the page about the model tells beside /v1/models: its family, its check at load, what was measured of it."""
+    able = context().runtime.serving().able
+    return json_response({"object": "model.about", "families": sorted(TESTED), **able.about})
 
 
 @blueprint.get("/samples")
@@ -89,6 +113,16 @@ def _file(path: Path, kind: str) -> Response:
 def _cached(response: Response) -> Response:
     """Kept by the browser, but asked for again each time: an update of the server is seen at once."""
     response.headers["Cache-Control"] = "no-cache"
+    if response.mimetype in SHRUNK:
+        response.vary.add("Accept-Encoding")
+        if request.accept_encodings["gzip"] > 0:
+            response.set_data(_gzip(response.get_data()))
+            response.headers["Content-Encoding"] = "gzip"
     response.add_etag()
     response.make_conditional(request)
     return response
+
+
+@lru_cache(maxsize=64)
+def _gzip(data: bytes) -> bytes:
+    return gzip.compress(data, mtime=0)

@@ -307,7 +307,7 @@ def test_the_page_asks_for_both_and_shows_them(
     opened = visit()
     page = opened.page
     page.goto(live(app))
-    page.get_by_label("Nudge").check()
+    page.locator("#asked-nudge").check()
     assert page.locator("#interventions small", has_text="One token becomes likelier").count() == 1
     page.get_by_label("token", exact=True).fill("9")
     page.get_by_label("by", exact=True).fill("100")

@@ -26,11 +26,11 @@ def test_a_whole_round_shows_what_the_server_says(playground: Callable[..., Visi
     page = playground().page
     pick(page, GREEN)
     steer(page, 1)
-    assert page.locator("#helm-value").text_content() == "1.0 toward vision"
+    assert page.locator("#helm-value").text_content() == "1.0 toward the image"
     answer = send(page)
     choice = asked(demo, page)
     assert answer == choice["message"]["content"] == "The star is yellow."
-    assert page.locator("#base-text").text_content() == choice["baseline"]["message"]["content"] == "The star is green."
+    assert page.locator("#base-live").text_content() == choice["baseline"]["message"]["content"] == "The star is green."
     assert page.locator("#look").is_visible()
     said = choice["diagnostics"]
 
@@ -126,7 +126,7 @@ def test_text_is_followed_where_the_helm_says_so(playground: Callable[..., Visit
     steer(page, -1)
     assert page.locator("#helm-note").inner_text() == "0.500 in published units. Calibrated from 0.3 to 1."
     assert send(page) == "The green object is a diamond."
-    assert page.locator("#base-text").text_content() == plain
+    assert page.locator("#base-live").text_content() == plain
     page.get_by_role("button", name="Set to 0").click()
     page.locator("#asked-sage-see").check()
     page.locator("#asked-sage-generate").check()
@@ -205,7 +205,7 @@ def test_auto_moves_a_helm_at_0_to_where_it_steers_from(playground: Callable[...
     steer(page, -0.5)
     assert label.inner_text() == "0.5, auto"
     page.locator("#auto").uncheck()
-    assert label.inner_text() == "0.5 toward text"
+    assert label.inner_text() == "0.5 toward the text"
 
 
 def test_the_helm_goes_as_far_as_the_server(playground: Callable[..., Visit], demo: Flask) -> None:
@@ -305,8 +305,11 @@ def test_errors_are_shown_as_the_server_says_them(playground: Callable[..., Visi
 
 
 MEANT = {
-    "perceptual_blindness": ("neither map is concentrated", "at least one of the maps is concentrated"),
-    "dissociation": ("rests on other patches than those looked at", "rests on patches that are looked at"),
+    "perceptual_blindness": (
+        "Neither the attention nor what the answer rests on",
+        "or both are concentrated somewhere",
+    ),
+    "dissociation": ("rests on other patches than those looked at", "rests on patches that are looked at, or"),
 }
 
 

@@ -28,7 +28,7 @@ def test_everything_is_done_by_keyboard(playground: Callable[..., Visit]) -> Non
     assert ring == "solid"
     for _ in range(10):
         page.keyboard.press("ArrowRight")
-    assert page.locator("#helm-value").text_content() == "1.0 toward vision"
+    assert page.locator("#helm-value").text_content() == "1.0 toward the image"
     page.keyboard.press("Control+Enter")
     page.wait_for_selector("#answer-words:not([hidden])")
     tab_to("#answer-words .word")

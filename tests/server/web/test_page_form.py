@@ -30,12 +30,13 @@ NUDGE = {
 }
 PLAIN = {"description": "Nothing to set", "properties": {}}
 ALPHA = {"description": "A twin.", "properties": {"alpha": {"type": "number", "default": 1.0, "minimum": 0}}}
+RED = {**ALPHA, "properties": {"kind": {"const": "red"}, **ALPHA["properties"]}, "required": ["kind"]}  # type: ignore[dict-item]
 TOYS = [
     {"name": "nudge", "path": ["nudge"], "kind": "", "twin": False, "schema": NUDGE},
     {"name": "toys.spin", "path": ["toys", "spin"], "kind": "", "twin": False, "schema": PLAIN},
     {"name": "toys.twist", "path": ["toys", "twist"], "kind": "", "twin": True, "schema": ALPHA},
     {"name": "toys.hue.a", "path": ["toys", "hue"], "kind": "a", "twin": False, "schema": PLAIN},
-    {"name": "shade.red", "path": ["shade"], "kind": "red", "twin": True, "schema": ALPHA},
+    {"name": "shade.red", "path": ["shade"], "kind": "red", "twin": True, "schema": RED},
     {"name": "shade.blue", "path": ["shade"], "kind": "blue", "twin": False, "schema": PLAIN},
     {"name": "library", "path": ["library"], "kind": "", "twin": False, "schema": None},
 ]
@@ -61,6 +62,11 @@ def page(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> Any:
     return opened.page
 
 
+def option(page: Any, label: str) -> Any:
+    """A field of the interventions by its label."""
+    return page.locator("#interventions").get_by_label(label)
+
+
 def asked(page: Any) -> dict[str, Any]:
     """What the form asks for beside the chat itself, as the page shows it as code."""
     text = page.locator("#code-text").text_content()
@@ -72,7 +78,11 @@ def test_every_place_has_a_row_and_off_is_nothing(page: Any) -> None:
     assert page.locator("#interventions h2").all_inner_texts() == ["TOYS"]
     assert page.locator("#interventions .switch span").all_inner_texts() == ["Nudge", "Spin", "Twist"]
     assert page.locator("#interventions .switch small").first.inner_text() == "One logit is raised"
-    assert page.get_by_label("Shade").locator("option").all_inner_texts() == ["none", "RED", "BLUE"]
+    assert option(page, "Shade").locator("option").all_inner_texts() == [
+        "none",
+        "RED",
+        "BLUE",
+    ]
     assert page.locator("#interventions .options:visible").count() == 0
     assert asked(page) == {}
 
@@ -83,7 +93,7 @@ def test_an_engine_that_cannot_steer_has_no_helm(page: Any) -> None:
 
 
 def test_options_are_fields_of_their_types(page: Any) -> None:
-    page.get_by_label("Nudge").check()
+    option(page, "Nudge").check()
     assert asked(page) == {"nudge": True, "baseline": True}
 
     def attributes(name: str, *names: str) -> list[str | None]:
@@ -93,46 +103,50 @@ def test_options_are_fields_of_their_types(page: Any) -> None:
     assert attributes("id", "type", "value", "min", "max", "step") == ["number", "5", "2", "8", "1"]
     assert attributes("first_layer", "type", "value", "min", "placeholder") == ["number", None, "0", "auto"]
     assert attributes("said", "type", "value", "maxlength") == ["text", "hello", "9"]
-    assert page.get_by_label("amount").locator("xpath=..").get_attribute("title") == "above 0, at most 1000"
-    assert page.get_by_label("way").locator("option").all_inner_texts() == ["up", "down"]
-    assert page.get_by_label("mode").locator("option").all_inner_texts() == ["none", "soft", "hard"]
+    assert option(page, "amount").locator("xpath=..").get_attribute("title") == "above 0, at most 1000"
+    assert option(page, "way").locator("option").all_inner_texts() == ["up", "down"]
+    assert option(page, "mode").locator("option").all_inner_texts() == [
+        "none",
+        "soft",
+        "hard",
+    ]
 
 
 def test_what_is_changed_is_asked_for_and_defaults_are_the_servers(page: Any) -> None:
-    page.get_by_label("Nudge").check()
-    page.get_by_label("amount").fill("0.5")
-    page.get_by_label("first layer").fill("3")
-    page.get_by_label("quiet").check()
-    page.get_by_label("mode").select_option("hard")
-    page.get_by_label("said").fill("5")
+    option(page, "Nudge").check()
+    option(page, "amount").fill("0.5")
+    option(page, "first layer").fill("3")
+    option(page, "quiet").check()
+    option(page, "mode").select_option("hard")
+    option(page, "said").fill("5")
     page.locator("#asked-nudge-layers").fill("[1, 2]")
     changed = {"amount": 0.5, "first_layer": 3, "quiet": True, "mode": "hard", "said": "5", "layers": [1, 2]}
     assert asked(page)["nudge"] == changed
     page.locator("#asked-nudge-layers").fill("[1,")
     assert asked(page)["nudge"]["layers"] == "[1,"  # the server says what is wrong with it
-    page.get_by_label("amount").fill("")
-    page.get_by_label("first layer").fill("")
+    option(page, "amount").fill("")
+    option(page, "first layer").fill("")
     page.locator("#asked-nudge-layers").fill("")
-    page.get_by_label("mode").select_option("none")
+    option(page, "mode").select_option("none")
     assert asked(page)["nudge"] == {"quiet": True, "said": "5"}
-    page.get_by_label("Nudge").uncheck()
+    option(page, "Nudge").uncheck()
     assert asked(page) == {}
 
 
 def test_a_group_says_of_each_member_whether_it_is_on(page: Any) -> None:
-    page.get_by_label("Spin").check()
+    option(page, "Spin").check()
     assert asked(page)["toys"] == {"spin": True, "twist": False, "hue": False}
-    page.get_by_label("Twist").check()
-    page.get_by_label("alpha").fill("2")
-    page.get_by_label("Hue").select_option("a")
+    option(page, "Twist").check()
+    option(page, "alpha").fill("2")
+    option(page, "Hue").select_option("a")
     assert asked(page)["toys"] == {"spin": True, "twist": {"alpha": 2}, "hue": {"kind": "a"}}
 
 
 def test_kinds_exclude_one_another_and_so_do_those_with_a_twin(page: Any) -> None:
-    shade = page.get_by_label("Shade")
+    shade = option(page, "Shade")
     shade.select_option("blue")
     assert asked(page)["shade"] == {"kind": "blue"}
-    page.get_by_label("Twist").check()
+    option(page, "Twist").check()
     assert asked(page) == {
         "shade": {"kind": "blue"},
         "toys": {"spin": False, "twist": True, "hue": False},
@@ -140,9 +154,10 @@ def test_kinds_exclude_one_another_and_so_do_those_with_a_twin(page: Any) -> Non
     }
     shade.select_option("red")
     assert asked(page) == {"shade": {"kind": "red"}, "baseline": True}
+    assert page.locator("#asked-shade-kind").count() == 0  # it is chosen before, and no option
     page.locator("#asked-shade-alpha").fill("0.5")
     assert asked(page)["shade"] == {"kind": "red", "alpha": 0.5}
-    page.get_by_label("Twist").check()
+    option(page, "Twist").check()
     assert asked(page) == {"toys": {"spin": False, "twist": True, "hue": False}, "baseline": True}
     assert shade.input_value() == ""
 
@@ -152,8 +167,8 @@ def test_kinds_exclude_one_another_and_so_do_those_with_a_twin(page: Any) -> Non
     [("nudge.id", "asked-nudge-id"), ("nudge.nonsense", "asked-nudge"), ("shade.alpha", "asked-shade-alpha")],
 )
 def test_an_error_marks_the_field_that_it_is_about(page: Any, param: str, marked: str) -> None:
-    page.get_by_label("Nudge").check()
-    page.get_by_label("Shade").select_option("red")
+    option(page, "Nudge").check()
+    option(page, "Shade").select_option("red")
     error = {"message": f"'{param}' is wrong.", "param": param}
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json={"error": error}))
     page.get_by_role("button", name="Send").click()
@@ -162,8 +177,8 @@ def test_an_error_marks_the_field_that_it_is_about(page: Any, param: str, marked
 
 
 def test_everything_is_sent_and_a_readout_without_a_drawing_is_shown_in_numbers(page: Any) -> None:
-    page.get_by_label("Spin").check()
-    page.get_by_label("Shade").select_option("red")
+    option(page, "Spin").check()
+    option(page, "Shade").select_option("red")
     page.get_by_text("Sampling and readouts").click()
     assert page.get_by_role("checkbox", name="focus").is_checked()
     assert not page.get_by_role("checkbox", name="norm").is_checked()  # the page has no drawing of it

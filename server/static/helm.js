@@ -1,0 +1,119 @@
+// The helm: a slider that steers toward the text or the image, as far as the server goes.
+
+import { byId, h, short } from "./dom.js";
+
+export const DEFAULT_VECTOR = "modality-preference"; // the server's own
+
+/** What a signed strength is called: + is toward the image. */
+export const sideOf = (strength) => (strength > 0 ? "image" : "text");
+
+/** The helm with its vectors; `changed()` is called when it was moved by hand or by what goes with it. */
+export class Helm {
+  constructor(changed) {
+    Object.assign(this, { changed, vectors: [], vector: null, reason: "" });
+    byId("vector").addEventListener("change", () => {
+      this.#use();
+      changed();
+    });
+    byId("auto").addEventListener("change", () => this.#auto());
+    byId("helm-off").addEventListener("click", () => {
+      byId("helm").value = "0";
+      byId("helm").focus();
+      changed();
+    });
+  }
+
+  /** Take the vectors of the server that can be used; without `able` its engine cannot steer. */
+  offer(model, vectors, able) {
+    this.most = model.limits?.strength ?? 4; // in published units
+    this.vectors = able ? vectors.filter((one) => one.matches && one.kind === DEFAULT_VECTOR) : [];
+    this.reason = this.vectors.length
+      ? ""
+      : able
+        ? "No steering vector of this server matches the model. Build one with “helmsight probe”."
+        : "The engine of this server does not steer.";
+    byId("vector").replaceChildren(...this.vectors.map(({ name }) => h("option", { value: name }, name)));
+    if (this.vectors.some(({ name }) => name === DEFAULT_VECTOR)) byId("vector").value = DEFAULT_VECTOR;
+    byId("vector-row").hidden = this.vectors.length < 2;
+    this.#use();
+  }
+
+  /** Put everything where a form says. */
+  set({ strength, auto, vector }) {
+    if (this.vectors.some(({ name }) => name === vector)) byId("vector").value = vector;
+    this.#use();
+    if (!this.vector) return;
+    byId("helm").value = String(strength);
+    byId("auto").checked = auto;
+  }
+
+  /** [least, most] of the strengths that were calibrated; null where none were. */
+  get range() {
+    return this.vector?.info?.calibration?.range ?? null;
+  }
+
+  /** How far to go where nothing else is said: never beyond what was calibrated. */
+  get usual() {
+    return Math.min(1, this.range?.[1] ?? 1, Number(byId("helm").max));
+  }
+
+  #use() {
+    const helm = byId("helm");
+    this.vector = this.vectors.find(({ name }) => name === byId("vector").value) ?? null;
+    const most = (this.most ?? 4) / (this.vector?.published ?? 1);
+    // As far as the server goes, also what is too much, to see it; but the calibrated part must not become too small to hit.
+    const limit = Math.floor(10 * Math.min(most, 8 * (this.range?.[1] || most)) + 1e-6) / 10;
+    helm.disabled = byId("auto").disabled = !this.vector;
+    Object.assign(helm, { min: String(-limit), max: String(limit) });
+    byId("helm-sign").textContent = this.vector
+      ? "+ is toward the image, − toward the text. In the API “toward” names the side; a signed “scale” counts as the " +
+        `vector is stored: + toward ${{ vision: "the image", text: "the text" }[this.vector.positive] ?? "neither"}.`
+      : "";
+    if (this.vector) return;
+    helm.value = "0";
+    byId("auto").checked = false;
+  }
+
+  // Auto needs a strength: a helm at 0 goes where it is usual, and back if it was not moved meanwhile.
+  #auto() {
+    const helm = byId("helm");
+    if (byId("auto").checked && Number(helm.value) === 0) {
+      helm.value = String(this.usual);
+      helm.dataset.moved = helm.value;
+    } else {
+      if (!byId("auto").checked && helm.dataset.moved === helm.value) helm.value = "0";
+      delete helm.dataset.moved;
+    }
+    this.changed();
+  }
+
+  draw() {
+    const helm = byId("helm");
+    const strength = Number(helm.value);
+    const [low, high] = [Number(helm.min), Number(helm.max)];
+    const at = (value) => `${(100 * (value - low)) / (high - low)}%`;
+    const calibrated = Math.min(this.range?.[1] ?? 0, high);
+    helm.style.setProperty("--from", at(Math.min(0, strength)));
+    helm.style.setProperty("--to", at(Math.max(0, strength)));
+    helm.style.setProperty("--calibrated-from", at(-calibrated));
+    helm.style.setProperty("--calibrated-to", at(calibrated));
+    const auto = byId("auto").checked;
+    const way = auto ? ", auto" : ` toward the ${sideOf(strength)}`;
+    const said = strength === 0 ? "off" : `${Math.abs(strength).toFixed(1)}${way}`;
+    byId("helm-value").textContent = said;
+    helm.setAttribute("aria-valuetext", said);
+    byId("helm-text").className = strength < 0 && !auto ? "on" : "";
+    byId("helm-vision").className = strength > 0 && !auto ? "on" : "";
+    byId("helm-off").hidden = strength === 0;
+    byId("helm-note").textContent = this.reason || this.#note(Math.abs(strength), auto);
+  }
+
+  #note(size, auto) {
+    if (size === 0) return "At 0 the answer is the plain model's.";
+    if (auto) return "The way is found for each request; it needs a picture and a text context.";
+    const published = this.vector?.published ? `${short(size * this.vector.published)} in published units. ` : "";
+    if (!this.range) return published;
+    const known = size <= this.range[1] ? "Calibrated from" : "Beyond what was calibrated:";
+    return `${published}${known} ${this.range[0]} to ${this.range[1]}.`;
+  }
+}

@@ -1,0 +1,167 @@
+// The page of the model: what it is, what was checked and measured of it, what may be asked of it and how much.
+
+import { getJson } from "./api.js";
+import { byId, definitions, h, percent, short } from "./dom.js";
+import { keepPage } from "./drops.js";
+import { optionsOf } from "./interventions.js";
+import { askForKey, onKey } from "./key.js";
+import { labelOf, title, words } from "./names.js";
+import { follow, tellModel, tellProblem } from "./status.js";
+
+async function connect() {
+  try {
+    const [model] = (await getJson("/v1/models")).data;
+    const about = await getJson("/about");
+    tellModel(model);
+    show(model, about);
+  } catch (error) {
+    if (error.status === 401) askForKey(error);
+    tellProblem(error.status === 401 ? "API key needed" : error.message);
+  }
+}
+
+function show(model, about) {
+  byId("name").textContent = model.id;
+  byId("summary").textContent =
+    `${about.architecture ?? "A model"}${about.family ? `, family ${about.family}` : ""}: ${model.layers} layers of ` +
+    `${model.hidden_size}, ${short(model.context_length)} tokens of context, ${model.dtype} on ${model.device}.`;
+  byId("about").hidden = false;
+  byId("about").replaceChildren(
+    card("Structure", definitions(structure(model, about))),
+    card("Self-check", ...check(about.self_check, about.families)),
+    card("Calibration", ...calibration(about.calibration ?? {})),
+    card("Limits of a request", definitions(Object.entries(model.limits).map(([name, value]) => [words(name), shown(name, value)]))),
+    card(
+      "Interventions",
+      h(
+        "p",
+        { class: "soft note" },
+        "With their options, what these are where nothing else is said, and their range. A name with true, as in “sage”: true, " +
+          "is the preset of all of its members with their defaults.",
+      ),
+      table(
+        ["", "option", "default", "range"],
+        model.interventions.flatMap((item) => options(item)),
+      ),
+    ),
+    card(
+      "Readouts",
+      h("p", { class: "soft note" }, "Those that cost next to nothing, and those that cost time and memory."),
+      definitions([
+        ["cheap", model.readout_schemas.filter(({ cheap }) => cheap).map(({ name }) => words(name)).join(", ")],
+        ["others", model.readout_schemas.filter(({ cheap }) => !cheap).map(({ name }) => words(name)).join(", ")],
+      ]),
+    ),
+  );
+}
+
+const card = (name, ...content) => {
+  const id = `title-${name.toLowerCase().replaceAll(" ", "-")}`;
+  return h("section", { class: "panel", "aria-labelledby": id }, h("h2", { id }, name), ...content);
+};
+
+const table = (heads, rows) =>
+  h(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": "Options of the interventions" },
+    h(
+      "table",
+      {},
+      h("thead", {}, h("tr", {}, heads.map((head) => (head ? h("th", { scope: "col" }, head) : h("td", {}))))),
+      h("tbody", {}, rows.map(([head, ...cells]) => h("tr", {}, head ? h("th", { scope: "row" }, head) : h("td", {}), cells.map((cell) => h("td", {}, cell))))),
+    ),
+  );
+
+const structure = (model, about) => [
+  ["architecture", about.architecture ?? "not told"],
+  ["family", about.family ?? "not told"],
+  ["layers", short(model.layers)],
+  ["hidden size", short(model.hidden_size)],
+  ["vocabulary", short(about.vocabulary)],
+  ["context length", `${short(model.context_length)} tokens`],
+  ["images", model.image_size ? `brought to ${model.image_size.join(" × ")}` : "in their own size"],
+  ["focus is judged by", `the last ${about.focus_layers ?? "?"} layers`],
+  ["steering vectors", model.vectors.join(", ") || "none"],
+  ...Object.entries(about.generation_defaults ?? {}).map(([name, value]) => [`default ${words(name)}`, String(value)]),
+  ["fingerprint", model.fingerprint.slice(0, 16)],
+];
+
+function check(said, families) {
+  if (!said) return [h("p", { class: "nothing" }, "This engine tells of none.")];
+  const bound = said.tolerance
+    ? `equal within ${said.tolerance} of the largest logit`
+    : `at most ${said.margin} times as far from a float32 run as the plain model is`;
+  return [
+    h("p", {}, h("span", { class: "chip accent" }, "passed"), " when the model was loaded; one that fails is not served."),
+    h(
+      "p",
+      { class: "soft note" },
+      `Prefill and ${said.steps} decoding steps of two prompts with a picture, against the plain model on eager attention: ${bound}. `,
+      "There is no code for a family: this is what says that the numbers on these pages are the model's own.",
+    ),
+    h("p", { class: "soft note" }, `Families in the test suite: ${families.join(", ")}. Others are served where they pass.`),
+  ];
+}
+
+const COMMANDS = {
+  think: ["SAGE's Think", "--calibrate-sage"],
+  sinks: ["attention sinks", "--calibrate-sinks"],
+  flags: ["flags", "--calibrate-flags"],
+  surprise: ["surprise of text contexts", "--calibrate-surprise"],
+};
+
+function calibration(found) {
+  const rows = Object.entries(COMMANDS).map(([name, [said, flag]]) => [
+    said,
+    found[name] ? measured(name, found[name]) : `not measured: helmsight probe ${flag}`,
+  ]);
+  const raised = Object.entries(found.flags?.raised ?? {}).map(([name, rates]) => [
+    title(name),
+    `raised on ${percent(rates.right?.[0])} of right and ${percent(rates.wrong?.[0])} of wrong answers`,
+  ]);
+  return [
+    h("p", { class: "soft note" }, "Numbers that are measured once for each model and kept in its folder."),
+    definitions([...rows, ...raised]),
+  ];
+}
+
+function measured(name, said) {
+  if (name === "think") return `${short(said.tokens)} tokens of ${short(said.samples)} prompts`;
+  if (name === "sinks") return `${short(said.images)} images`;
+  if (name === "surprise") return `bound ${short(said.bound)} nats, ${short(said.contexts)} contexts`;
+  return `${short(said.answers)} answers; thresholds: attention ${short(said.attention)}, activation ${short(said.activation)}, agreement ${short(said.agreement)}`;
+}
+
+function options(item) {
+  const { path, kind } = item;
+  const label = labelOf(path, kind);
+  const head = path.length > 1 ? `${path[0].toUpperCase()} ${label}` : label;
+  const all = optionsOf(item);
+  if (!all.length) return [[head, "none", "", ""]];
+  return all.map(([name, one], i) => {
+    const spec = one.anyOf?.find(({ type }) => type !== "null") ?? one;
+    const standard = one.default === null || one.default === undefined ? "auto" : plain(one.default);
+    return [i ? "" : head, words(name), standard, rangeOf(spec)];
+  });
+}
+
+const plain = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
+
+function rangeOf(spec) {
+  if (spec.enum) return spec.enum.join(", ");
+  const { minimum, maximum, exclusiveMinimum: above, exclusiveMaximum: below } = spec;
+  const low = minimum === undefined ? above !== undefined && `above ${above}` : `from ${minimum}`;
+  const high = maximum === undefined ? below !== undefined && `below ${below}` : `to ${maximum}`;
+  return [low, high].filter(Boolean).join(" ");
+}
+
+function shown(name, value) {
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (name.endsWith("bytes")) return `${short(value / 2 ** 20)} MiB`;
+  if (name.endsWith("pixels")) return `${short(value / 1e6)} million`;
+  return typeof value === "number" ? short(value) : String(value);
+}
+
+keepPage();
+onKey(connect);
+follow(connect);

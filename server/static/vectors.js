@@ -1,0 +1,148 @@
+// The page of the steering vectors: each with how it was made and what its strengths do, upload and deletion.
+
+import { getJson, send } from "./api.js";
+import { lineChart } from "./charts.js";
+import { byId, definitions, h, percent, rawJson, short } from "./dom.js";
+import { keepPage } from "./drops.js";
+import { askForKey, onKey } from "./key.js";
+import { saveBlob } from "./save.js";
+import { follow, tellModel, tellProblem } from "./status.js";
+
+const PATH = "/v1/steering/vectors";
+const pathOf = (name) => `${PATH}/${encodeURIComponent(name)}`;
+let model = null;
+
+async function connect() {
+  try {
+    [model] = (await getJson("/v1/models")).data;
+    tellModel(model);
+    await show();
+  } catch (error) {
+    if (error.status === 401) askForKey(error);
+    tellProblem(error.status === 401 ? "API key needed" : error.message);
+  }
+}
+
+async function show() {
+  const { data } = await getJson(PATH);
+  const { uploads } = model.limits;
+  byId("upload").hidden = !uploads;
+  byId("upload-note").textContent = uploads
+    ? "A safetensors file, as “helmsight vectors” and the downloads above are."
+    : "Uploading is off. The server allows it when it is started with --allow-uploads.";
+  const none = h("p", { class: "panel nothing" }, "This server has no steering vectors yet: build one.");
+  byId("vectors").replaceChildren(...(data.length ? data.map((vector) => card(vector, uploads)) : [none]));
+}
+
+/** Run something that the server may refuse, and say so. */
+async function attempt(work) {
+  byId("problem").hidden = true;
+  try {
+    await work();
+  } catch (error) {
+    if (error.status === 401) return askForKey(error);
+    byId("problem").textContent = error.message;
+    byId("problem").hidden = false;
+    byId("problem").scrollIntoView({ block: "nearest" });
+  }
+}
+
+function card(vector, uploads) {
+  const { name, error, info = {} } = vector;
+  const chip = (text, accent) => h("span", { class: accent ? "chip accent" : "chip" }, text);
+  const head = h(
+    "div",
+    { class: "section-head" },
+    h("h2", { id: `title-${name}` }, name),
+    error ? chip("damaged") : vector.matches ? chip("of this model", true) : chip("of another model"),
+    h("button", { type: "button", class: "small", on: { click: () => attempt(() => download(name)) } }, "Download"),
+    uploads && h("button", { type: "button", class: "small", on: { click: () => attempt(() => remove(name)) } }, "Delete"),
+  );
+  const section = (...content) => h("section", { class: "panel", "aria-labelledby": `title-${name}` }, head, ...content);
+  if (error) return section(h("p", { class: "error-text" }, error));
+  const { calibration, samples, reliable } = info;
+  const range = calibration?.range;
+  return section(
+    definitions([
+      ["kind", vector.kind],
+      ["+ is toward", { text: "the text", vision: "the image" }[vector.positive] ?? "no side"],
+      ["layers", vector.layers.join(", ") || "none"],
+      ["strength 1 in published units", vector.published === null ? "not known" : short(vector.published)],
+      ["calibrated", range ? `from ${range[0]} to ${range[1]}` : "no"],
+      ["made from", Number.isInteger(samples) ? `${samples} samples` : "not told"],
+      ...(typeof reliable === "boolean" ? [["pairs agree", reliable ? "yes" : "no"]] : []),
+    ]),
+    calibration?.curve?.length ? curve(calibration) : null,
+    rawJson(vector),
+  );
+}
+
+/** What each strength does, from the calibration in the vector's file: the steered shares, and what it costs. */
+function curve({ baseline, curve: points, range }) {
+  const sorted = [...points].sort((a, b) => a.strength - b.strength);
+  const names = ["0", ...sorted.map(({ strength }) => String(strength))];
+  const line = (name, plain, read, colour, dash) => ({ name, values: [plain ?? null, ...sorted.map(read)], colour, dash });
+  const plain = baseline?.plain ?? {};
+  const marks = sorted.flatMap(({ strength }, i) =>
+    strength >= range?.[0] && strength <= range?.[1]
+      ? [{ index: i + 1, colour: 1, title: `strength ${strength}: within what was calibrated` }]
+      : [],
+  );
+  const format = (value) => (value === null ? "–" : percent(value));
+  const common = { x: "strength", names, format, low: 0, high: 1, marks };
+  const n = sorted[0].vision?.n ?? plain.n;
+  return h(
+    "div",
+    {},
+    h(
+      "div",
+      { class: "spread" },
+      lineChart(
+        [
+          line("steered toward the image, answers follow it", plain.s_vision, (p) => p.vision?.s_vision ?? null, 1),
+          line("toward the text, answers follow it", plain.s_text, (p) => p.text?.s_text ?? null, 2),
+        ],
+        { ...common, label: "Share of answers to conflicts that follow the side that is steered toward, by strength" },
+      ),
+      lineChart(
+        [
+          line("right with the image alone", baseline?.image_accuracy, (p) => p.image_accuracy, 1, true),
+          line("right with the text alone", baseline?.context_accuracy, (p) => p.context_accuracy, 2, true),
+        ],
+        { ...common, label: "Right answers where nothing conflicts, by strength: what steering costs" },
+      ),
+    ),
+    h(
+      "p",
+      { class: "soft note" },
+      `Left what a strength does where picture and text conflict, right what it costs where they do not${n ? `, ${n} questions each` : ""}; `,
+      "the marks are strengths within the budget.",
+    ),
+  );
+}
+
+async function download(name) {
+  saveBlob(`${name}.safetensors`, await (await send(`${pathOf(name)}/file`)).blob());
+}
+
+async function remove(name) {
+  if (!confirm(`Delete the steering vector ${name}? Other people may use it.`)) return;
+  await send(pathOf(name), { method: "DELETE" });
+  await show();
+}
+
+byId("upload").addEventListener("submit", (event) => {
+  event.preventDefault();
+  byId("uploaded").textContent = "";
+  attempt(async () => {
+    const query = new URLSearchParams({ replace: String(byId("replace").checked) });
+    if (byId("name").value.trim()) query.set("name", byId("name").value.trim());
+    const headers = { "Content-Type": "application/octet-stream" };
+    const response = await send(`${PATH}?${query}`, { method: "POST", headers, body: byId("file").files[0] });
+    byId("uploaded").textContent = `${(await response.json()).name} is there.`;
+    await show();
+  });
+});
+keepPage();
+onKey(connect);
+follow(connect);
