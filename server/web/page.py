@@ -5,18 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, Response, render_template, request
+from flask import Blueprint, Response, current_app, render_template, request
 
 from server.api.context import context
 from server.encode import json_response
 from server.errors import ApiError
 from server.journal.words import WORDED
+from server.openapi.document import document
+from server.openapi.operation import BYTES, TEXT, Parameter, documented
+from server.web.reference import reference
+from server.web.samples import KINDS as PICTURE_KINDS
 from server.web.samples import list_samples, sample_picture
+from server.wire.catalog import SampleList
 
 blueprint = Blueprint("page", __name__, template_folder="../templates")
 
 STATIC = Path(__file__).parents[1] / "static"
 KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+
+_DOCS = "helmsight.docs"
+HTML: dict[int, dict[str, Any]] = {200: {"text/html": TEXT}}
 
 POLICY = "; ".join(
     (
@@ -33,18 +41,36 @@ POLICY = "; ".join(
 
 
 @blueprint.get("/")
+@documented("Pages", HTML)
 def playground() -> Response:
     """Ask, steer, and see where the model looked."""
     return _page("playground.html")
 
 
+@blueprint.get("/docs")
+@documented("Pages", HTML)
+def docs() -> Response:
+    """The document of the API, to be read."""
+    kept = current_app.extensions
+    if _DOCS not in kept:
+        kept[_DOCS] = render_template("docs.html", **reference(document(current_app, context())))
+    return _cached(Response(kept[_DOCS], content_type="text/html; charset=utf-8"))
+
+
 @blueprint.get("/dashboard")
+@documented("Pages", HTML)
 def dashboard() -> Response:
     """The journal of diagnostics, live."""
     return _page("dashboard.html", filters=WORDED)
 
 
 @blueprint.get("/static/<name>")
+@documented(
+    "Pages",
+    {200: {kind.partition(";")[0]: TEXT for kind in KINDS.values()}},
+    errors=(404,),
+    parameters=[Parameter("name", "Of the file.", example="style.css", place="path")],
+)
 def static_file(name: str) -> Response:
     """A script, a style sheet or the icon of the pages."""
     # Compared with what is there instead of joined to the folder: no name from a request becomes a path.
@@ -55,13 +81,20 @@ def static_file(name: str) -> Response:
 
 
 @blueprint.get("/samples")
+@documented("Pages", SampleList, errors=(503,))
 def samples() -> Response:
-    """The sample scenes in the model's folder: {"object": "list", "data": [{"title", "images", "question", "context"}]}."""
+    """The sample scenes in the model's folder."""
     found = list_samples(context().runtime.serving().able.folder)
     return json_response({"object": "list", "data": [sample.model_dump() for sample in found]})
 
 
 @blueprint.get("/samples/<name>")
+@documented(
+    "Pages",
+    {200: dict.fromkeys(sorted(set(PICTURE_KINDS.values())), BYTES)},
+    errors=(404, 503),
+    parameters=[Parameter("name", "As a sample's `images` have it.", example="cyan.png", place="path")],
+)
 def sample(name: str) -> Response:
     """A picture of a sample scene."""
     found = sample_picture(context().runtime.serving().able.folder, name)

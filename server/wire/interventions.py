@@ -41,11 +41,16 @@ def fields() -> dict[str, Any]:
     One that neither has `Options` nor stands in `OWN_FORMS` is for callers of the library alone.
     """
     own = {
-        path[0]: Annotated[form | None, BeforeValidator(switch), WrapValidator(_form_given)]
+        path[0]: Annotated[
+            form | None,
+            BeforeValidator(switch, json_schema_input_type=bool | form | None),
+            WrapValidator(_form_given, json_schema_input_type=bool | form | None),
+        ]
         for path, form in OWN_FORMS.items()
     }
     return own | {
-        name: Annotated[Given | None, PlainValidator(partial(_given, form))] for name, form in forms().items()
+        name: Annotated[Given | None, PlainValidator(partial(_given, form), json_schema_input_type=form.written | None)]
+        for name, form in forms().items()
     }
 
 

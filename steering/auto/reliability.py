@@ -23,6 +23,7 @@ from steering.errors import RequestError
 from steering.interventions.steer import Steer, check_steer
 from steering.model.mllm import MLLM
 from steering.prompt.chat import blanked, pictures_of, without_context, without_images
+from steering.protocol.messages import chat_of
 from steering.protocol.request import Request, Result, Sampling
 from steering.vectors.vector import SteeringVector
 
@@ -141,6 +142,7 @@ def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None) -> 
     A model that cannot do without images is shown gray ones. Raises RequestError where a chat has no image or no text
     context.
     """
+    chats = [chat_of(chat) for chat in chats]
     for chat in chats:
         _check_chat(chat)
     unseen = blanked if engine.mllm.needs_images else without_images
@@ -168,6 +170,7 @@ def find(
     if criterion.name == "drop":
         return measure(engine, chats, begun)
     bound = bound_of(engine.mllm, criterion.bound)
+    chats = [chat_of(chat) for chat in chats]
     for chat in chats:
         _check_chat(chat)
     found = surprises(engine, chats, begun)
