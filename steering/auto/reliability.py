@@ -28,6 +28,7 @@ from steering.protocol.request import Request, Result, Sampling
 from steering.vectors.vector import SteeringVector
 
 CRITERIA = ("drop", "surprise")
+"""By what a way may be found."""
 
 TOKENS = 32
 """How much of the plain answer is weighed, at most."""
@@ -69,11 +70,13 @@ class Criterion:
 
 
 DROP = Criterion()
+"""The usual criterion."""
 
 
 @dataclass(frozen=True)
 class Auto:
-    """Steering whose way is still to be found; options as those of `Steer.to`."""
+    """Steering whose way is still to be found, by `decide`; options as those of `Steer.to` (modality-preference
+    paper, appendix E.5)."""
 
     vector: SteeringVector
     strength: float = 1.0
@@ -82,6 +85,7 @@ class Auto:
     criterion: Criterion = DROP
 
     def toward(self, way: str, **more: Any) -> Steer:
+        """The steering once its way is known, "vision" or "text"."""
         return Steer.to(self.vector, way, self.strength, layers=self.layers, tokens=self.tokens, **more)
 
     def steer(self, found: Reliability | Surprise) -> Steer:
@@ -93,7 +97,7 @@ class Auto:
 
 @dataclass(frozen=True)
 class Reliability:
-    """The answer's probability with everything, without the images, and without the text context."""
+    """The answer's probability (0 to 1) with everything, without the images, and without the text context."""
 
     answer: float
     without_images: float
@@ -122,6 +126,7 @@ class Reliability:
         return f"The answer stands without either modality: it loses less than {TIE:.0%} of its probability."
 
     def report(self) -> dict[str, Any]:
+        """It as JSON, as it stands in `applied`."""
         return {
             "criterion": "drop",
             "answer": self.answer,

@@ -56,6 +56,7 @@ class Surprise:
         )
 
     def report(self) -> dict[str, Any]:
+        """It as JSON, as it stands in `applied`."""
         return {
             "criterion": "surprise",
             "surprise": self.value,

@@ -38,6 +38,7 @@ TOKENS = ("all", "prompt", "generated", "image", "text")
 _ONE_IMAGE = re.compile(r"image:([1-9][0-9]{0,3})")
 
 TOWARD = ("vision", "text")
+"""The modalities that may be stated."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,12 @@ class Steer(Part):
         _check_vector(self.vector)
         if not (is_number(self.scale) and math.isfinite(self.scale)):
             raise must("steering.scale", "be a finite number", self.scale)
-        if not isinstance(self.tokens, str):
-            raise must("steering.apply.tokens", "be a string", self.tokens)
         if self.layers is not None:
             object.__setattr__(self, "layers", whole_numbers("steering.layers", self.layers))
-        if self.tokens not in TOKENS and self.image is None:
+        if not isinstance(self.tokens, str) or (self.tokens not in TOKENS and self.image is None):
             raise RequestError(
                 f"'steering.apply.tokens' must be one of {', '.join(TOKENS)}, or image:1, image:2 and so on for one image; "
-                f"got {self.tokens[:64]!r}.",
+                f"got {shown(self.tokens)}.",
                 param="steering.apply.tokens",
             )
         count = len(self.vector.direction)
@@ -120,6 +119,7 @@ class Steer(Part):
 
     @property
     def touched_layers(self) -> tuple[int, ...]:
+        """The layers where it is added, numbered from 0."""
         return self.layers or self.vector.layers
 
     @property
@@ -284,7 +284,7 @@ def check_steer(mllm: MLLM, steer: Steer, images: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class Steering(Asked):
-    """The vectors that are added in one request, all together."""
+    """The vectors that are added in one request, all together; what `Steer`s become."""
 
     steers: tuple[Steer, ...]
 

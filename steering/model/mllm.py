@@ -31,7 +31,13 @@ class _Intercepted(Exception):
 
 
 class MLLM:
-    """A patched image-text-to-text model with its processor; made by `load`."""
+    """A patched image-text-to-text model with its processor; made by `load`.
+
+    `num_layers`, `hidden_size` and `vocab_size` are those of the language model, `context_length` counts tokens;
+    `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
+    the hub; `calibration` what probes measured of it, None where they did not; `generation_defaults` the checkpoint's
+    own sampling.
+    """
 
     def __init__(self, model: Any, processor: Any, name: str | None, path: Path | None):
         self.model = model

@@ -68,7 +68,7 @@ class Diagnose:
     all; `last_layers` the last so many instead. `heatmaps` lays their mean over the pictures. `causal` removes from
     token activation maps what earlier tokens activate. `discount_sinks` adds patch maps less what places attract anyway,
     and lets the flags and heat maps go by them. `target_image` (counted from 1) adds the correctness of the focused
-    image. `spans` is what counts as system and as user text in `decay`, one of `PARTITIONS`; `residual_rows` one of
+    image. `spans` is what counts as system and as user text in `decay`, one of `SPANS`; `residual_rows` one of
     `RESIDUAL_ROWS`, `drift_rows` one of `DRIFT_ROWS`. `earlier` is the answer that drift is measured from, by default
     the baseline. Raises RequestError for what is none of these.
     """

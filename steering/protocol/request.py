@@ -21,6 +21,7 @@ Interventions = Iterable["Asked | Part | Interventions | None"]
 """What a request may give as interventions: several of them, presets as `Sage`, parts as `Steer`, None for none."""
 
 MAX_TOP_LOGPROBS = 20
+"""Alternatives that may be reported for a token, at most."""
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -46,7 +47,8 @@ class Sampling:
     `top_p` 1, `min_p` 0 are off.
 
     `logprobs` is None (off) or how many alternatives (0..20) to report per token; log-probabilities are those of the
-    model's distribution (interventions included), before temperature, penalties, bias and truncation.
+    model's distribution (interventions included), before temperature, penalties, bias and truncation. `stop` may be one
+    string. Raises RequestError for what is out of its range, see `RANGES`.
     """
 
     max_tokens: int | None = None
@@ -180,8 +182,13 @@ def _each(given: Any) -> Iterator[Asked | Part]:
         for one in given:
             yield from _each(one)
     elif given is not None:
-        made = f"; make one: {given.__name__}()" if isinstance(given, type) and issubclass(given, Asked | Part) else ""
-        raise must("interventions", f"be interventions such as Steer, See or Sage{made}", given)
+        if isinstance(given, type) and issubclass(given, Asked | Part):
+            raise RequestError(
+                f"'interventions' must be interventions; got the class {given.__name__}, of which one is made by "
+                f"{given.__name__}(...).",
+                param="interventions",
+            )
+        raise must("interventions", "be interventions such as Steer, See or Sage", given)
 
 
 def _diagnose(given: Any) -> Diagnose | None:
