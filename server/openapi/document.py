@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from http import HTTPStatus
-from importlib.metadata import version
 from operator import or_
 from typing import Any
 
@@ -15,6 +14,7 @@ from flask import Flask
 from pydantic import TypeAdapter
 from werkzeug.routing import Rule
 
+from probes.answering.versions import versions
 from server.api.auth import OPEN_FOLDER, OPEN_ROUTES
 from server.api.context import AppContext
 from server.openapi.operation import JSON, OPERATIONS, Content, Operation, Parameter
@@ -76,7 +76,7 @@ def _made(app: Flask, context: AppContext) -> dict[str, Any]:
     errors = {status: _error(status, schemas) for status in ERRORS}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Helmsight", "version": version("helmsight"), "description": ABOUT},
+        "info": {"title": "Helmsight", "version": versions()["helmsight"], "description": ABOUT},
         "servers": [{"url": "/"}],
         "tags": [{"name": name, "description": about} for name, about in TAGS.items()],
         "security": [{BEARER: []}] if keys else [{}, {BEARER: []}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -28,6 +29,7 @@ def _with_aliases(schema: dict[str, Any]) -> None:
     for alias in known.values():
         del alias["default"]
     schema["properties"] |= known
+    schema["not"] = {"anyOf": [{"required": list(pair)} for pair in combinations(("scale", *ALIASES), 2)]}
 
 
 class NamedVector(Strict):

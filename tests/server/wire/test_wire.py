@@ -124,7 +124,6 @@ BETWEEN_FIELDS = (
     {"max_tokens": 1, "max_completion_tokens": 2},
     {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
     {"messages": [{"role": "user"}]},
-    {"steering": {"vectors": [{"name": "a", "scale": 1, "strength": 1}]}},
     {"steering": {"vectors": [], "toward": "text"}},
     {"steering": {"vectors": [], "auto": {}}},
     {"steering": {"auto": {"criterion": "drop"}}},
