@@ -13,7 +13,7 @@ from server.errors import ApiError
 from server.journal.words import WORDED
 from server.openapi.document import document
 from server.openapi.operation import BYTES, TEXT, Parameter, documented
-from server.web.reference import reference
+from server.openapi.reference import reference
 from server.web.samples import KINDS as PICTURE_KINDS
 from server.web.samples import list_samples, sample_picture
 from server.wire.catalog import SampleList

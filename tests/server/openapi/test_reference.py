@@ -12,7 +12,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from server.web.reference import reference, rich, type_of
+from server.openapi.reference import reference, rich, type_of
 from tests.server.web.browser import Visit
 
 
