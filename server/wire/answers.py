@@ -14,7 +14,7 @@ Object = dict[str, Any]
 class AnswerBody(BaseModel):
     """An object that the server makes."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())
+    model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=(), defer_build=True)
 
 
 class ErrorFields(AnswerBody):
