@@ -19,6 +19,7 @@ from server.api.auth import OPEN_FOLDER, OPEN_ROUTES
 from server.api.context import AppContext
 from server.openapi.operation import JSON, OPERATIONS, Content, Operation, Parameter
 from server.wire.answers import ErrorBody
+from server.wire.interventions import bounded
 
 ABOUT = (
     "OpenAI's chat completions for multimodal models, with requests that may steer the model, change how it reads its "
@@ -119,9 +120,10 @@ class Schemas:
         if isinstance(content, Mapping):
             return dict(content)
         models = list(content) if isinstance(content, Sequence) else [content]
-        schema = TypeAdapter(reduce(or_, models)).json_schema(
+        made = TypeAdapter(reduce(or_, models)).json_schema(
             ref_template="#/components/schemas/{model}", mode="validation" if reading else "serialization"
         )
+        schema: dict[str, Any] = bounded(made, None)  # a document is asked for before there is a model
         for name, one in schema.pop("$defs", {}).items():
             self._keep(name, one)
         if len(models) == 1 and "$ref" not in schema:

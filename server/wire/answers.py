@@ -95,7 +95,7 @@ class LookedFrom(AnswerBody):
 
 
 def _readouts(schema: dict[str, Any]) -> None:
-    own = {name: one for name, one in readout.REGISTRY.items() if one.own_key}
+    own = {name: one for name, one in readout.REGISTRY.items() if one.part_of is None}
     schema["properties"] |= {
         name: {"type": ["object", "array", "null"], "description": one.__doc__ or ""} for name, one in own.items()
     }

@@ -12,10 +12,11 @@ from steering.protocol.forms import NO_SWITCH
 from steering.protocol.wording import names
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Integer = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1), WithJsonSchema({"type": "integer"})]
+Bits64 = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
+Integer = Annotated[Bits64, WithJsonSchema({"type": "integer"})]
 """What 64 bits hold, which goes without saying in a schema."""
 Flag = Annotated[bool, Field(strict=True)]
-Layer = Annotated[Integer, Field(json_schema_extra={"minimum": 0, LAYERS: -1})]
+Layer = Annotated[Bits64, WithJsonSchema({"type": "integer", "minimum": 0, LAYERS: -1})]
 Layers = Annotated[list[Layer], Field(max_length=1024)]
 
 

@@ -55,6 +55,7 @@ def idle(**settings: Any) -> FlaskClient:
 
 def test_it_is_a_valid_document(document: dict[str, Any]) -> None:
     validate(document)
+    assert "x-layers" not in json.dumps(document)
     for name, schema in document["components"]["schemas"].items():
         Draft202012Validator.check_schema(schema)
         assert schema.get("description"), f"{name} says nothing of itself"
