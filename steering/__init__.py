@@ -90,3 +90,7 @@ __all__ = [
     "refuse_structure",
     "surprises",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -42,7 +42,7 @@ class VectorError(RequestError):
 
 
 class Busy(SteeringError):
-    """The waiting queue is full; try again in about `retry_after` seconds."""
+    """The waiting queue is full: so many requests are `waiting`; try again in about `retry_after` seconds."""
 
     def __init__(self, waiting: int, retry_after: float):
         super().__init__(f"The server is at capacity: {waiting} requests are already waiting.")

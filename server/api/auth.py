@@ -10,9 +10,10 @@ from flask import Flask, request
 
 from server.errors import ApiError
 
-OPEN_ROUTES = ("/health", "/ready", "/", "/vectors", "/model", "/dashboard")
+OPEN_ROUTES = ("/health", "/ready", "/", "/vectors", "/model", "/dashboard", "/docs", "/openapi.json")
 OPEN_FOLDER = "/static/"
-"""What load balancers ask without a key, and the pages, which hold nothing but a field for the key."""
+"""What load balancers ask without a key, the pages, which hold nothing but a field for the key, and the document of the API,
+which says nothing that the source does not."""
 
 
 class Keys:

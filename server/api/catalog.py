@@ -9,9 +9,11 @@ from flask import Blueprint, Response
 from server.api.context import AppContext, context
 from server.encode import json_response
 from server.engine import Capabilities
+from server.openapi.operation import Parameter, documented
 from server.process.runtime import Serving
 from server.vectors import routes as vector_routes
 from server.vectors.routes import vector_or_error
+from server.wire.catalog import ModelCard, ModelList
 from server.wire.interventions import schema as options_schema
 from steering.protocol import intervention, readout
 from steering.protocol.readout import Readout
@@ -24,6 +26,7 @@ blueprint.register_blueprint(vector_routes.blueprint)
 
 
 @blueprint.get("/v1/models")
+@documented("Models", ModelList, errors=(503,))
 def list_models() -> Response:
     """The one model of this server in OpenAI's list."""
     app = context()
@@ -31,8 +34,14 @@ def list_models() -> Response:
 
 
 @blueprint.get("/v1/models/<path:name>")
+@documented(
+    "Models",
+    ModelCard,
+    errors=(404, 503),
+    parameters=[Parameter("name", "As it is listed; it may hold slashes.", example="helmsight-demo", place="path")],
+)
 def get_model(name: str) -> Response:
-    """The model, by its name."""
+    """The model by its name."""
     app = context()
     serving = app.runtime.serving()
     serving.check_name(name)

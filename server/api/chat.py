@@ -17,8 +17,11 @@ from server.encode import json_response
 from server.engine import ServedCompletion, ServedTurn
 from server.errors import CLIENT_CLOSED, ApiError, to_api_error
 from server.journal.entry import Entry
+from server.openapi.examples import of_chat
+from server.openapi.operation import EVENTS, JSON, documented
 from server.process.runtime import Serving
 from server.process.watcher import Watch, client_socket
+from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
 from server.wire.parse import parse
@@ -29,8 +32,16 @@ blueprint = Blueprint("chat", __name__)
 
 
 @blueprint.post("/v1/chat/completions")
+@documented(
+    "Chat",
+    {200: {JSON: ChatCompletion, EVENTS: (ChatCompletionChunk, ErrorBody)}},
+    errors=(400, 404, 413, 415, 429, 503, 504),
+    body={JSON: lambda app: app.chats},
+    examples=of_chat,
+)
 def create_completion() -> Response:
-    """Answer a chat, whole or as a stream of events; `server.wire.chat.ChatRequest` has the fields."""
+    """Answer a chat, whole or as a stream of events. The schema of a stream is that of the data of each event; the last one
+    is `[DONE]`."""
     app = context()
     serving = app.runtime.serving()
     bounds = serving.text_bounds(app.settings)
@@ -134,7 +145,7 @@ def check_watch(app: AppContext, watch: Watch) -> None:
 
 def shown_readouts(request: steering.Request) -> frozenset[str]:
     """The keys of the envelope that the client asked for."""
-    include = frozenset() if request.diagnose is None else request.diagnose.include
+    include = frozenset() if request.readouts is None else request.readouts.include
     return include.union(REGISTRY[name].part_of or name for name in include)
 
 
@@ -142,7 +153,7 @@ def with_readouts(request: steering.Request, more: frozenset[str]) -> steering.R
     """The request with readouts beside those that it asks for."""
     if not more:
         return request
-    diagnose = request.diagnose
+    diagnose = request.readouts
     include = more if diagnose is None else diagnose.include | more
     return replace(
         request, diagnose=steering.Diagnose(include) if diagnose is None else replace(diagnose, include=include)

@@ -133,7 +133,7 @@ class Metrics:
                 self.interventions.labels(_KINDS.get(name, name), toward).inc()
         if request.baseline:
             self.interventions.labels("baseline", "").inc()
-        for readout in sorted(request.diagnose.include) if request.diagnose else ():
+        for readout in sorted(request.readouts.include) if request.readouts else ():
             self.readouts.labels(readout).inc()
 
     def finished(self, choice: Choice) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response
+from flask import Blueprint, Response, current_app
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from server.api.context import context
 from server.encode import json_response
+from server.openapi.document import document
+from server.openapi.operation import JSON, TEXT, documented
+from server.wire.catalog import Health, Readiness
 
 blueprint = Blueprint("operations", __name__)
 
 
 @blueprint.get("/health")
+@documented("Operations", {200: {JSON: Health}, 503: {JSON: Health}})
 def health() -> Response:
     """200 while the process is worth keeping: loading, serving or draining; 503 once its engine has died."""
     state = context().runtime.state
@@ -20,6 +24,7 @@ def health() -> Response:
 
 
 @blueprint.get("/ready")
+@documented("Operations", {200: {JSON: Readiness}, 503: {JSON: Readiness}})
 def ready() -> Response:
     """200 while requests are served, else 503 with the state: loading, with its `progress`, draining or failed.
 
@@ -35,6 +40,14 @@ def ready() -> Response:
 
 
 @blueprint.get("/metrics")
+@documented("Operations", {200: {"text/plain": TEXT}})
 def metrics() -> Response:
-    """Prometheus' text format."""
+    """Counters, gauges and histograms in Prometheus' text format."""
     return Response(context().metrics.exposition(), content_type=CONTENT_TYPE_LATEST)
+
+
+@blueprint.get("/openapi.json")
+@documented("Operations", {200: {JSON: {"type": "object"}}})
+def openapi() -> Response:
+    """This document. It needs no model, and tells of the interventions and readouts that are registered."""
+    return json_response(document(current_app, context()))

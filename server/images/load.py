@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import re
 from collections.abc import Callable, Iterable
 
-import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from server.errors import BadRequest
 from server.images.container import Reads, TooComplex, check
 from server.settings import Settings
+from steering.pictures import upright_rgb
 from steering.protocol.wording import cut
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -124,19 +123,6 @@ class ImageLoader:
         return BadRequest(
             f"'{param}' may hold at most {self.settings.max_image_pixels} pixels.", param, "image_too_large"
         )
-
-
-def upright_rgb(image: Image.Image) -> Image.Image:
-    """The first frame as RGB, turned as its EXIF data says, transparency flattened on white."""
-    with contextlib.suppress(Exception):  # a picture with damaged EXIF data is still a picture
-        image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16"):  # Pillow would clip 16-bit grey to 255 instead of scaling it
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")
 
 
 def _is_remote(url: str) -> bool:

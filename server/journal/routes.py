@@ -19,6 +19,9 @@ from server.journal.errors import REASONS, JournalError
 from server.journal.queries import Filters, answer, page, place, stream
 from server.journal.summary import summarise
 from server.journal.words import WORDED
+from server.openapi.operation import JSON, Parameter, documented
+from server.wire.answers import ErrorBody
+from server.wire.journal import JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
 
 log = logging.getLogger("helmsight")
 
@@ -35,7 +38,41 @@ PATIENCE = 5.0
 """Seconds that a reader of many rows waits for the others."""
 
 
+def _filters() -> list[Parameter]:
+    """The filters as parameters of the query."""
+    printable = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
+    time = {"type": "number", "minimum": 0, "maximum": LATEST}
+    return [
+        Parameter("since", "Accepted at this Unix time or later.", time.copy, 0),
+        Parameter("until", "Accepted before this Unix time.", time.copy, 4e9),
+        Parameter("model", "The model's name.", printable.copy, "helmsight-demo"),
+        Parameter("vector", "A steering vector that was added.", printable.copy, "modality-preference"),
+        *(
+            Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.known()[-1])
+            for name, words in WORDED.items()
+        ),
+    ]
+
+
 @blueprint.get("/v1/diagnostics")
+@documented(
+    "Journal",
+    {200: {JSON: PageOfRows, "application/x-ndjson": (RowOfAnswer, ErrorBody)}},
+    errors=(400, 503),
+    parameters=[
+        *_filters(),
+        Parameter(
+            "limit",
+            f"Rows at most: of a page up to {MAX_LIMIT}, and 50 where it is not given; of a stream as many as there are.",
+            lambda: {"type": "integer", "minimum": 1},
+            10,
+        ),
+        Parameter("before", "The `next` of an earlier page."),
+        Parameter(
+            "format", "jsonl streams a row a line.", lambda: {"enum": list(FORMATS), "default": FORMATS[0]}, "jsonl"
+        ),
+    ],
+)
 def list_rows() -> Response:
     """Rows, newest first: a page of them, or with `format=jsonl` a stream of all (or of `limit`)."""
     given = parameters((*FILTERS, *PAGING))
@@ -50,6 +87,7 @@ def list_rows() -> Response:
 
 
 @blueprint.get("/v1/diagnostics/summary")
+@documented("Journal", JournalSummary, errors=(400, 503), parameters=_filters())
 def summary() -> Response:
     """Counts, means, quantiles and rates of the rows that match."""
     filters = filters_of(parameters(FILTERS))
@@ -62,6 +100,12 @@ def summary() -> Response:
 
 
 @blueprint.get("/v1/diagnostics/<identity>")
+@documented(
+    "Journal",
+    RowsOfAnswer,
+    errors=(400, 404, 503),
+    parameters=[Parameter("identity", "The `id` of the answer.", place="path")],
+)
 def get_rows(identity: str) -> Response:
     """The rows of all choices of one answer."""
     parameters(())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NONE = "none"
 """The word for rows without any."""
@@ -18,6 +18,10 @@ class Words(NamedTuple):
     title: str
     about: str
     known: Callable[[], tuple[str, ...]]
+
+    def schema(self) -> dict[str, Any]:
+        """Its words as JSON schema."""
+        return {"type": "string", "enum": list(self.known())}
 
     def check(self, name: str, word: str) -> None:
         """Raise ValueError, with the sentence to show, unless the filter of that name knows a word."""

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from server.api.body import read_bytes, read_json
 from server.api.context import AppContext, context
 from server.encode import json_response
 from server.errors import ApiError, BadRequest
+from server.openapi.examples import of_dry_run
+from server.openapi.operation import BYTES, JSON, Parameter, documented
 from server.process.runtime import Serving
 from server.vectors.registry import Registry
 from server.vectors.validation import validate
+from server.wire.catalog import DeletedVector, DryRunReport, ListOfVectors, VectorCard
 from steering import Steer, SteeringVector, VectorError
 
 log = logging.getLogger("helmsight")
@@ -45,7 +49,15 @@ _STATUS = {
 }
 
 
+def _name_schema() -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^{steering.NAME.pattern}$"}
+
+
+_NAME = Parameter("name", "As it is listed.", example="modality-preference", place="path")
+
+
 @blueprint.get("/v1/steering/vectors")
+@documented("Steering", ListOfVectors, errors=(503,))
 def list_vectors() -> Response:
     """All vectors of the server, also those of other models (`matches` false) and damaged ones (`error`)."""
     serving = context().runtime.serving()
@@ -53,6 +65,7 @@ def list_vectors() -> Response:
 
 
 @blueprint.get("/v1/steering/vectors/<name>")
+@documented("Steering", VectorCard, errors=(400, 404, 503), parameters=[_NAME])
 def get_vector(name: str) -> Response:
     """One vector with how it was made."""
     serving = context().runtime.serving()
@@ -61,6 +74,13 @@ def get_vector(name: str) -> Response:
 
 
 @blueprint.get("/v1/steering/vectors/<name>/file")
+@documented(
+    "Steering",
+    {200: {MEDIA_TYPES[0]: BYTES}},
+    errors=(400, 404, 503),
+    parameters=[_NAME],
+    headers={"Content-Disposition": "The name of its file."},
+)
 def get_file(name: str) -> Response:
     """One vector's safetensors file."""
     with _explained("name"):
@@ -70,12 +90,23 @@ def get_file(name: str) -> Response:
 
 
 @blueprint.post("/v1/steering/vectors")
+@documented(
+    "Steering",
+    {201: {JSON: VectorCard}},
+    errors=(400, 409, 413, 415, 503, 507),
+    parameters=[
+        Parameter("name", "What it is to be called; its own name where it is not given.", _name_schema, "a-copy"),
+        Parameter("replace", "Whether it may replace one.", lambda: {"enum": ["true", "false"]}, "true"),
+    ],
+    body=dict.fromkeys(MEDIA_TYPES, lambda app: BYTES),
+    headers={"Location": "Where it is now."},
+)
 def upload_vector() -> Response:
-    """Add a vector; the body is its safetensors file. Query: `name` (default: its own), `replace` (true or false)."""
+    """Add a vector, where the server allows it. The body is its safetensors file."""
     app = context()
     serving = app.runtime.serving()
     registry = registry_of(app, serving)
-    name, replace = _query()
+    name, over = _query()
     if request.mimetype not in MEDIA_TYPES:
         raise ApiError(
             415,
@@ -89,13 +120,14 @@ def upload_vector() -> Response:
     with _explained("name"):
         vector = vector if name is None else vector.named(name)
         # Written anew, so that nothing is stored but what was checked.
-        registry.add(vector, replace)
+        registry.add(vector, over)
     log.info("steering vector %s was uploaded", vector.name)
     location = {"Location": f"/v1/steering/vectors/{vector.name}"}
     return json_response(vector_json(vector, serving.able.fingerprint), 201, location)
 
 
 @blueprint.delete("/v1/steering/vectors/<name>")
+@documented("Steering", DeletedVector, errors=(404, 503), parameters=[replace(_NAME, example="a-copy")])
 def delete_vector(name: str) -> Response:
     """Delete an uploaded vector; requests that run with it keep it."""
     app = context()
@@ -107,6 +139,13 @@ def delete_vector(name: str) -> Response:
 
 
 @blueprint.post("/v1/steering/validate")
+@documented(
+    "Steering",
+    DryRunReport,
+    errors=(400, 404, 413, 415, 503),
+    body={JSON: lambda app: app.dry_runs},
+    examples=of_dry_run,
+)
 def dry_run() -> Response:
     """What a request's steering would do, without generating; errors are those of a chat request."""
     app = context()
@@ -163,13 +202,13 @@ def _query() -> tuple[str | None, bool]:
     for key in request.args:
         if key not in ("name", "replace"):
             raise BadRequest(f"'{key[:64]}' is unknown; allowed: name, replace.", key[:64], "unknown_parameter")
-    replace = request.args.get("replace", "false")
-    if replace not in ("true", "false"):
-        raise BadRequest(f"'replace' must be true or false; got {replace[:64]!r}.", "replace")
+    over = request.args.get("replace", "false")
+    if over not in ("true", "false"):
+        raise BadRequest(f"'replace' must be true or false; got {over[:64]!r}.", "replace")
     name = request.args.get("name")
     if name is not None and not steering.NAME.fullmatch(name):
         raise BadRequest(f"'name' must match {steering.NAME.pattern}; got {name[:128]!r}.", "name", "bad_vector_name")
-    return name, replace == "true"
+    return name, over == "true"
 
 
 def _check(vector: SteeringVector, serving: Serving) -> None:

@@ -7,20 +7,29 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, Response, render_template, request
+from flask import Blueprint, Response, current_app, render_template, request
 
 from server.api.context import context
 from server.encode import json_response
 from server.errors import ApiError
 from server.journal.words import WORDED
+from server.openapi.document import document
+from server.openapi.operation import BYTES, TEXT, Parameter, documented
+from server.openapi.reference import reference
 from server.process.preflight import TESTED
+from server.web.samples import KINDS as PICTURE_KINDS
 from server.web.samples import list_samples, sample_picture
+from server.wire.catalog import About, SampleList
 
 blueprint = Blueprint("page", __name__, template_folder="../templates")
 
 SHRUNK = ("text/html", "text/css", "text/javascript", "image/svg+xml")
 STATIC = Path(__file__).parents[1] / "static"
 KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+
+_DOCS = "helmsight.docs"
+HTML: dict[int, dict[str, Any]] = {200: {"text/html": TEXT}}
+FILE: dict[int, dict[str, Any]] = {200: {kind.partition(";")[0]: TEXT for kind in KINDS.values()}}
 
 POLICY = "; ".join(
     (
@@ -37,41 +46,71 @@ POLICY = "; ".join(
 
 
 @blueprint.get("/")
+@documented("Pages", HTML)
 def playground() -> Response:
     """Ask, steer, and see where the model looked."""
     return _page("playground.html")
 
 
+@blueprint.get("/docs")
+@documented("Pages", HTML)
+def docs() -> Response:
+    """The document of the API, to be read."""
+    kept = current_app.extensions
+    if _DOCS not in kept:
+        kept[_DOCS] = render_template("docs.html", **reference(document(current_app, context())))
+    return _cached(Response(kept[_DOCS], content_type="text/html; charset=utf-8"))
+
+
 @blueprint.get("/dashboard")
+@documented("Pages", HTML)
 def dashboard() -> Response:
     """The journal of diagnostics, live."""
     return _page("dashboard.html", filters=WORDED)
 
 
 @blueprint.get("/vectors")
+@documented("Pages", HTML)
 def vectors() -> Response:
     """The steering vectors of the server, with how they were made."""
     return _page("vectors.html")
 
 
 @blueprint.get("/model")
+@documented("Pages", HTML)
 def model() -> Response:
     """The model, what it can do and its limits."""
     return _page("model.html")
 
 
 @blueprint.get("/static/<name>")
-@blueprint.get("/static/vendor/<name>", defaults={"folder": "vendor"})
-def static_file(name: str, folder: str = "") -> Response:
-    """A script, a style sheet or the icon of the pages; what others wrote stands in `vendor`."""
+@documented(
+    "Pages", FILE, errors=(404,), parameters=[Parameter("name", "Of the file.", example="style.css", place="path")]
+)
+def static_file(name: str) -> Response:
+    """A script, a style sheet or the icon of the pages."""
+    return _static(STATIC, name)
+
+
+@blueprint.get("/static/vendor/<name>")
+@documented(
+    "Pages", FILE, errors=(404,), parameters=[Parameter("name", "Of the file.", example="jsdiff.js", place="path")]
+)
+def vendor_file(name: str) -> Response:
+    """A script of the pages that others wrote, with its licence."""
+    return _static(STATIC / "vendor", name)
+
+
+def _static(folder: Path, name: str) -> Response:
     # Compared with what is there instead of joined to the folder: no name from a request becomes a path.
-    for file in (STATIC / folder).iterdir():
+    for file in folder.iterdir():
         if file.name == name and file.suffix in KINDS:
             return _file(file, KINDS[file.suffix])
     raise ApiError(404, "There is no such file.", code="unknown_file")
 
 
 @blueprint.get("/about")
+@documented("Pages", About, errors=(503,))
 def about() -> Response:
     """What the page about the model tells beside /v1/models: its family, its check at load, what was measured of it."""
     able = context().runtime.serving().able
@@ -79,13 +118,20 @@ def about() -> Response:
 
 
 @blueprint.get("/samples")
+@documented("Pages", SampleList, errors=(503,))
 def samples() -> Response:
-    """The sample scenes in the model's folder: {"object": "list", "data": [{"title", "images", "question", "context"}]}."""
+    """The sample scenes in the model's folder."""
     found = list_samples(context().runtime.serving().able.folder)
     return json_response({"object": "list", "data": [sample.model_dump() for sample in found]})
 
 
 @blueprint.get("/samples/<name>")
+@documented(
+    "Pages",
+    {200: dict.fromkeys(sorted(set(PICTURE_KINDS.values())), BYTES)},
+    errors=(404, 503),
+    parameters=[Parameter("name", "As a sample's `images` have it.", example="cyan.png", place="path")],
+)
 def sample(name: str) -> Response:
     """A picture of a sample scene."""
     found = sample_picture(context().runtime.serving().able.folder, name)

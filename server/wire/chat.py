@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationInfo,
+    WithJsonSchema,
     create_model,
     field_validator,
     model_validator,
@@ -23,8 +24,9 @@ from server.wire.diagnostics import Diagnostics
 from server.wire.fields import Flag, Integer, Number, switch
 from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
-from server.wire.messages import Message, texts_of
+from server.wire.messages import Turn, texts_of
 from steering import Steering
+from steering.protocol.request import RANGES
 
 MAX_MESSAGES = 1024
 MAX_STOPS = 16
@@ -34,6 +36,7 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
 _TOKEN = re.compile("0|[1-9][0-9]{0,9}")
+_NULL: dict[str, Any] = {"type": "null"}
 
 LIKE = 0.7
 """The ratio of difflib from which a name is taken for a misspelt one."""
@@ -76,50 +79,111 @@ Token = Annotated[int, Field(le=2**31), BeforeValidator(_token)]
 
 
 class StreamOptions(BaseModel):
+    """Of an answer that is streamed."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     include_usage: Flag | None = None
+    """Send the token counts in an event of their own, at the end."""
+
+
+Stop = Annotated[str, StringConstraints(max_length=1024)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+MetadataForm = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=MAX_METADATA_KEY)],
+        Annotated[str, StringConstraints(max_length=MAX_METADATA_VALUE)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+_TEXT_FORMAT = {"anyOf": [{"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]}, _NULL]}
+_NOTHING: dict[str, Any] = {"enum": [None, [], {}, "", False, 0]}
+_NO_CALL = {"enum": [None, "none", "auto"]}
+
+
+def within(name: str) -> dict[str, Any]:
+    """The range of a sampling value as JSON schema has it; what is outside of it is the engine's to refuse."""
+    low, high = RANGES[name]
+    return {"minimum": low, "maximum": high}
+
+
+def _of_tokens(schema: dict[str, Any]) -> None:
+    biases = schema["anyOf"][0]
+    biases["propertyNames"] = {"pattern": f"^({_TOKEN.pattern})$"}
+    biases["additionalProperties"] |= within("logit_bias")
 
 
 class ChatRequest(BaseModel):
-    """The fields of a chat completion that this server knows; ranges of sampling values are the engine's. Those that ask for
-    interventions are added by `with_interventions`, which makes the models that bodies are read with."""
+    """A chat completion: OpenAI's fields that this server knows, others are ignored; and Helmsight's own, among them one for
+    each intervention."""
+
+    # Those for interventions are added by `with_interventions`, which makes the models that bodies are read with; the ranges
+    # of sampling values are the engine's to check.
 
     asking: ClassVar[tuple[str, ...]] = ()
     """The fields that ask for interventions."""
     required: ClassVar[frozenset[str]] = frozenset()
     """Those of them that must be there."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    n: Integer | None = None
+    """The model's name, as `/v1/models` lists it; may be left out."""
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
+    """The chat up to what is to be answered."""
+    n: Integer | None = Field(None, json_schema_extra={"minimum": 1})
+    """How many answers; `/v1/models` says how many are allowed."""
     stream: Flag | None = None
+    """Send the answer as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None
-    max_tokens: Integer | None = None
-    max_completion_tokens: Integer | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: Integer | None = None
-    min_p: Number | None = None
-    repetition_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    logit_bias: Annotated[dict[Token, Number], Field(max_length=MAX_BIASES)] | None = None
-    seed: Integer | None = None
-    stop: Annotated[list[Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=MAX_STOPS)] | None = None
+    max_tokens: Integer | None = Field(None, json_schema_extra=within("max_tokens"))
+    """The longest answer, in tokens."""
+    max_completion_tokens: Integer | None = Field(None, json_schema_extra=within("max_tokens"))
+    """The same under OpenAI's newer name."""
+    temperature: Number | None = Field(None, json_schema_extra=within("temperature"))
+    """0 takes the likeliest token. Absent sampling fields have the checkpoint's defaults, else OpenAI's."""
+    top_p: Number | None = Field(None, json_schema_extra=within("top_p"))
+    """Sample from the likeliest tokens that have this share of the probability."""
+    top_k: Integer | None = Field(None, json_schema_extra=within("top_k") | {"minimum": -1})
+    """Sample from so many of the likeliest tokens; 0 and -1 for all."""
+    min_p: Number | None = Field(None, json_schema_extra=within("min_p"))
+    """Leave out tokens less likely than this share of the likeliest one."""
+    repetition_penalty: Number | None = Field(None, json_schema_extra=within("repetition_penalty"))
+    """Above 1 makes tokens of prompt and answer less likely."""
+    frequency_penalty: Number | None = Field(None, json_schema_extra=within("frequency_penalty"))
+    presence_penalty: Number | None = Field(None, json_schema_extra=within("presence_penalty"))
+    logit_bias: Annotated[dict[Token, Number], Field(max_length=MAX_BIASES)] | None = Field(
+        None, json_schema_extra=_of_tokens
+    )
+    """What is added to the logits of tokens, by their numbers."""
+    seed: Integer | None = Field(None, json_schema_extra=within("seed"))
+    """The same request with the same seed is answered alike."""
+    stop: Stops | None = None
+    """The answer ends before these."""
     logprobs: Flag | None = None
-    top_logprobs: Integer | None = None
-    response_format: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    metadata: Annotated[dict[str, str] | None, BeforeValidator(_metadata)] = None
-    modalities: Any = None
-    audio: Any = None
+    """Give the log-probability of every token, before temperature and penalties."""
+    top_logprobs: Integer | None = Field(None, json_schema_extra=within("top_logprobs"))
+    """With `logprobs`: so many of the likeliest tokens beside each."""
+    response_format: Annotated[Any, WithJsonSchema(_TEXT_FORMAT)] = None
+    """Text is the only one."""
+    tools: Annotated[Any, WithJsonSchema(_NOTHING)] = None
+    """This server calls no tools."""
+    tool_choice: Annotated[Any, WithJsonSchema(_NO_CALL)] = None
+    functions: Annotated[Any, WithJsonSchema(_NOTHING)] = None
+    function_call: Annotated[Any, WithJsonSchema(_NO_CALL)] = None
+    metadata: Annotated[
+        dict[str, str] | None, BeforeValidator(_metadata, json_schema_input_type=MetadataForm | None)
+    ] = None
+    """Kept with the answer's rows in the journal; `answer_correct` "true" or "false" says whether it was right."""
+    modalities: Annotated[Any, WithJsonSchema({"enum": [None, [], ["text"]]})] = None
+    audio: Annotated[Any, WithJsonSchema(_NOTHING)] = None
 
-    diagnostics: Annotated[Diagnostics | None, BeforeValidator(switch)] = None
+    diagnostics: Annotated[
+        Diagnostics | None, BeforeValidator(switch, json_schema_input_type=bool | Diagnostics | None)
+    ] = None
+    """Say where the model looked, and more: true for the cheap readouts."""
     baseline: Flag | None = None
+    """Add the answer without interventions, from the same batch."""
 
     @model_validator(mode="before")
     @classmethod
@@ -148,7 +212,7 @@ class ChatRequest(BaseModel):
                 )
         return value
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", mode="before", json_schema_input_type=Stop | Stops | None)
     @classmethod
     def _stop_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
@@ -202,12 +266,12 @@ class ChatRequest(BaseModel):
 
 
 class DryRun(ChatRequest):
-    """A chat request whose messages may be missing, for what its steering would do; where they are there, the numbers of
-    images are checked too."""
+    """A chat completion whose steering is to be told. Its messages may be missing; where they are there, the numbers of
+    pictures are checked, too."""
 
     required: ClassVar[frozenset[str]] = frozenset(Steering.path)
 
-    messages: Annotated[list[Message], Field(default_factory=list, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Turn], Field(default_factory=list, max_length=MAX_MESSAGES)]
 
 
 Chat = TypeVar("Chat", bound=ChatRequest)
@@ -220,6 +284,6 @@ def with_interventions(chat: type[Chat]) -> type[Chat]:
     if taken := [name for name in found if name in chat.model_fields or hasattr(chat, name)]:
         raise ValueError(f"No intervention can be called {taken[0]!r}, which is part of a request already.")
     fields: dict[str, Any] = {name: (kind, ... if name in chat.required else None) for name, kind in found.items()}
-    made = create_model(chat.__name__, __base__=chat, **fields)
+    made = create_model(chat.__name__, __base__=chat, __doc__=chat.__doc__, **fields)
     made.asking = tuple(found)
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from steering.protocol.asked import LAYERS
@@ -12,16 +12,18 @@ from steering.protocol.forms import NO_SWITCH
 from steering.protocol.wording import names
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Integer = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
+Bits64 = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
+Integer = Annotated[Bits64, WithJsonSchema({"type": "integer"})]
+"""What 64 bits hold, which goes without saying in a schema."""
 Flag = Annotated[bool, Field(strict=True)]
-Layer = Annotated[Integer, Field(json_schema_extra={"minimum": 0, LAYERS: -1})]
+Layer = Annotated[Bits64, WithJsonSchema({"type": "integer", "minimum": 0, LAYERS: -1})]
 Layers = Annotated[list[Layer], Field(max_length=1024)]
 
 
 class Strict(BaseModel):
     """An object of Helmsight's own: unknown keys are errors that list the known ones."""
 
-    model_config = ConfigDict(frozen=True, json_schema_extra={"additionalProperties": False})
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -41,11 +41,16 @@ def fields() -> dict[str, Any]:
     One that neither has `Options` nor stands in `OWN_FORMS` is for callers of the library alone.
     """
     own = {
-        path[0]: Annotated[form | None, BeforeValidator(switch), WrapValidator(_form_given)]
+        path[0]: Annotated[
+            form | None,
+            BeforeValidator(switch, json_schema_input_type=bool | form | None),
+            WrapValidator(_form_given, json_schema_input_type=bool | form | None),
+        ]
         for path, form in OWN_FORMS.items()
     }
     return own | {
-        name: Annotated[Given | None, PlainValidator(partial(_given, form))] for name, form in forms().items()
+        name: Annotated[Given | None, PlainValidator(partial(_given, form), json_schema_input_type=form.written | None)]
+        for name, form in forms().items()
     }
 
 
@@ -64,14 +69,15 @@ def schema(kind: type[Asked], layers: int) -> dict[str, Any] | None:
     return found
 
 
-def bounded(schema: Any, layers: int) -> Any:
-    """A schema in which a bound that follows from the model's number of layers is that number."""
+def bounded(schema: Any, layers: int | None) -> Any:
+    """A schema in which a bound that follows from the model's number of layers is that number, or none where it is not
+    known."""
     if isinstance(schema, list):
         return [bounded(one, layers) for one in schema]
     if not isinstance(schema, dict):
         return schema
     found = {key: bounded(value, layers) for key, value in schema.items() if key != LAYERS}
-    return found | ({"maximum": layers + schema[LAYERS]} if LAYERS in schema else {})
+    return found | ({"maximum": layers + schema[LAYERS]} if LAYERS in schema and layers is not None else {})
 
 
 def _given(form: Form, value: Any) -> Given | None:

@@ -5,8 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Discriminator, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
+
+
+class Written(BaseModel):
+    """An object as a client writes it. The functions below read it, and word what is wrong with it."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class TextPart(Written):
+    """A text."""
+
+    type: Literal["text", "input_text"]
+    text: str
+    span: Literal["context"] | None = None
+    """"context" marks a text that the image may contradict; a line that begins with `Text context:` is one, too."""
+
+
+class ImageUrl(Written):
+    """Where a picture is."""
+
+    url: str
+    """A `data:image/...;base64,` URI; an http(s) URL where the server fetches those."""
+
+
+class ImagePart(Written):
+    """A picture, in a user's message."""
+
+    type: Literal["image_url", "input_image"]
+    image_url: ImageUrl | str
+
+
+class ChatMessage(Written):
+    """One turn; a user's may hold pictures, and there is at least one of a user. "developer" is read as "system"."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart | ImagePart], Field(min_length=1)] | None = None
+    """A text, or texts and pictures in order; only an assistant's may be left out."""
 
 
 class MessagePart(BaseModel):
@@ -17,64 +54,68 @@ class MessagePart(BaseModel):
     span: Literal["context"] | None = None
     image: str | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _normalise(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise PydanticCustomError("part", "must be an object with a 'type'")
-        kind = value.get("type")
-        if kind in ("text", "input_text"):
-            if not isinstance(value.get("text"), str):
-                raise PydanticCustomError("part_text", "a text part needs a string in 'text'")
-            return {"type": "text", "text": value["text"], "span": value.get("span")}
-        if kind in ("image_url", "input_image"):
-            url = value.get("image_url")
-            if isinstance(url, dict):
-                url = url.get("url")
-            if not isinstance(url, str):
-                raise PydanticCustomError("part_image", "an image part needs a URL in 'image_url.url'")
-            return {"type": "image", "image": url}
-        raise PydanticCustomError(
-            "part_type", "unsupported content type '{kind}'; allowed: text, image_url", {"kind": str(kind)[:64]}
-        )
+
+def _part(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise PydanticCustomError("part", "must be an object with a 'type'")
+    kind = value.get("type")
+    if kind in ("text", "input_text"):
+        if not isinstance(value.get("text"), str):
+            raise PydanticCustomError("part_text", "a text part needs a string in 'text'")
+        return {"type": "text", "text": value["text"], "span": value.get("span")}
+    if kind in ("image_url", "input_image"):
+        url = value.get("image_url")
+        if isinstance(url, dict):
+            url = url.get("url")
+        if not isinstance(url, str):
+            raise PydanticCustomError("part_image", "an image part needs a URL in 'image_url.url'")
+        return {"type": "image", "image": url}
+    raise PydanticCustomError(
+        "part_type", "unsupported content type '{kind}'; allowed: text, image_url", {"kind": str(kind)[:64]}
+    )
+
+
+Part = Annotated[MessagePart, BeforeValidator(_part, json_schema_input_type=TextPart | ImagePart)]
 
 
 class Message(BaseModel):
-    """One turn of the chat; "developer" is read as "system"."""
+    """One turn of the chat as it was read; `ChatMessage` is how it is written."""
 
     role: Literal["system", "user", "assistant"]
     content: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[list[MessagePart], Tag("<parts>")],
+        Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<parts>")],
         Discriminator(lambda content: "<text>" if isinstance(content, str) else "<parts>"),
     ]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _normalise(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise PydanticCustomError("message", "must be an object with 'role' and 'content'")
-        role, content = value.get("role"), value.get("content")
-        if role in ("tool", "function") or value.get("tool_calls") or value.get("function_call"):
-            raise PydanticCustomError("unsupported", "tool calls and tool messages are not supported")
-        if role == "developer":
-            role = "system"
-        if role not in ("system", "user", "assistant"):
-            raise PydanticCustomError(
-                "role", "unknown role '{role}'; allowed: system, developer, user, assistant", {"role": str(role)[:64]}
-            )
-        if content is None and role == "assistant":
-            content = ""
-        if not isinstance(content, (str, list)):
-            raise PydanticCustomError("content", "'content' must be a string or a list of parts")
-        if content == []:
-            raise PydanticCustomError("content", "'content' must not be an empty list")
-        return {"role": role, "content": content}
 
     @model_validator(mode="after")
     def _images_of_users_only(self) -> Self:
         if self.role != "user" and isinstance(self.content, list) and any(p.type == "image" for p in self.content):
             raise PydanticCustomError("image_role", "images are allowed in user messages only")
         return self
+
+
+def _message(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise PydanticCustomError("message", "must be an object with 'role' and 'content'")
+    role, content = value.get("role"), value.get("content")
+    if role in ("tool", "function") or value.get("tool_calls") or value.get("function_call"):
+        raise PydanticCustomError("unsupported", "tool calls and tool messages are not supported")
+    if role == "developer":
+        role = "system"
+    if role not in ("system", "user", "assistant"):
+        raise PydanticCustomError(
+            "role", "unknown role '{role}'; allowed: system, developer, user, assistant", {"role": str(role)[:64]}
+        )
+    if content is None and role == "assistant":
+        content = ""
+    if not isinstance(content, (str, list)):
+        raise PydanticCustomError("content", "'content' must be a string or a list of parts")
+    if content == []:
+        raise PydanticCustomError("content", "'content' must not be an empty list")
+    return {"role": role, "content": content}
+
+
+Turn = Annotated[Message, BeforeValidator(_message, json_schema_input_type=ChatMessage)]
 
 
 def texts_of(messages: Iterable[Message]) -> list[str]:

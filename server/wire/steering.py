@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Flag, Layers, Number, Strict
+from steering import TOKENS
 
 
 class Apply(Strict):
-    tokens: str = "all"
+    """What a vector is added to."""
+
+    tokens: str = Field("all", json_schema_extra={"pattern": f"^({'|'.join(TOKENS)}|image:[1-9][0-9]{{0,3}})$"})
+    """all, prompt, generated, image or text tokens, or `image:2` for those of the second picture alone."""
 
 
-ALIASES = ("scale", "strength", "coefficient")
+ALIASES = ("strength", "coefficient")
+"""What `scale` may be called, too."""
 
 
 def _with_aliases(schema: dict[str, Any]) -> None:
-    schema["properties"] |= dict.fromkeys(ALIASES, schema["properties"]["scale"])
-    schema["additionalProperties"] = False
+    scale = schema["properties"]["scale"]
+    known = {name: {**scale, "title": name.title(), "description": "As `scale`."} for name in ALIASES}
+    for alias in known.values():
+        del alias["default"]
+    schema["properties"] |= known
+    schema["not"] = {"anyOf": [{"required": list(pair)} for pair in combinations(("scale", *ALIASES), 2)]}
 
 
 class NamedVector(Strict):
-    """One vector of the long form; `scale` is the signed coefficient c."""
+    """One vector of the long form."""
 
     model_config = ConfigDict(json_schema_extra=_with_aliases)
 
     name: str
     scale: Number = 1.0
+    """The signed coefficient c: above 0 pushes the way that the vector was measured, which for a modality preference is
+    toward text."""
     layers: Layers | None = None
+    """Its own where they are not given, numbered from 0."""
     apply: Apply = Apply()
 
     @model_validator(mode="before")
     @classmethod
     def _aliases(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            given = [key for key in ALIASES if key in value]
+            given = [key for key in ("scale", *ALIASES) if key in value]
             if len(given) > 1:
                 raise PydanticCustomError("aliases", "scale, strength and coefficient are the same; give one of them")
             if given and given[0] != "scale":
@@ -48,20 +61,30 @@ class AutoForm(Strict):
     """How `toward: "auto"` finds the way."""
 
     criterion: Literal["drop", "surprise"] = "drop"
-    bound: Number | None = None
+    """drop: toward the modality that the plain answer rests on. surprise: away from a text context that surprises the
+    model."""
+    bound: Number | None = Field(None, json_schema_extra={"minimum": 0})
+    """Of surprise, in nats; the model's calibrated one where it is not given."""
     one_degraded: Flag = False
+    """With surprise: one of the two modalities is known to be damaged."""
 
 
 class SteeringForm(Strict):
-    """Either the short form (vector, toward, strength) or the long one (vectors)."""
+    """A push along vectors inside the model: the short form (vector, toward, strength, ...) or the long one (vectors)."""
 
     vector: str = "modality-preference"
+    """A name that `/v1/steering/vectors` lists."""
     toward: Literal["vision", "text", "auto"] = "vision"
+    """auto: the way is found anew for each request."""
     auto: AutoForm | None = None
-    strength: Annotated[Number, Field(json_schema_extra={"minimum": 0})] = 1.0
+    """Goes with `"toward": "auto"`."""
+    strength: Number = Field(1.0, json_schema_extra={"minimum": 0})
+    """0 is off, 1 the vector's calibrated strength."""
     layers: Layers | None = None
+    """The vector's own where they are not given, numbered from 0."""
     apply: Apply = Apply()
     vectors: Annotated[list[NamedVector], Field(max_length=64)] | None = None
+    """The long form, alone."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:

@@ -23,10 +23,12 @@ from steering.errors import RequestError
 from steering.interventions.steer import Steer, check_steer
 from steering.model.mllm import MLLM
 from steering.prompt.chat import blanked, pictures_of, without_context, without_images
+from steering.protocol.messages import chat_of
 from steering.protocol.request import Request, Result, Sampling
 from steering.vectors.vector import SteeringVector
 
 CRITERIA = ("drop", "surprise")
+"""By what a way may be found."""
 
 TOKENS = 32
 """How much of the plain answer is weighed, at most."""
@@ -68,11 +70,13 @@ class Criterion:
 
 
 DROP = Criterion()
+"""The usual criterion."""
 
 
 @dataclass(frozen=True)
 class Auto:
-    """Steering whose way is still to be found; options as those of `Steer.to`."""
+    """Steering whose way is still to be found, by `decide`; options as those of `Steer.to` (modality-preference
+    paper, appendix E.5)."""
 
     vector: SteeringVector
     strength: float = 1.0
@@ -81,6 +85,7 @@ class Auto:
     criterion: Criterion = DROP
 
     def toward(self, way: str, **more: Any) -> Steer:
+        """The steering once its way is known, "vision" or "text"."""
         return Steer.to(self.vector, way, self.strength, layers=self.layers, tokens=self.tokens, **more)
 
     def steer(self, found: Reliability | Surprise) -> Steer:
@@ -92,7 +97,7 @@ class Auto:
 
 @dataclass(frozen=True)
 class Reliability:
-    """The answer's probability with everything, without the images, and without the text context."""
+    """The answer's probability (0 to 1) with everything, without the images, and without the text context."""
 
     answer: float
     without_images: float
@@ -121,6 +126,7 @@ class Reliability:
         return f"The answer stands without either modality: it loses less than {TIE:.0%} of its probability."
 
     def report(self) -> dict[str, Any]:
+        """It as JSON, as it stands in `applied`."""
         return {
             "criterion": "drop",
             "answer": self.answer,
@@ -141,6 +147,7 @@ def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None) -> 
     A model that cannot do without images is shown gray ones. Raises RequestError where a chat has no image or no text
     context.
     """
+    chats = [chat_of(chat) for chat in chats]
     for chat in chats:
         _check_chat(chat)
     unseen = blanked if engine.mllm.needs_images else without_images
@@ -168,6 +175,7 @@ def find(
     if criterion.name == "drop":
         return measure(engine, chats, begun)
     bound = bound_of(engine.mllm, criterion.bound)
+    chats = [chat_of(chat) for chat in chats]
     for chat in chats:
         _check_chat(chat)
     found = surprises(engine, chats, begun)

@@ -19,6 +19,7 @@ from steering.engine.turn import Turn
 from steering.errors import RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.chat import contexts_of, without_context, without_images
+from steering.protocol.messages import chat_of
 from steering.protocol.request import Request, Sampling
 
 MAX_CONTEXTS = 16
@@ -55,6 +56,7 @@ class Surprise:
         )
 
     def report(self) -> dict[str, Any]:
+        """It as JSON, as it stands in `applied`."""
         return {
             "criterion": "surprise",
             "surprise": self.value,
@@ -95,6 +97,7 @@ def surprises(
 
     Raises RequestError where a chat has no text context, or more than `MAX_CONTEXTS`.
     """
+    chats = [chat_of(chat) for chat in chats]
     replies = [contexts_of(chat) for chat in chats]
     for contexts in replies:
         if not 1 <= len(contexts) <= MAX_CONTEXTS:

@@ -79,8 +79,8 @@ def _admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
     for one in asked:
         _check_image(one, images)
         one.check(mllm, prompt)
-    if request.diagnose is not None:
-        request.diagnose.check(mllm, prompt.layout, max_tokens)
+    if request.readouts is not None:
+        request.readouts.check(mllm, prompt.layout, max_tokens)
     twin_prompt = None
     for one in contrasts:
         twin_prompt = one.twin_prompt(mllm, request.messages, prompt)
@@ -125,7 +125,7 @@ def prepare(
             spec = Spec.of(
                 admitted.prompt,
                 {} if baseline else request.asked,
-                request.diagnose,
+                request.readouts,
                 sampling=request.sampling,
                 max_tokens=admitted.max_tokens,
                 seed=answer_seed(seed, index),
@@ -146,10 +146,10 @@ def prepare(
 def _surroundings(
     mllm: MLLM, request: Request, layout: Layout, focus_layers: int, token_text: Callable[[int], Text]
 ) -> Surroundings:
-    readouts = () if request.diagnose is None else request.diagnose.readouts
-    pictures = [] if request.diagnose is None else pictures_of(request.messages)
+    readouts = () if request.readouts is None else request.readouts.readouts
+    pictures = [] if request.readouts is None else pictures_of(request.messages)
     tilings = [tiling_of(mllm, *one) for one in zip(pictures, layout.images, strict=bool(pictures))]
-    discounts = request.diagnose is not None and request.diagnose.discount_sinks
+    discounts = request.readouts is not None and request.readouts.discount_sinks
     calibration = mllm.calibration
     sinks = calibration.sinks if discounts and calibration is not None else None
     return Surroundings(

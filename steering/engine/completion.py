@@ -15,7 +15,8 @@ from steering.readouts.envelope import envelope
 
 
 class Completion:
-    """The answers of one request. Iterate it for chunks as they come, or take `result()`; one consumer only."""
+    """The answers of one request, as `Engine.submit` returns them. Iterate it for chunks as they come, or take
+    `result()`; one consumer only. Both wait for whoever steps the engine, and raise Fault when the request failed."""
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Result, Sampling
+from steering.protocol.wording import must, shown
 from steering.runner.runner import Runner
 from steering.runner.selfcheck import check_model, picture
 
@@ -51,6 +52,8 @@ class Engine:
         self_check: bool = True,
         compiled: bool = False,
     ):
+        if not isinstance(mllm, MLLM):
+            raise TypeError(f"An Engine is made of the model that steering.load returns; got {shown(mllm)}.")
         if threads is not None:
             torch.set_num_threads(threads)
         self.mllm = mllm
@@ -80,6 +83,7 @@ class Engine:
 
         Raises RequestError, ContextOverflow or VectorError when it is wrong, Busy when the queue is full.
         """
+        _check_request(request)
         contrasts = any(one.twin for one in request.asked.values())
         answers = request.n * (1 + request.baseline + contrasts)
         if request.n < 1:
@@ -121,8 +125,11 @@ class Engine:
         """As `generate`, but every result is handed over, in order, as soon as it is there; whoever stops listening
         cancels the rest."""
         pending: deque[Completion] = deque()
+        if isinstance(requests, Request):
+            raise RequestError("'requests' must be a list of them; got a single Request.", param="requests")
         try:
             for request in requests:
+                _check_request(request)
                 while len(self._scheduler.waiting) >= self._scheduler.slots:
                     self._advance()
                 pending.append(self._enqueue(request, lambda answers: self._refuse_when_closed()))
@@ -268,3 +275,8 @@ class Engine:
                     sequence.error = Fault(f"The engine died: {error}")
                     sequence.notify(sequence, "", [])
                 self._changed.notify_all()
+
+
+def _check_request(request: object) -> None:
+    if not isinstance(request, Request):
+        raise must("requests", "be steering.Request objects", request)

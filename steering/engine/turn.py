@@ -23,8 +23,9 @@ class Queue(Protocol):
 
 
 class Turn:
-    """Made by `Engine.turn`. What it asks first waits behind whoever came before, or is refused, as any request; what it
-    asks once that is answered goes before those who came later, and is taken while the engine drains."""
+    """One place in the queue for several requests, made by `Engine.turn`. What it asks first waits behind whoever
+    came before, or is refused, as any request; what it asks once that is answered goes before those who came later,
+    and is taken while the engine drains."""
 
     def __init__(self, engine: Queue):
         self.mllm = engine.mllm

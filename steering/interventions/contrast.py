@@ -54,7 +54,8 @@ class Contrast(Options):
 
 
 class Vcd(Contrast):
-    """Images noised as by `step` of 1,000 steps of forward diffusion; the released code's alpha, beta and step."""
+    """Images noised as by `step` of 1,000 steps of forward diffusion; the released code's alpha, beta and step (Leng
+    et al. 2024, "Visual Contrastive Decoding", equations 1, 3 and 4). Raises RequestError for what is out of range."""
 
     kind = "vcd"
     needs_image = True
@@ -69,7 +70,8 @@ class Vcd(Contrast):
 
 
 class Icd(Contrast):
-    """A disturbing role on a line before the question; the paper's first one and the released code's alpha and beta."""
+    """A disturbing role on a line before the question; the paper's first one and the released code's alpha and beta
+    (Wang et al. 2024, "Instruction Contrastive Decoding"). Raises RequestError for what is out of range."""
 
     kind = "icd"
 

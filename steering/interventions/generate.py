@@ -37,8 +37,9 @@ NAME = "sage.generate"
 
 
 class Generate(Options):
-    """Logits are contrasted with those of a masked image. `weight` is lambda; `top` the share of an image's patches that
-    each map puts forward; the mask is rebuilt every `refresh` tokens, 0 for never."""
+    """Logits are contrasted with those of a masked image. `weight` is lambda; `top` the share of an image's patches
+    that each map puts forward; the mask is rebuilt every `refresh` tokens, 0 for never. Takes a second row of the
+    batch. SAGE paper, section 5.1, equations 6 and 7. Raises RequestError for what is out of range."""
 
     path = ("sage", "generate")
     twin = True

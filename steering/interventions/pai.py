@@ -26,8 +26,9 @@ from steering.protocol.wording import shown
 
 
 class Pai(Contrast):
-    """Against the text alone; gamma of the paper is 1 + alpha. Attention is amplified from layer `first_layer` on. The
-    paper's gamma, the released code's other values."""
+    """Against the text alone; gamma of the paper is 1 + alpha. Attention is amplified from layer `first_layer` on:
+    scores s of image tokens become s + `amplify` * |s|. The paper's gamma, the released code's other values (Liu et
+    al. 2024, sections 3.2 and 3.3). Raises RequestError for what is out of range."""
 
     kind = "pai"
     needs_image = True

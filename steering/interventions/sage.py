@@ -10,7 +10,8 @@ from steering.interventions.think import Think
 
 
 class Sage(NamedTuple):
-    """The stages of one request, in the place of its interventions; None is off."""
+    """The stages of one request, in the place of its interventions; None is off: `Sage(See(), Think(), Generate())`
+    is all of SAGE, `Sage()` nothing (SPD-Faith Bench paper, section 5.1)."""
 
     see: See | None = None
     think: Think | None = None

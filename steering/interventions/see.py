@@ -42,8 +42,11 @@ LEAST = torch.finfo(torch.float32).tiny
 
 
 class See(Options):
-    """Attention to the images is enhanced. `shallow` layers, counted from the first, have the fixed alpha (None: the
-    model's first quarter)."""
+    """Attention to the images is enhanced. `alpha` is the share by which; `shallow` layers, counted from the first,
+    have it fixed (None: the model's first quarter), deeper ones as far as attention to the images has decayed since the
+    first token, at most `ceiling`. `reading` is what is enhanced: "transfer" moves the share from the rest of the
+    prompt, "scale" multiplies by 1 + alpha; `spans` whether that rest is the "whole" prompt or its "content". SAGE
+    paper, section 5.1, equations 3 and 4. Raises RequestError for what is out of range."""
 
     path = ("sage", "see")
     needs_image = True

@@ -23,7 +23,7 @@ from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.asked import Asked, Part
 from steering.protocol.sequence import Sequence as Row
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
-from steering.protocol.wording import shown
+from steering.protocol.wording import is_number, must, shown, whole_numbers
 from steering.vectors.vector import PREFERENCE, SteeringVector
 
 NAME = "steering"
@@ -38,11 +38,15 @@ TOKENS = ("all", "prompt", "generated", "image", "text")
 _ONE_IMAGE = re.compile(r"image:([1-9][0-9]{0,3})")
 
 TOWARD = ("vision", "text")
+"""The modalities that may be stated."""
 
 
 @dataclass(frozen=True)
 class Steer(Part):
-    """One vector in one request. `scale` is the signed coefficient c; `layers` None means the vector's own."""
+    """One vector in one request. `scale` is the signed coefficient c: c > 0 pushes the way that the vector was
+    measured, which for a modality preference is toward text. `layers` None means the vector's own; `tokens` is one of
+    `TOKENS`, or "image:2" for the second image alone. Raises RequestError for what is none of these. `Steer.to` states
+    the modality instead."""
 
     vector: SteeringVector
     scale: float
@@ -52,12 +56,15 @@ class Steer(Part):
     auto: Mapping[str, Any] | None = None  # what was measured where the way was found and not asked for
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.scale):
-            raise RequestError(f"'steering.scale' must be a finite number; got {self.scale}.", param="steering.scale")
-        if self.tokens not in TOKENS and self.image is None:
+        _check_vector(self.vector)
+        if not (is_number(self.scale) and math.isfinite(self.scale)):
+            raise must("steering.scale", "be a finite number", self.scale)
+        if self.layers is not None:
+            object.__setattr__(self, "layers", whole_numbers("steering.layers", self.layers))
+        if not isinstance(self.tokens, str) or (self.tokens not in TOKENS and self.image is None):
             raise RequestError(
                 f"'steering.apply.tokens' must be one of {', '.join(TOKENS)}, or image:1, image:2 and so on for one image; "
-                f"got {self.tokens[:64]!r}.",
+                f"got {shown(self.tokens)}.",
                 param="steering.apply.tokens",
             )
         count = len(self.vector.direction)
@@ -81,10 +88,9 @@ class Steer(Part):
             raise RequestError(
                 f"'steering.toward' must be one of {', '.join(TOWARD)}; got {shown(toward)}.", param="steering.toward"
             )
-        if not (math.isfinite(strength) and strength >= 0):
-            raise RequestError(
-                f"'steering.strength' must be a finite number of at least 0; got {strength}.", param="steering.strength"
-            )
+        if not (is_number(strength) and math.isfinite(strength) and strength >= 0):
+            raise must("steering.strength", "be a finite number of at least 0", strength)
+        _check_vector(vector)
         if vector.positive is None:
             raise RequestError(
                 f"'steering.toward' needs a vector of kind {PREFERENCE!r}, and {vector.name!r} is {vector.kind[:64]!r}: "
@@ -113,6 +119,7 @@ class Steer(Part):
 
     @property
     def touched_layers(self) -> tuple[int, ...]:
+        """The layers where it is added, numbered from 0."""
         return self.layers or self.vector.layers
 
     @property
@@ -163,6 +170,11 @@ class Steer(Part):
     def generated(self) -> bool:
         """Whether generated tokens are touched."""
         return self.tokens in ("all", "generated")
+
+
+def _check_vector(vector: Any) -> None:
+    if not isinstance(vector, SteeringVector):
+        raise must("steering.vector", "be a SteeringVector, as VectorStore.get and SteeringVector.load return", vector)
 
 
 def class_count(steers: Iterable[Steer], images: int) -> int:
@@ -272,7 +284,7 @@ def check_steer(mllm: MLLM, steer: Steer, images: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class Steering(Asked):
-    """The vectors that are added in one request, all together."""
+    """The vectors that are added in one request, all together; what `Steer`s become."""
 
     steers: tuple[Steer, ...]
 

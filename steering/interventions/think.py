@@ -27,8 +27,9 @@ NAME = "sage.think"
 
 
 class Think(Options):
-    """FFN updates that override those of attention are damped. `gamma` scales them. D (nats) is compared with `threshold`
-    in every layer or, where that is None, with the layer's `quantile` of D as the model's calibration measured it."""
+    """FFN updates that override those of attention are damped. `gamma` scales them. D (nats) is compared with
+    `threshold` in every layer or, where that is None, with the layer's `quantile` of D as the model's calibration
+    measured it. SAGE paper, section 5.1, equation 5. Raises RequestError for what is out of range."""
 
     path = ("sage", "think")
 

@@ -18,8 +18,12 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoM
 from steering.decoder import attention, updates
 from steering.errors import UnsupportedModel
 from steering.model.calibration import Calibration
+from steering.model.checkpoint import embedded, found
 from steering.model.embedded import Embedded, Overlay
 from steering.model.processor import load_processor
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""What weights may be loaded as, beside "auto"."""
 
 
 class _Intercepted(Exception):
@@ -27,7 +31,13 @@ class _Intercepted(Exception):
 
 
 class MLLM:
-    """A patched image-text-to-text model with its processor; made by `load`."""
+    """A patched image-text-to-text model with its processor; made by `load`.
+
+    `num_layers`, `hidden_size` and `vocab_size` are those of the language model, `context_length` counts tokens;
+    `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
+    the hub; `calibration` what probes measured of it, None where they did not; `generation_defaults` the checkpoint's
+    own sampling.
+    """
 
     def __init__(self, model: Any, processor: Any, name: str | None, path: Path | None):
         self.model = model
@@ -158,19 +168,23 @@ class MLLM:
 
 
 def load(
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     local_files_only: bool = True,
     name: str | None = None,
 ) -> MLLM:
-    """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model.
+    """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model; without `path` the small
+    model that ships with Helmsight.
 
     `device` "auto" is the first GPU, else the CPU; `dtype` "auto" is the checkpoint's own on a GPU and float32 on a CPU,
     whose half-precision kernels are slow. No code from the checkpoint is run. Raises UnsupportedModel when the model's
-    structure cannot be served or there is no such device, OSError when the files are missing.
+    structure cannot be served or there is no such device or dtype, OSError when the files are missing.
     """
+    path = embedded() if path is None else found(path, local_files_only)
+    if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
+        raise UnsupportedModel(f"'dtype' must be one of auto, {', '.join(DTYPES)}; got {dtype!r}.")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)

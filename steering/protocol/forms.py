@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from steering.errors import RequestError
 from steering.protocol.asked import Asked, Options
@@ -29,6 +31,16 @@ class Form(ABC):
 
     def __init__(self, path: Path):
         self.param = ".".join(path)
+
+    @property
+    @abstractmethod
+    def written(self) -> Any:
+        """The type of what is written, as pydantic makes a schema of it; what is wrong is told by `read` alone."""
+
+    @property
+    @abstractmethod
+    def example(self) -> Any:
+        """Something to write, with every default spelt out."""
 
     def read(self, value: Any) -> tuple[Asked, ...]:
         """What a JSON value asks for; raises RequestError where it is wrong."""
@@ -57,6 +69,14 @@ class Single(Form):
         super().__init__(path)
         self.options = options
 
+    @property
+    def written(self) -> Any:
+        return bool | self.options
+
+    @property
+    def example(self) -> Any:
+        return _example(self.options)
+
     def _read(self, value: Any) -> tuple[Asked, ...]:
         given = self._object(value)
         self._known(given, names(self.options))  # the options themselves also take names that are not on the wire
@@ -71,6 +91,20 @@ class Kinds(Form):
     def __init__(self, path: Path, kinds: Mapping[str, type[Options]]):
         super().__init__(path)
         self.kinds = kinds
+
+    @property
+    def written(self) -> Any:
+        each = [_with_kind(kind, options) for kind, options in self.kinds.items()]
+        one = each[0]
+        for other in each[1:]:
+            one = one | other  # type: ignore[assignment]
+        off = Literal[False] | None
+        return Annotated[one, Field(discriminator=KIND)] | off if len(each) > 1 else one | off
+
+    @property
+    def example(self) -> Any:
+        kind, options = next(iter(self.kinds.items()))
+        return {KIND: kind, **_example(options)}
 
     def _read(self, value: Any) -> tuple[Asked, ...]:
         kind = value.get(KIND) if isinstance(value, dict) else None
@@ -91,6 +125,17 @@ class Group(Form):
     def __init__(self, path: Path, members: Mapping[str, Form]):
         super().__init__(path)
         self.members = members
+
+    @property
+    def written(self) -> Any:
+        fields: dict[str, Any] = {name: (form.written | None, form.default) for name, form in self.members.items()}
+        about = "One that is false is off, one that is not named has its defaults."
+        name = self.param.title().replace(".", "")
+        return bool | create_model(name, __doc__=about, __config__=ConfigDict(extra="forbid"), **fields)
+
+    @property
+    def example(self) -> Any:
+        return {name: form.example for name, form in self.members.items()}
 
     def _read(self, value: Any) -> tuple[Asked, ...]:
         given = self._object(value)
@@ -126,3 +171,23 @@ def _form(path: Path, kinds: Sequence[type[Options]]) -> Form:
     if len(here) == 1 and not here[0].kind:
         return Single(path, here[0])
     return Kinds(path, {kind.kind: kind for kind in here})
+
+
+def _with_kind(kind: str, options: type[Options]) -> type[BaseModel]:
+    """The options of one of several interventions as they are written, with their kind."""
+    fields: dict[str, Any] = {name: (field.annotation, field) for name, field in options.model_fields.items()}
+    fields = {KIND: (Literal[kind], ...), **fields}
+    return create_model(options.__name__, __doc__=options.__doc__, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _example(options: type[Options]) -> dict[str, Any]:
+    """The defaults, and for what must be given the least that is allowed."""
+    schema = options.model_json_schema()
+    least = {"integer": 0, "number": 0.0, "boolean": False, "string": "text", "array": []}
+    shown = {}
+    for name, field in schema.get("properties", {}).items():
+        if field.get("default") is not None:
+            shown[name] = field["default"]
+        elif name in schema.get("required", ()):
+            shown[name] = field["enum"][0] if "enum" in field else field.get("minimum", least.get(field.get("type")))
+    return shown

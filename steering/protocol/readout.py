@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,8 +17,10 @@ from steering.prompt.layout import ImageSpan, Layout
 from steering.prompt.spans import PARTITIONS
 from steering.prompt.tiles import Tiling
 from steering.protocol.signals import Signal
-from steering.protocol.wording import check_name, cut, shown
+from steering.protocol.wording import check_name, cut, is_whole, must, shown, whole_numbers
 
+SPANS = PARTITIONS
+"""What may count as system and as user text in `decay`: the whole prompt, template included, or the messages' texts."""
 RESIDUAL_ROWS = ("answer", "prompt", "generated")
 """Rows of the `residual` readout: those that generate the answer's tokens, which are the prompt's last one and those of all
 generated tokens that are fed; all of the prompt's, as in the authors' `analysis/analyze_layer_changes.py`; or those of
@@ -62,12 +64,13 @@ class Earlier:
 class Diagnose:
     """Options of the diagnostics envelope.
 
-    `layers` are those of the patch maps: numbers from 0, None for all; `last_layers` the last so many instead. `heatmaps`
-    lays their mean over the pictures. `causal` removes from token activation maps what earlier tokens activate.
-    `discount_sinks` adds patch maps less what places attract anyway, and lets the flags and heat maps go by them.
-    `target_image` (counted from 1) adds the correctness of the focused image. `spans` is what counts as system and as user
-    text in `decay`, one of `PARTITIONS`; `residual_rows` one of `RESIDUAL_ROWS`, `drift_rows` one of `DRIFT_ROWS`. `earlier`
-    is the answer that drift is measured from, by default the baseline.
+    `include` are the readouts, by any iterable of names. `layers` are those of the patch maps: numbers from 0, None for
+    all; `last_layers` the last so many instead. `heatmaps` lays their mean over the pictures. `causal` removes from
+    token activation maps what earlier tokens activate. `discount_sinks` adds patch maps less what places attract anyway,
+    and lets the flags and heat maps go by them. `target_image` (counted from 1) adds the correctness of the focused
+    image. `spans` is what counts as system and as user text in `decay`, one of `SPANS`; `residual_rows` one of
+    `RESIDUAL_ROWS`, `drift_rows` one of `DRIFT_ROWS`. `earlier` is the answer that drift is measured from, by default
+    the baseline. Raises RequestError for what is none of these.
     """
 
     include: frozenset[str] = field(default_factory=lambda: cheap())  # noqa: PLW0108
@@ -83,6 +86,7 @@ class Diagnose:
     earlier: Earlier | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "include", _names(self.include))
         if unknown := sorted(self.include - REGISTRY.keys()):
             raise RequestError(
                 f"'diagnostics.include' does not know {cut(', '.join(unknown))}; allowed: {', '.join(REGISTRY)}.",
@@ -98,6 +102,11 @@ class Diagnose:
                     f"'diagnostics.{name}' must be one of {', '.join(known)}; got {shown(word)}.",
                     param=f"diagnostics.{name}",
                 )
+        for name, number in (("layers.last", self.last_layers), ("target_image", self.target_image)):
+            if number is not None and not is_whole(number):
+                raise must(f"diagnostics.{name}", "be a whole number", number)
+        if self.layers is not None:
+            object.__setattr__(self, "layers", whole_numbers("diagnostics.layers", self.layers))
         if self.target_image is not None and self.target_image < 1:
             raise RequestError(
                 f"'diagnostics.target_image' counts from 1; got {shown(self.target_image)}.",
@@ -234,3 +243,10 @@ def register(readout: Readout) -> None:
 def cheap() -> frozenset[str]:
     """The names of the readouts that `diagnostics: true` asks for."""
     return frozenset(name for name, readout in REGISTRY.items() if readout.cheap)
+
+
+def _names(given: Any) -> frozenset[str]:
+    names = None if isinstance(given, str | bytes) or not isinstance(given, Iterable) else list(given)
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise must("diagnostics.include", "be a list of names of readouts", given)
+    return frozenset(names)

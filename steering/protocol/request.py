@@ -12,13 +12,31 @@ import torch
 
 from steering.errors import RequestError
 from steering.protocol.asked import Asked, Part
+from steering.protocol.messages import chat_of
 from steering.protocol.readout import Diagnose
 from steering.protocol.signals import Signal
+from steering.protocol.wording import is_number, is_whole, must, whole_numbers
 
 Interventions = Iterable["Asked | Part | Interventions | None"]
 """What a request may give as interventions: several of them, presets as `Sage`, parts as `Steer`, None for none."""
 
 MAX_TOP_LOGPROBS = 20
+"""Alternatives that may be reported for a token, at most."""
+RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "top_k": (0, 1_000_000),
+    "max_tokens": (1, 10_000_000),
+    "top_logprobs": (0, MAX_TOP_LOGPROBS),
+    "seed": (-(2**63), 2**63 - 1),
+    "logit_bias": (-100.0, 100.0),
+}
+"""The least and the greatest value of what sampling takes, by its name in a request; `top_p` must be above its least."""
+
 COLDEST = 1e-5
 """A temperature below which answers are greedy: logits divided by less leave float32, and what is likeliest stays so."""
 
@@ -29,7 +47,8 @@ class Sampling:
     `top_p` 1, `min_p` 0 are off.
 
     `logprobs` is None (off) or how many alternatives (0..20) to report per token; log-probabilities are those of the
-    model's distribution (interventions included), before temperature, penalties, bias and truncation.
+    model's distribution (interventions included), before temperature, penalties, bias and truncation. `stop` may be one
+    string. Raises RequestError for what is out of its range, see `RANGES`.
     """
 
     max_tokens: int | None = None
@@ -47,23 +66,22 @@ class Sampling:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _within("temperature", self.temperature, 0.0, 2.0)
-        _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.01, 2.0)
-        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _within("top_k", self.top_k, 0, 1_000_000)
-        if self.max_tokens is not None:
-            _within("max_tokens", self.max_tokens, 1, 10_000_000)
-        if self.logprobs is not None:
-            _within("top_logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
-        if self.seed is not None:
-            _within("seed", self.seed, -(2**63), 2**63 - 1)
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+            _within(name, getattr(self, name), open_low=name == "top_p")
+        _within("top_k", self.top_k, whole=True)
+        for name, value in (("max_tokens", self.max_tokens), ("top_logprobs", self.logprobs), ("seed", self.seed)):
+            if value is not None:
+                _within(name, value, whole=True)
+        if not isinstance(self.logit_bias, Mapping) or not all(is_whole(token) for token in self.logit_bias):
+            raise must("logit_bias", "be a dict from numbers of tokens to what is added", self.logit_bias)
         for bias in self.logit_bias.values():
-            _within("logit_bias", bias, -100.0, 100.0)
-        if any(not stop for stop in self.stop):
+            _within("logit_bias", bias)
+        stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, Sequence) or not all(isinstance(one, str) for one in stop):
+            raise must("stop", "be a string or several of them", stop)
+        if any(not one for one in stop):
             raise RequestError("'stop' must not contain an empty string.", param="stop")
+        object.__setattr__(self, "stop", tuple(stop))
 
     @property
     def greedy(self) -> bool:
@@ -71,8 +89,11 @@ class Sampling:
         return self.temperature < COLDEST
 
 
-def _within(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:
-    """Raise RequestError unless `value` is finite and in [low, high] (or (low, high])."""
+def _within(name: str, value: Any, open_low: bool = False, whole: bool = False) -> None:
+    """Raise RequestError unless `value` is a number in its range, the least value apart where `open_low`."""
+    low, high = RANGES[name]
+    if not (is_whole(value) if whole else is_number(value)):
+        raise must(name, "be a whole number" if whole else "be a number", value)
     if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
         raise RequestError(
             f"'{name}' must be {'above' if open_low else 'at least'} {low} and at most {high}; got {value}.", param=name
@@ -84,20 +105,24 @@ class Request:
     """One chat with its interventions.
 
     `messages` follow the Hugging Face chat format: `{"role", "content"}` where content is a string or a list of parts
-    `{"type": "text", "text": str, "span": "context" (optional)}` and `{"type": "image", "image": PIL.Image}`.
-    `interventions` are what happens inside the model, each at most once; a preset of several, as `Sage`, may stand for them.
-    `n` answers are generated; `baseline` adds, in the same batch, each answer without interventions; `states` returns
-    the residual stream after each layer at one of the prompt's tokens, counted from its end (`state_position`, -1 the last
-    one), and the distribution of the answer's first token; `divergence` how far the updates of every prompt token diverge in
-    each layer (see `interventions.think`). `forced` tokens are generated whatever the model says, so that their
-    log-probabilities can be read. A `reply` is read, not generated: the prompt ends with it, as the model's template renders
-    an answer to the chat, and its tokens' log-probabilities come from the prefill.
+    `{"type": "text", "text": str, "span": "context" (optional)}` and `{"type": "image", "image": ...}`, a PIL image, the
+    path of a file or its bytes; files are opened at once. `interventions` are what happens inside the model, one or
+    several, each at most once; a preset, as `Sage`, may stand for several. `diagnose` asks for readouts: a `Diagnose`,
+    True for the cheap ones, or a list of names. `n` answers are generated; `baseline` adds, in the same batch, each
+    answer without interventions; `states` returns the residual stream after each layer at one of the prompt's tokens,
+    counted from its end (`state_position`, -1 the last one), and the distribution of the answer's first token;
+    `divergence` how far the updates of every prompt token diverge in each layer (see `interventions.think`). `forced`
+    tokens are generated whatever the model says, so that their log-probabilities can be read. A `reply` is read, not
+    generated: the prompt ends with it, as the model's template renders an answer to the chat, and its tokens'
+    log-probabilities come from the prefill.
+
+    Raises RequestError, which names what is wrong in `param`; what depends on the model is checked when it is submitted.
     """
 
     messages: Sequence[Mapping[str, Any]]
     sampling: Sampling = field(default_factory=Sampling)
-    interventions: Interventions = ()
-    diagnose: Diagnose | None = None
+    interventions: Interventions | Asked | Part = ()
+    diagnose: Diagnose | Iterable[str] | bool | None = None
     n: int = 1
     baseline: bool = False
     states: bool = False
@@ -115,6 +140,16 @@ class Request:
         return frozenset(signal for signal, asked in wanted.items() if asked)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "messages", chat_of(self.messages))
+        if not isinstance(self.sampling, Sampling):
+            raise must("sampling", "be a Sampling", self.sampling)
+        object.__setattr__(self, "diagnose", _diagnose(self.diagnose))
+        for name, value in (("n", self.n), ("state_position", self.state_position)):
+            if not is_whole(value):
+                raise must(name, "be a whole number", value)
+        object.__setattr__(self, "forced", whole_numbers("forced", self.forced))
+        if not isinstance(self.reply, str | None):
+            raise must("reply", "be a string", self.reply)
         whole: list[Asked] = []
         parts: dict[type[Part], list[Part]] = {}
         for one in _each(self.interventions):
@@ -132,15 +167,38 @@ class Request:
     @cached_property
     def asked(self) -> dict[str, Asked]:
         """The interventions by name."""
-        return {one.name(): one for one in self.interventions if isinstance(one, Asked)}
+        return {one.name(): one for one in _each(self.interventions) if isinstance(one, Asked)}
+
+    @property
+    def readouts(self) -> Diagnose | None:
+        """The readouts that it asks for, and how; None for none."""
+        return self.diagnose if isinstance(self.diagnose, Diagnose) else None
 
 
-def _each(interventions: Interventions) -> Iterator[Asked | Part]:
-    for one in interventions:
-        if isinstance(one, (Asked, Part)):
-            yield one
-        elif one is not None:
+def _each(given: Any) -> Iterator[Asked | Part]:
+    if isinstance(given, Asked | Part):
+        yield given
+    elif isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        for one in given:
             yield from _each(one)
+    elif given is not None:
+        if isinstance(given, type) and issubclass(given, Asked | Part):
+            raise RequestError(
+                f"'interventions' must be interventions; got the class {given.__name__}, of which one is made by "
+                f"{given.__name__}(...).",
+                param="interventions",
+            )
+        raise must("interventions", "be interventions such as Steer, See or Sage", given)
+
+
+def _diagnose(given: Any) -> Diagnose | None:
+    if given is None or given is False or isinstance(given, Diagnose):
+        return given or None
+    if given is True:
+        return Diagnose()
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise must("diagnose", "be True, a list of readouts or a Diagnose", given)
+    return Diagnose(given)  # type: ignore[arg-type]  # which takes, and names, whatever is given
 
 
 @dataclass(frozen=True)

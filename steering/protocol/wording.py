@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -71,6 +72,29 @@ def sentence(param: str, said: str, value: Any, show: bool = True) -> str:
     text = repr(value) if show and isinstance(value, (bool, int, float, str)) else ""
     got = f"; got {text}" if 0 < len(text) <= MAX_SHOWN else ""
     return f"'{param}' {said}{got}." if said.startswith(("must", "is ", "cannot ")) else f"'{param}': {said}{got}."
+
+
+def must(param: str, said: str, value: Any) -> RequestError:
+    """The error of a value that is of another kind than `said`."""
+    got = f"{len(value)} bytes" if isinstance(value, bytes) else shown(value)
+    return RequestError(f"'{param}' must {said}; got {got}.", param=param)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is an integer, which True is not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a real number, which True is not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def whole_numbers(param: str, values: Any) -> tuple[int, ...]:
+    """A list of integers; raises RequestError where it is none."""
+    if not isinstance(values, Sequence) or not all(map(is_whole, values)):
+        raise must(param, "be a list of whole numbers", values)
+    return tuple(values)
 
 
 def unknown(param: str, known: str) -> RequestError:

@@ -52,16 +52,21 @@ class SteeringVector:
     info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
             raise VectorError(
-                f"Steering vector name {self.name[:128]!r} must match {NAME.pattern}.", code="bad_vector_name"
+                f"Steering vector name {str(self.name)[:128]!r} must match {NAME.pattern}.", code="bad_vector_name"
             )
-        if self.direction.ndim != 2:
+        if not isinstance(self.direction, torch.Tensor) or self.direction.ndim != 2:
             raise VectorError(f"Steering vector {self.name!r}: direction must be (layers, d).", code="bad_vector")
         for tensor_name in _TENSORS:
             tensor = getattr(self, tensor_name)
             shape = self.direction.shape if tensor_name == "direction" else self.direction.shape[:1]
-            if tensor.shape != shape or tensor.dtype != torch.float32 or not torch.isfinite(tensor).all():
+            if (
+                not isinstance(tensor, torch.Tensor)
+                or tensor.shape != shape
+                or tensor.dtype != torch.float32
+                or not torch.isfinite(tensor).all()
+            ):
                 raise VectorError(
                     f"Steering vector {self.name!r}: {tensor_name} must be finite, float32, of shape {tuple(shape)}.",
                     code="bad_vector",

@@ -16,7 +16,16 @@ from tests.server.fakes import FakeEngine
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/vectors", "/model", "/dashboard", "/static/style.css", "/static/vendor/jsdiff.js", "/static/icon.svg"],
+    [
+        "/",
+        "/vectors",
+        "/model",
+        "/dashboard",
+        "/docs",
+        "/static/style.css",
+        "/static/vendor/jsdiff.js",
+        "/static/icon.svg",
+    ],
 )
 def test_the_headers_of_the_pages(client: FlaskClient, path: str) -> None:
     response = client.get(path)
@@ -89,7 +98,7 @@ def test_only_files_of_the_folder_are_served(client: FlaskClient, name: str) -> 
 def test_the_pages_need_no_key_but_the_samples_do() -> None:
     settings = Settings(api_keys=("sk-0123456789",), journal="off")  # type: ignore[arg-type]
     client = create_app(settings, engine=FakeEngine()).test_client()  # type: ignore[arg-type]
-    for path in ("/", "/vectors", "/model", "/dashboard", "/static/style.css"):
+    for path in ("/", "/vectors", "/model", "/dashboard", "/docs", "/openapi.json", "/static/style.css"):
         assert client.get(path).status_code == 200
     for path in ("/samples", "/samples/cyan.png", "/about", "/static", "/static/../v1/models"):
         assert client.get(path).status_code in (401, 404)

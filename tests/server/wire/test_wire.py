@@ -7,13 +7,15 @@ import time
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase, CompletionCreateParamsStreaming
 
 from server.errors import BadRequest
 from server.wire.chat import ChatRequest, with_interventions
 from server.wire.parse import parse as parse_body
 from server.wire.steering import SteeringForm
-from steering import Generate, See, Think
+from steering import Generate, RequestError, Sampling, See, Think
+from steering.protocol.request import RANGES
 
 CHAT = with_interventions(ChatRequest)
 
@@ -26,95 +28,165 @@ def content(*parts: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(parts)}]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"temperature": "hot"}, "temperature", "invalid_value"),
-        ({"temperature": True}, "temperature", "invalid_value"),
-        ({"seed": 1.5}, "seed", "invalid_value"),
-        ({"seed": 10**400}, "seed", "invalid_value"),
-        ({"n": "2"}, "n", "invalid_value"),
-        ({"stream": 1}, "stream", "invalid_value"),
-        ({"stop": 5}, "stop", "invalid_value"),
-        ({"stop": [1]}, "stop[0]", "invalid_value"),
-        ({"stop": ["a"] * 17}, "stop", "invalid_value"),
-        ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
-        ({"logit_bias": {"5": "a"}}, "logit_bias.5", "invalid_value"),
-        ({"logit_bias": {"1_0": 1}}, "logit_bias.1_0", "invalid_value"),
-        ({"logit_bias": {" 1": 1}}, "logit_bias. 1", "invalid_value"),
-        ({"logit_bias": {"-1": 1}}, "logit_bias.-1", "invalid_value"),
-        ({"logit_bias": {"01": 1}}, "logit_bias.01", "invalid_value"),
-        ({"logit_bias": {"\u0661": 1}}, "logit_bias.\u0661", "invalid_value"),
-        ({"logit_bias": {"9999999999": 1}}, "logit_bias.9999999999", "invalid_value"),
-        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
-        ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
-        ({"functions": [{}]}, "functions", "unsupported_value"),
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": []},
-            "tool_choice",
-            "unsupported_value",
-        ),
-        ({"tool_choice": False}, "tool_choice", "unsupported_value"),
-        ({"function_call": {"name": "f"}}, "function_call", "unsupported_value"),
-        ({"modalities": ["audio"]}, "modalities", "unsupported_value"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
-        ({"messages": []}, "messages", "invalid_value"),
-        ({"messages": "hi"}, "messages", "invalid_value"),
-        ({"messages": [1]}, "messages[0]", "invalid_value"),
-        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0]", "invalid_value"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "unsupported_value"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]", "unsupported_value"),
-        ({"messages": [{"role": "user"}]}, "messages[0]", "invalid_value"),
-        (content(), "messages[0]", "invalid_value"),
-        (content(1), "messages[0].content[0]", "invalid_value"),
-        (content({"type": "text", "text": "a"}, {"type": "file"}), "messages[0].content[1]", "unsupported_value"),
-        (content({"type": "text"}), "messages[0].content[0]", "invalid_value"),
-        (content({"type": "image_url", "image_url": {}}), "messages[0].content[0]", "invalid_value"),
-        (content({"type": "text", "text": "a", "span": "story"}), "messages[0].content[0].span", "invalid_value"),
-        ({"steering": 1}, "steering", "invalid_value"),
-        ({"steering": {"towards": "text"}}, "steering.towards", "unknown_parameter"),
-        ({"steering": {"toward": "left"}}, "steering.toward", "invalid_value"),
-        ({"steering": {"strength": "1"}}, "steering.strength", "invalid_value"),
-        ({"steering": {"vectors": [{}]}}, "steering.vectors[0].name", "missing_required_parameter"),
-        ({"steering": {"vectors": [{"name": "a", "size": 1}]}}, "steering.vectors[0].size", "unknown_parameter"),
-        ({"steering": {"vectors": [{"name": "a", "scale": 1, "strength": 1}]}}, "steering.vectors[0]", "invalid_value"),
-        ({"steering": {"apply": {"token": "all"}}}, "steering.apply.token", "unknown_parameter"),
-        ({"steering": {"vectors": [], "toward": "text"}}, "steering", "invalid_value"),
-        ({"steering": {"vectors": [], "auto": {}}}, "steering", "invalid_value"),
-        ({"steering": {"auto": {"criterion": "drop"}}}, "steering", "invalid_value"),
-        ({"steering": {"toward": "text", "auto": {}}}, "steering", "invalid_value"),
-        ({"steering": {"toward": "auto", "auto": "surprise"}}, "steering.auto", "invalid_value"),
-        ({"steering": {"toward": "auto", "auto": {"criterion": "kl"}}}, "steering.auto.criterion", "invalid_value"),
-        ({"steering": {"toward": "auto", "auto": {"quantile": 0.9}}}, "steering.auto.quantile", "unknown_parameter"),
-        ({"steering": {"toward": "auto", "auto": {"bound": "5"}}}, "steering.auto.bound", "invalid_value"),
-        ({"steering": {"toward": "auto", "auto": {"one_degraded": 1}}}, "steering.auto.one_degraded", "invalid_value"),
-        ({"sage": 1}, "sage", "invalid_value"),
-        ({"sage": {"sea": True}}, "sage.sea", "unknown_parameter"),
-        ({"sage": {"see": {"alfa": 1}}}, "sage.see.alfa", "unknown_parameter"),
-        ({"sage": {"see": {"reading": 1}}}, "sage.see.reading", "invalid_value"),
-        ({"diagnostics": {"spans": ["whole"]}}, "diagnostics.spans", "invalid_value"),
-        ({"sage": {"think": {"gamma": "0.9"}}}, "sage.think.gamma", "invalid_value"),
-        ({"sage": {"generate": {"weight": 1}}}, "sage.generate.weight", "unknown_parameter"),
-        ({"sage": {"generate": {"refresh": 1.5}}}, "sage.generate.refresh", "invalid_value"),
-        ({"contrast": True}, "contrast", "invalid_value"),
-        ({"contrast": {"alpha": 1}}, "contrast", "invalid_value"),
-        ({"contrast": {"kind": "dola"}}, "contrast", "invalid_value"),
-        ({"contrast": {"kind": "vcd", "instruction": "x"}}, "contrast.instruction", "unknown_parameter"),
-        ({"contrast": {"kind": "icd", "beta": "1"}}, "contrast.beta", "invalid_value"),
-        ({"diagnostics": {"included": []}}, "diagnostics.included", "unknown_parameter"),
-        ({"diagnostics": {"include": "focus"}}, "diagnostics.include", "invalid_value"),
-        ({"diagnostics": {"layers": "some"}}, "diagnostics.layers", "invalid_value"),
-        ({"diagnostics": {"layers": {"last": "2"}}}, "diagnostics.layers", "invalid_value"),
-        ({"diagnostics": {"layers": {"first": 2}}}, "diagnostics.layers", "invalid_value"),
-        ({"baseline": {}}, "baseline", "invalid_value"),
-    ],
-)
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"temperature": "hot"}, "temperature", "invalid_value"),
+    ({"temperature": True}, "temperature", "invalid_value"),
+    ({"seed": 1.5}, "seed", "invalid_value"),
+    ({"seed": 10**400}, "seed", "invalid_value"),
+    ({"n": "2"}, "n", "invalid_value"),
+    ({"stream": 1}, "stream", "invalid_value"),
+    ({"stop": 5}, "stop", "invalid_value"),
+    ({"stop": [1]}, "stop[0]", "invalid_value"),
+    ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+    ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
+    ({"logit_bias": {"5": "a"}}, "logit_bias.5", "invalid_value"),
+    ({"logit_bias": {"1_0": 1}}, "logit_bias.1_0", "invalid_value"),
+    ({"logit_bias": {" 1": 1}}, "logit_bias. 1", "invalid_value"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias.-1", "invalid_value"),
+    ({"logit_bias": {"01": 1}}, "logit_bias.01", "invalid_value"),
+    ({"logit_bias": {"\u0661": 1}}, "logit_bias.\u0661", "invalid_value"),
+    ({"logit_bias": {"9999999999": 1}}, "logit_bias.9999999999", "invalid_value"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_value"),
+    ({"functions": [{}]}, "functions", "unsupported_value"),
+    ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": []},
+        "tool_choice",
+        "unsupported_value",
+    ),
+    ({"tool_choice": False}, "tool_choice", "unsupported_value"),
+    ({"function_call": {"name": "f"}}, "function_call", "unsupported_value"),
+    ({"modalities": ["audio"]}, "modalities", "unsupported_value"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+    ({"messages": []}, "messages", "invalid_value"),
+    ({"messages": "hi"}, "messages", "invalid_value"),
+    ({"messages": [1]}, "messages[0]", "invalid_value"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0]", "invalid_value"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "unsupported_value"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0]", "unsupported_value"),
+    ({"messages": [{"role": "user"}]}, "messages[0]", "invalid_value"),
+    (content(), "messages[0]", "invalid_value"),
+    (content(1), "messages[0].content[0]", "invalid_value"),
+    (content({"type": "text", "text": "a"}, {"type": "file"}), "messages[0].content[1]", "unsupported_value"),
+    (content({"type": "text"}), "messages[0].content[0]", "invalid_value"),
+    (content({"type": "image_url", "image_url": {}}), "messages[0].content[0]", "invalid_value"),
+    (content({"type": "text", "text": "a", "span": "story"}), "messages[0].content[0].span", "invalid_value"),
+    ({"steering": 1}, "steering", "invalid_value"),
+    ({"steering": {"towards": "text"}}, "steering.towards", "unknown_parameter"),
+    ({"steering": {"toward": "left"}}, "steering.toward", "invalid_value"),
+    ({"steering": {"strength": "1"}}, "steering.strength", "invalid_value"),
+    ({"steering": {"vectors": [{}]}}, "steering.vectors[0].name", "missing_required_parameter"),
+    ({"steering": {"vectors": [{"name": "a", "size": 1}]}}, "steering.vectors[0].size", "unknown_parameter"),
+    ({"steering": {"vectors": [{"name": "a", "scale": 1, "strength": 1}]}}, "steering.vectors[0]", "invalid_value"),
+    ({"steering": {"apply": {"token": "all"}}}, "steering.apply.token", "unknown_parameter"),
+    ({"steering": {"vectors": [], "toward": "text"}}, "steering", "invalid_value"),
+    ({"steering": {"vectors": [], "auto": {}}}, "steering", "invalid_value"),
+    ({"steering": {"auto": {"criterion": "drop"}}}, "steering", "invalid_value"),
+    ({"steering": {"toward": "text", "auto": {}}}, "steering", "invalid_value"),
+    ({"steering": {"toward": "auto", "auto": "surprise"}}, "steering.auto", "invalid_value"),
+    ({"steering": {"toward": "auto", "auto": {"criterion": "kl"}}}, "steering.auto.criterion", "invalid_value"),
+    ({"steering": {"toward": "auto", "auto": {"quantile": 0.9}}}, "steering.auto.quantile", "unknown_parameter"),
+    ({"steering": {"toward": "auto", "auto": {"bound": "5"}}}, "steering.auto.bound", "invalid_value"),
+    ({"steering": {"toward": "auto", "auto": {"one_degraded": 1}}}, "steering.auto.one_degraded", "invalid_value"),
+    ({"sage": 1}, "sage", "invalid_value"),
+    ({"sage": {"sea": True}}, "sage.sea", "unknown_parameter"),
+    ({"sage": {"see": {"alfa": 1}}}, "sage.see.alfa", "unknown_parameter"),
+    ({"sage": {"see": {"reading": 1}}}, "sage.see.reading", "invalid_value"),
+    ({"diagnostics": {"spans": ["whole"]}}, "diagnostics.spans", "invalid_value"),
+    ({"sage": {"think": {"gamma": "0.9"}}}, "sage.think.gamma", "invalid_value"),
+    ({"sage": {"generate": {"weight": 1}}}, "sage.generate.weight", "unknown_parameter"),
+    ({"sage": {"generate": {"refresh": 1.5}}}, "sage.generate.refresh", "invalid_value"),
+    ({"contrast": True}, "contrast", "invalid_value"),
+    ({"contrast": {"alpha": 1}}, "contrast", "invalid_value"),
+    ({"contrast": {"kind": "dola"}}, "contrast", "invalid_value"),
+    ({"contrast": {"kind": "vcd", "instruction": "x"}}, "contrast.instruction", "unknown_parameter"),
+    ({"contrast": {"kind": "icd", "beta": "1"}}, "contrast.beta", "invalid_value"),
+    ({"diagnostics": {"included": []}}, "diagnostics.included", "unknown_parameter"),
+    ({"diagnostics": {"include": "focus"}}, "diagnostics.include", "invalid_value"),
+    ({"diagnostics": {"layers": "some"}}, "diagnostics.layers", "invalid_value"),
+    ({"diagnostics": {"layers": {"last": "2"}}}, "diagnostics.layers", "invalid_value"),
+    ({"diagnostics": {"layers": {"first": 2}}}, "diagnostics.layers", "invalid_value"),
+    ({"baseline": {}}, "baseline", "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), WRONG)
 def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse(**fields)
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
     assert param in caught.value.message
+
+
+BETWEEN_FIELDS = (
+    {"logit_bias": {"9999999999": 1}},
+    {"max_tokens": 1, "max_completion_tokens": 2},
+    {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+    {"messages": [{"role": "user"}]},
+    {"steering": {"vectors": [], "toward": "text"}},
+    {"steering": {"vectors": [], "auto": {}}},
+    {"steering": {"auto": {"criterion": "drop"}}},
+    {"steering": {"toward": "text", "auto": {}}},
+)
+"""What is wrong with one field because of another, or of what it is called, which a schema does not say."""
+
+
+def test_the_schema_refuses_what_the_server_refuses() -> None:
+    schema = Draft202012Validator(CHAT.model_json_schema())
+    for fields, _, _ in WRONG:
+        assert schema.is_valid({"messages": [{"role": "user", "content": "hi"}], **fields}) == (
+            fields in BETWEEN_FIELDS
+        ), fields
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "user": "me",
+            "store": True,
+            "tools": [],
+            "metadata": {"a": "b"},
+            "stream_options": {"include_usage": True, "x": 1},
+        },
+        dict.fromkeys(
+            ("temperature", "n", "stop", "seed", "stream", "logit_bias", "tools", "steering", "sage", "metadata")
+        ),
+        {"tool_choice": "auto", "function_call": "none", "modalities": ["text"], "response_format": {"type": "text"}},
+        {"stop": "END", "top_k": -1, "logit_bias": {"0": 1, "2147483648": -2.5}},
+        {"messages": [{"role": "developer", "content": "x"}, {"role": "assistant", "content": None, "name": "a"}]},
+        content({"type": "text", "text": "a", "span": "context"}, {"type": "input_text", "text": "b"}),
+        content({"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}}),
+        content({"type": "input_image", "image_url": "data:x"}),
+        {"steering": True, "diagnostics": {}, "sage": {"see": False, "generate": {"lambda": 0.2}}, "baseline": True},
+        {"steering": {"vectors": [{"name": "a", "coefficient": -2, "layers": [1], "apply": {"tokens": "image:2"}}]}},
+        {"steering": {"toward": "auto", "auto": {"criterion": "surprise", "bound": 3}}, "contrast": {"kind": "pai"}},
+        {"sage": {"think": None}, "contrast": False, "diagnostics": {"include": ["focus"], "layers": {"last": 2}}},
+    ],
+)
+def test_the_schema_takes_what_the_server_takes(fields: dict[str, Any]) -> None:
+    parse(**fields)
+    Draft202012Validator(CHAT.model_json_schema()).validate({"messages": [{"role": "user", "content": "hi"}], **fields})
+
+
+@pytest.mark.parametrize("name", [*RANGES])
+def test_the_ranges_of_the_schema_are_those_of_the_engine(name: str) -> None:
+    schema = CHAT.model_json_schema()["properties"][name]
+    schema = schema["anyOf"][0]["additionalProperties"] if name == "logit_bias" else schema
+    least = 0 if name == "top_k" else schema["minimum"]  # -1 stands for it on the wire
+    key = {"top_logprobs": "logprobs"}.get(name, name)
+
+    def sampled(value: float) -> Sampling:
+        return Sampling(**{key: {1: value} if name == "logit_bias" else value})  # type: ignore[arg-type]
+
+    sampled(schema["maximum"])
+    for beyond in (
+        schema["maximum"] + (1 if isinstance(least, int) else 1e-6),
+        least - (1 if isinstance(least, int) else 1e-6),
+    ):
+        with pytest.raises(RequestError, match=f"'{name}' must be"):
+            sampled(beyond)
 
 
 def test_messages_say_what_is_allowed() -> None:

@@ -1,0 +1,198 @@
+"""The OpenAPI document of an application: its routes, and the schemas of the models that they read and answer with."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from http import HTTPStatus
+from operator import or_
+from typing import Any
+
+from flask import Flask
+from pydantic import TypeAdapter
+from werkzeug.routing import Rule
+
+from probes.answering.versions import versions
+from server.api.auth import OPEN_FOLDER, OPEN_ROUTES
+from server.api.context import AppContext
+from server.openapi.operation import JSON, OPERATIONS, Content, Operation, Parameter
+from server.wire.answers import ErrorBody
+from server.wire.interventions import bounded
+
+ABOUT = (
+    "OpenAI's chat completions for multimodal models, with requests that may steer the model, change how it reads its "
+    "pictures, and ask where it looked. Unknown fields of OpenAI's are ignored, unknown keys of Helmsight's own are errors."
+)
+TAGS = {
+    "Chat": "Answers, whole or streamed.",
+    "Models": "What there is, and within which limits.",
+    "Steering": "Steering vectors, and a dry run.",
+    "Journal": "What was asked and answered, by its numbers.",
+    "Operations": "For those who run the server.",
+    "Pages": "For people: the pages and what they are made of.",
+}
+ERRORS = {
+    400: "A field or a parameter is wrong; `param` names it.",
+    401: "A key is needed, or it is wrong.",
+    403: "Not allowed here: the Host or Origin of the request, or what this server has switched off.",
+    404: "There is none of that name.",
+    409: "It is in the way of what there is.",
+    413: "The body is too large.",
+    415: "The body is of another media type, or compressed.",
+    429: "Too many requests wait already.",
+    500: "The server's own fault; it has been logged.",
+    503: "Not served now: the model is loading, draining or has failed, or the journal cannot be read.",
+    504: "The answer took longer than the server allows.",
+    507: "The disk is full.",
+}
+HEADERS = {
+    401: {"WWW-Authenticate": "Asks for a bearer token."},
+    429: {"Retry-After": "Seconds to wait."},
+    503: {"Retry-After": "Seconds to wait; not where waiting does not help."},
+}
+ALWAYS = (403, 500)
+BEARER = "bearer"
+_KEPT = "helmsight.openapi"
+_VARIABLE = re.compile(r"<(?:\w+:)?(\w+)>")
+
+
+def document(app: Flask, context: AppContext) -> dict[str, Any]:
+    """The document, with the interventions and readouts that were registered when it was first asked for."""
+    if _KEPT not in app.extensions:  # it takes a tenth of a second, and needs no key
+        app.extensions[_KEPT] = _made(app, context)
+    found: dict[str, Any] = app.extensions[_KEPT]
+    return found
+
+
+def _made(app: Flask, context: AppContext) -> dict[str, Any]:
+    schemas = Schemas()
+    keys = bool(context.settings.keys)
+    paths: dict[str, Any] = {}
+    for rule, operation, description in operations(app):
+        path = _VARIABLE.sub(r"{\1}", rule.rule)
+        for method in methods(rule):
+            paths.setdefault(path, {})[method] = _operation(rule, operation, description, context, schemas)
+    errors = {status: _error(status, schemas) for status in ERRORS}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Helmsight", "version": versions()["helmsight"], "description": ABOUT},
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name, "description": about} for name, about in TAGS.items()],
+        "security": [{BEARER: []}] if keys else [{}, {BEARER: []}],
+        "paths": paths,
+        "components": {
+            "schemas": dict(sorted(schemas.found.items())),
+            "responses": {_name(status): error for status, error in errors.items()},
+            "securitySchemes": {
+                BEARER: {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A key of the server, where it was started with `--api-key`.",
+                }
+            },
+        },
+    }
+
+
+def operations(app: Flask) -> Iterator[tuple[Rule, Operation, str]]:
+    """The documented routes of an application, each with what it says of itself."""
+    for rule in app.url_map.iter_rules():
+        view = app.view_functions[rule.endpoint]
+        if (operation := OPERATIONS.get(view)) is not None:
+            yield rule, operation, inspect.getdoc(view) or ""
+
+
+def methods(rule: Rule) -> list[str]:
+    """Those of a route that were asked for; HEAD and OPTIONS come by themselves."""
+    return sorted(method.lower() for method in (rule.methods or set()) - {"HEAD", "OPTIONS"})
+
+
+class Schemas:
+    """The schemas of models, each once."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def of(self, content: Content, reading: bool = False) -> dict[str, Any]:
+        """The schema of a body, with references to its models; of one that the server reads or makes."""
+        if isinstance(content, Mapping):
+            return dict(content)
+        models = list(content) if isinstance(content, Sequence) else [content]
+        made = TypeAdapter(reduce(or_, models)).json_schema(
+            ref_template="#/components/schemas/{model}", mode="validation" if reading else "serialization"
+        )
+        schema: dict[str, Any] = bounded(made, None)  # a document is asked for before there is a model
+        for name, one in schema.pop("$defs", {}).items():
+            self._keep(name, one)
+        if len(models) == 1 and "$ref" not in schema:
+            name = models[0].__name__
+            self._keep(name, schema)
+            return {"$ref": f"#/components/schemas/{name}"}
+        return schema
+
+    def _keep(self, name: str, schema: dict[str, Any]) -> None:
+        if self.found.setdefault(name, schema) != schema:
+            raise ValueError(f"Two models of the document are called {name!r}.")
+
+
+def _operation(
+    rule: Rule, operation: Operation, description: str, context: AppContext, schemas: Schemas
+) -> dict[str, Any]:
+    summary, _, rest = " ".join(description.split()).partition(". ")
+    is_open = rule.rule in OPEN_ROUTES or rule.rule.startswith(OPEN_FOLDER)
+    errors = sorted({*operation.errors, *ALWAYS, *(() if is_open else (401,))})
+    responses = {
+        str(status): _response(operation, status, answers, schemas) for status, answers in operation.answers.items()
+    }
+    responses |= {
+        str(status): {"$ref": f"#/components/responses/{_name(status)}"}
+        for status in errors
+        if status not in operation.answers
+    }
+    found: dict[str, Any] = {
+        "operationId": rule.endpoint.rpartition(".")[2],
+        "tags": [operation.tag],
+        "summary": summary.removesuffix("."),
+        **({"description": rest} if rest else {}),
+        **({"parameters": [_parameter(one) for one in operation.parameters]} if operation.parameters else {}),
+    }
+    if operation.body:
+        content = {kind: {"schema": schemas.of(body(context), reading=True)} for kind, body in operation.body.items()}
+        if examples := operation.examples():
+            content[JSON]["examples"] = {
+                name: {"summary": one.about, "value": one.value} for name, one in examples.items()
+            }
+        found["requestBody"] = {"required": True, "content": content}
+    found["responses"] = responses
+    return found | ({"security": []} if is_open else {})
+
+
+def _response(operation: Operation, status: int, answers: Mapping[str, Content], schemas: Schemas) -> dict[str, Any]:
+    content = {kind: {"schema": schemas.of(answer)} for kind, answer in answers.items()}
+    headers = operation.headers if status < 400 else {}
+    return _with_headers({"description": HTTPStatus(status).phrase, "content": content}, headers)
+
+
+def _error(status: int, schemas: Schemas) -> dict[str, Any]:
+    content = {JSON: {"schema": schemas.of(ErrorBody)}}
+    return _with_headers({"description": ERRORS[status], "content": content}, HEADERS.get(status, {}))
+
+
+def _with_headers(response: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    shown = {name: {"description": about, "schema": {"type": "string"}} for name, about in headers.items()}
+    return {**response, "headers": shown} if shown else response
+
+
+def _parameter(one: Parameter) -> dict[str, Any]:
+    found = {"name": one.name, "in": one.place, "description": one.about, "schema": one.schema()}
+    return (
+        found
+        | ({"required": True} if one.place == "path" else {})
+        | ({} if one.example is None else {"example": one.example})
+    )
+
+
+def _name(status: int) -> str:
+    return HTTPStatus(status).phrase.title().replace(" ", "")

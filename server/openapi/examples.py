@@ -1,0 +1,74 @@
+"""Requests that can be sent as they are to a server with the embedded model."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from server.openapi.operation import Example
+from steering.protocol.forms import forms
+
+CONTEXT = "The green object is a heart."
+QUESTION = "What is the green object?"
+
+
+@cache
+def picture() -> str:
+    """A scene of the embedded model's world as a data: URI."""
+    data = (Path(__file__).parent / "scene.png").read_bytes()
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def chat(*texts: str, **fields: Any) -> dict[str, Any]:
+    """A chat about the scene."""
+    image = {"type": "image_url", "image_url": {"url": picture()}}
+    parts = [{"type": "text", "text": text} for text in texts[:-1]]
+    marked = [{**part, "span": "context"} for part in parts]
+    return {
+        "messages": [{"role": "user", "content": [image, *marked, {"type": "text", "text": texts[-1]}]}],
+        "max_tokens": 16,
+        **fields,
+    }
+
+
+def of_chat() -> Mapping[str, Example]:
+    """Examples of a chat: what OpenAI knows, what is Helmsight's own, and every registered intervention."""
+    each = {
+        name: Example(f"With {name}, its defaults spelt out", chat(QUESTION, **{name: form.example}))
+        for name, form in forms().items()
+    }
+    vectors = [{"name": "modality-preference", "scale": -0.5, "apply": {"tokens": "image:1"}}]
+    return {
+        "picture": Example("A question about a picture", chat(QUESTION)),
+        "stream": Example("The same as a stream", chat(QUESTION, stream=True, stream_options={"include_usage": True})),
+        "text": Example(
+            "OpenAI's fields",
+            {
+                "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What can you see?"}],
+                "n": 2, "max_tokens": 8, "temperature": 0.7, "top_p": 0.9, "seed": 1, "stop": ["\n"],
+                "logprobs": True, "top_logprobs": 2, "logit_bias": {"5": -1}, "metadata": {"user": "ann"},
+            },
+        ),
+        "steering": Example(
+            "Pushed toward the text, beside the plain answer",
+            chat(CONTEXT, QUESTION, steering={"toward": "text", "strength": 1.0}, baseline=True),
+        ),
+        "auto": Example("Pushed toward what the answer rests on", chat(CONTEXT, QUESTION, steering={"toward": "auto"})),
+        "vectors": Example("Pushed along a vector by name", chat(QUESTION, steering={"vectors": vectors})),
+        "diagnostics": Example(
+            "With where the model looked",
+            chat(QUESTION, diagnostics={"include": ["focus", "patches"], "layers": {"last": 2}, "target_image": 1}),
+        ),
+        **each,
+    }  # fmt: skip
+
+
+def of_dry_run() -> Mapping[str, Example]:
+    """Examples of a dry run."""
+    return {
+        "strength": Example("What a strength of 2 would add", {"steering": {"strength": 2}}),
+        "auto": Example("Where the way is to be found", {"steering": {"toward": "auto"}}),
+    }

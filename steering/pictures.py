@@ -1,0 +1,35 @@
+"""Pictures out of files: upright, RGB, transparency flattened."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+
+def opened(source: str | Path | bytes) -> Image.Image:
+    """The picture in a file, given by its path or its bytes, as `upright_rgb` has it. Raises OSError where there is no such
+    file, ValueError where it holds no picture that can be read."""
+    data = source if isinstance(source, bytes) else Path(source).expanduser().read_bytes()
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+            return upright_rgb(image)
+    except Exception as error:  # on damaged data Pillow's decoders raise anything, OSError to struct.error
+        raise ValueError("no readable image") from error
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """The first frame as RGB, turned as its EXIF data says, transparency flattened on white."""
+    with contextlib.suppress(Exception):  # a picture with damaged EXIF data is still a picture
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):  # Pillow would clip 16-bit grey to 255 instead of scaling it
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,79 @@
+"""The messages of a request as its caller gives them: what is wrong with them is named, and files become pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from PIL import Image
+
+from steering.errors import RequestError
+from steering.pictures import opened
+from steering.protocol.wording import must, shown
+
+ROLES = ("system", "user", "assistant")
+PARTS = ("text", "image")
+
+
+def chat_of(messages: Any) -> Sequence[Mapping[str, Any]]:
+    """The chat with its pictures opened: an image is a PIL image, a file's path, or its bytes. Raises RequestError naming
+    what is wrong by its place, such as `messages[0].content[1].image`."""
+    if not _is_list(messages):
+        raise must("messages", "be a list of messages, each {'role': ..., 'content': ...}", messages)
+    chat = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return messages if all(one is other for one, other in zip(chat, messages, strict=True)) else chat
+
+
+def _message(message: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(message, Mapping):
+        raise must(place, "be a dict {'role': ..., 'content': ...}", message)
+    if (role := message.get("role")) not in ROLES:
+        raise must(f"{place}.role", f"be one of {', '.join(ROLES)}", role)
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    if not _is_list(content):
+        raise must(f"{place}.content", "be a string or a list of parts", content)
+    parts = [_part(part, f"{place}.content[{i}]") for i, part in enumerate(content)]
+    return (
+        message
+        if all(one is other for one, other in zip(parts, content, strict=True))
+        else {**message, "content": parts}
+    )
+
+
+def _part(part: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(part, Mapping):
+        raise must(place, "be a dict {'type': 'text', 'text': ...} or {'type': 'image', 'image': ...}", part)
+    if (kind := part.get("type")) not in PARTS:
+        raise must(f"{place}.type", f"be one of {', '.join(PARTS)}", kind)
+    if kind == "image":
+        image = part.get("image")
+        return part if isinstance(image, Image.Image) else {**part, "image": _picture(image, f"{place}.image")}
+    if not isinstance(part.get("text"), str):
+        raise must(f"{place}.text", "be a string", part.get("text"))
+    if part.get("span") not in (None, "context"):
+        raise must(f"{place}.span", "be 'context', or not there", part["span"])
+    return part
+
+
+def _picture(source: Any, place: str) -> Image.Image:
+    url = isinstance(source, str) and source.lower().startswith(("data:", "http:", "https:"))
+    if url or not isinstance(source, str | Path | bytes):
+        raise must(place, "be a PIL image, the path of a file or its bytes", source)
+    try:
+        return opened(source)
+    except OSError as error:
+        raise _refused(place, f"cannot be opened ({error.strerror or error})", source) from error
+    except ValueError as error:
+        raise _refused(place, "is not a readable image", source) from error
+
+
+def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _refused(place: str, why: str, source: str | Path | bytes) -> RequestError:
+    what = f"what these {len(source)} bytes hold" if isinstance(source, bytes) else f"the file {shown(str(source))}"
+    return RequestError(f"'{place}': {what} {why}.", param=place, code="invalid_image")

@@ -1,0 +1,320 @@
+"""The document of the API: valid, complete, and true of every request that it shows and every answer that comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from jsonschema import Draft202012Validator, ValidationError
+from openapi_spec_validator import validate
+from pydantic import SecretStr
+
+import steering
+from server.app import create_app
+from server.openapi.examples import chat
+from server.process.runtime import Runtime
+from server.settings import Settings
+from steering import Options
+from steering.protocol.intervention import REGISTRY, register
+from tests.server.fakes import FakeEngine
+from tests.toys.nudge import Nudge, NudgeSlots
+
+KEY = "sk-0123456789"
+
+
+@pytest.fixture(scope="module")
+def app(engine: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> Flask:
+    """The embedded model with its own vectors, a journal, and a folder for uploads."""
+    folder = tmp_path_factory.mktemp("openapi")
+    settings = Settings(
+        vectors=(str(folder / "vectors"),), journal=SecretStr(str(folder / "journal.db")), allow_uploads=True, slots=4,
+    )  # fmt: skip
+    return create_app(settings, engine=engine)
+
+
+@pytest.fixture(scope="module")
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+@pytest.fixture(scope="module")
+def document(client: FlaskClient) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/openapi.json").json
+    return found
+
+
+def idle(**settings: Any) -> FlaskClient:
+    """A client of a server whose engine does nothing."""
+    return create_app(Settings(journal=SecretStr("off"), **settings), engine=FakeEngine()).test_client()  # type: ignore[arg-type]
+
+
+def test_it_is_a_valid_document(document: dict[str, Any]) -> None:
+    validate(document)
+    assert "x-layers" not in json.dumps(document)
+    for name, schema in document["components"]["schemas"].items():
+        Draft202012Validator.check_schema(schema)
+        assert schema.get("description"), f"{name} says nothing of itself"
+
+
+def test_every_route_is_in_it_and_nothing_else(app: Flask, document: dict[str, Any]) -> None:
+    routes = {
+        (rule.rule.replace("<path:", "<").replace("<", "{").replace(">", "}"), method.lower())
+        for rule in app.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
+    assert {(path, method) for path, methods in document["paths"].items() for method in methods} == routes
+
+
+def test_every_parameter_of_a_path_is_described(document: dict[str, Any]) -> None:
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            said = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+            assert said == {part[1:-1] for part in path.split("/") if part.startswith("{")}, path
+
+
+# -- what comes back is what it says ---------------------------------------------------------------------------------------
+
+
+def strict(schema: Any) -> Any:
+    """A schema in which no object holds what its schema does not name."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: strict(one) for name, one in schema.items()}
+    if isinstance(found.get("properties"), dict) and "type" in found:
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+class Checker:
+    """Checks answers against the document of their server."""
+
+    def __init__(self, client: FlaskClient):
+        self.client = client
+        self.document = client.get("/openapi.json").json
+        self.schemas = strict(self.document["components"]["schemas"])
+        self.seen: set[tuple[str, str, int]] = set()
+
+    def valid(self, value: Any, schema: dict[str, Any]) -> None:
+        whole = {"components": {"schemas": self.schemas}, **deepcopy(schema)}
+        Draft202012Validator(whole).validate(value)
+
+    def send(self, method: str, path: str, url: str | None = None, **options: Any) -> Any:
+        """Ask, and hold the answer to what the route's operation says of its status."""
+        response = self.client.open(url or path, method=method.upper(), buffered=True, **options)
+        responses = self.document["paths"][path][method]["responses"]
+        said = responses.get(str(response.status_code))
+        assert said is not None, f"{method} {path} answered {response.status_code}: {response.text[:300]}"
+        if "$ref" in said:
+            said = self.document["components"]["responses"][said["$ref"].rpartition("/")[2]]
+        schema = said["content"][response.mimetype]["schema"]
+        if response.mimetype == "application/json":
+            self.valid(response.json, schema)
+        elif response.mimetype == "application/x-ndjson":
+            for line in response.text.splitlines():
+                self.valid(json.loads(line), schema)
+        elif response.mimetype == "text/event-stream":
+            *events, done, end = response.text.split("\n\n")
+            assert (done, end) == ("data: [DONE]", "")
+            for event in events:
+                self.valid(json.loads(event.removeprefix("data: ")), schema)
+        for header in said.get("headers", {}):
+            assert header in response.headers or response.status_code == 503, (path, header)
+        self.seen.add((path, method, response.status_code))
+        return response
+
+
+def test_a_key_that_is_not_described_is_found(client: FlaskClient) -> None:
+    checker, health = Checker(client), {"$ref": "#/components/schemas/Health"}
+    checker.valid({"status": "ok"}, health)
+    for wrong in ({"status": "ok", "since": 1}, {"status": "well"}, {}):
+        with pytest.raises(ValidationError):
+            checker.valid(wrong, health)
+
+
+@pytest.fixture(scope="module")
+def checker(client: FlaskClient) -> Checker:
+    return Checker(client)
+
+
+def bodies(document: dict[str, Any]) -> list[tuple[str, str, Any]]:
+    return [
+        (path, name, example["value"])
+        for path, methods in document["paths"].items()
+        for name, example in methods.get("post", {})
+        .get("requestBody", {})
+        .get("content", {})
+        .get("application/json", {})
+        .get("examples", {})
+        .items()
+    ]
+
+
+def test_every_body_that_it_shows_is_answered_as_it_says(checker: Checker) -> None:
+    shown = bodies(checker.document)
+    assert {path for path, _, _ in shown} == {"/v1/chat/completions", "/v1/steering/validate"}
+    for path, name, body in shown:
+        schema = checker.document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        checker.valid(body, schema)
+        assert checker.send("post", path, json=body).status_code == 200, name
+
+
+def test_what_it_shows_does_what_it_says(client: FlaskClient, document: dict[str, Any]) -> None:
+    shown = {name: body for path, name, body in bodies(document) if path == "/v1/chat/completions"}
+    (steered,) = client.post("/v1/chat/completions", json=shown["steering"]).json["choices"]
+    assert steered["message"]["content"] == "The green object is a heart."
+    assert steered["baseline"]["message"]["content"] == "The green object is a star."
+    assert {kind.path[0] for kind, _ in REGISTRY.values()} <= shown.keys()
+
+
+def test_every_parameter_that_it_shows_is_taken(checker: Checker) -> None:
+    answer = checker.send("post", "/v1/chat/completions", json=chat("What is it?", steering=True)).json["id"]
+    vectors = "/v1/steering/vectors"
+    file = checker.send("get", f"{vectors}/{{name}}/file", f"{vectors}/modality-preference/file").data
+    upload = {"data": file, "headers": {"Content-Type": "application/octet-stream"}}
+    shown = {one["name"]: one["example"] for one in checker.document["paths"][vectors]["post"]["parameters"]}
+    for query in (f"name={shown['name']}", f"name={shown['name']}&replace={shown['replace']}"):
+        assert checker.send("post", vectors, f"{vectors}?{query}", **upload).status_code == 201
+    checker.send("post", "/v1/steering/validate", json={"steering": True})
+    queries = 0
+    for path, methods in checker.document["paths"].items():
+        for method in sorted(methods.keys() - {"post"}, reverse=True):
+            url, asked = path, [""]
+            for one in methods[method].get("parameters", ()):
+                if one["in"] == "path":
+                    url = url.replace(f"{{{one['name']}}}", one.get("example", answer))
+                elif "example" in one:
+                    asked.append(f"?{one['name']}={one['example']}")
+            for query in asked:
+                assert checker.send(method, path, url + query).status_code == 200, url + query
+            queries += len(asked) - 1
+    assert queries > 20
+    sent = {(path, method) for path, method, status in checker.seen if status < 300}
+    assert sent == {(path, method) for path, methods in checker.document["paths"].items() for method in methods}
+
+
+def test_a_page_of_the_journal_leads_to_the_next(checker: Checker) -> None:
+    for _ in range(2):
+        checker.send("post", "/v1/chat/completions", json=chat("What is it?", max_tokens=1))
+    first = checker.send("get", "/v1/diagnostics", "/v1/diagnostics?limit=1").json
+    before = first["next"]
+    second = checker.send("get", "/v1/diagnostics", f"/v1/diagnostics?limit=1&before={before}").json
+    assert first["data"][0]["id"] != second["data"][0]["id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "url", "options", "status"),
+    [
+        ("post", "/v1/chat/completions", None, {"json": {"messages": []}}, 400),
+        ("post", "/v1/chat/completions", None, {"json": chat("hi", model="other")}, 404),
+        ("post", "/v1/chat/completions", None, {"data": "hi"}, 415),
+        ("post", "/v1/chat/completions", None, {"data": b" " * 2**26, "content_type": "application/json"}, 413),
+        ("post", "/v1/chat/completions", None, {"json": chat("hi"), "headers": {"Host": "elsewhere.com"}}, 403),
+        ("get", "/v1/models/{name}", "/v1/models/other", {}, 404),
+        ("get", "/v1/steering/vectors/{name}", "/v1/steering/vectors/nothing", {}, 404),
+        ("get", "/v1/steering/vectors/{name}/file", "/v1/steering/vectors/nothing/file", {}, 404),
+        ("delete", "/v1/steering/vectors/{name}", "/v1/steering/vectors/nothing", {}, 404),
+        ("delete", "/v1/steering/vectors/{name}", "/v1/steering/vectors/modality-preference", {}, 403),
+        ("post", "/v1/steering/vectors", None, {"data": b"x", "content_type": "text/plain"}, 415),
+        ("post", "/v1/steering/vectors", None, {"data": b"x", "content_type": "application/octet-stream"}, 400),
+        ("post", "/v1/steering/validate", None, {"json": {}}, 400),
+        ("get", "/v1/diagnostics", "/v1/diagnostics?flag=red", {}, 400),
+        ("get", "/v1/diagnostics/summary", "/v1/diagnostics/summary?limit=1", {}, 400),
+        ("get", "/v1/diagnostics/{identity}", "/v1/diagnostics/nothing", {}, 404),
+        ("get", "/static/{name}", "/static/nothing.js", {}, 404),
+        ("get", "/samples/{name}", "/samples/nothing.png", {}, 404),
+    ],
+)  # fmt: skip
+def test_refusals_are_as_it_says(
+    checker: Checker, method: str, path: str, url: str | None, options: dict[str, Any], status: int
+) -> None:
+    assert checker.send(method, path, url, **options).status_code == status
+
+
+def test_the_error_that_it_shows_is_one(checker: Checker) -> None:
+    (shown,) = checker.document["components"]["schemas"]["ErrorBody"]["examples"]
+    wrong = chat("hi", steering={"toward": "left"})
+    assert checker.send("post", "/v1/chat/completions", json=wrong).json == shown
+
+
+def test_refusals_of_the_whole_server_are_as_it_says(fake: FakeEngine) -> None:
+    locked = Checker(idle(api_keys=(SecretStr(KEY),)))
+    assert locked.send("post", "/v1/chat/completions", json=chat("hi")).status_code == 401
+    for path, methods in locked.document["paths"].items():
+        url = path.replace("{name}", "x").replace("{identity}", "x")
+        for method, operation in methods.items():
+            assert (locked.client.open(url, method=method.upper()).status_code == 401) == (
+                "security" not in operation
+            ), path
+    fake.refusal = steering.Busy(3, 1.5)
+    settings = Settings(journal=SecretStr("off"))
+    busy = Checker(create_app(settings, engine=fake).test_client())  # type: ignore[arg-type]
+    assert busy.send("post", "/v1/chat/completions", json=chat("hi")).status_code == 429
+    assert busy.send("get", "/v1/diagnostics").status_code == 503
+    loading = Checker(create_app(settings, runtime=Runtime(settings)).test_client())
+    for method, path in (("post", "/v1/chat/completions"), ("get", "/v1/models"), ("get", "/ready")):
+        assert loading.send(method, path, **({"json": {}} if method == "post" else {})).status_code == 503
+    assert loading.send("get", "/health").status_code == 200
+
+
+def test_a_stream_that_breaks_ends_as_it_says() -> None:
+    engine = FakeEngine("Hello", steering.Fault("no"))
+    checker = Checker(create_app(Settings(journal=SecretStr("off")), engine=engine).test_client())  # type: ignore[arg-type]
+    text = checker.client.post("/v1/chat/completions", json=chat("hi", stream=True), buffered=True).text
+    schema = checker.document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"][
+        "text/event-stream"
+    ]
+    *_, last, _ = text.split("\n\n")
+    assert "error" in json.loads(last.removeprefix("data: "))
+    checker.valid(json.loads(last.removeprefix("data: ")), schema["schema"])
+
+
+# -- the registry ----------------------------------------------------------------------------------------------------------
+
+
+class Tint(Options):
+    """One of two new ones that share a path."""
+
+    path = ("tint",)
+    depth: int = 1
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    known = dict(REGISTRY)
+    register(Nudge, NudgeSlots)
+    for kind in ("warm", "cold"):
+        register(type(kind.title(), (Tint,), {"kind": kind, "__module__": __name__, "__doc__": f"A {kind} tint."}))
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(known)
+
+
+def test_a_registered_intervention_appears_by_itself(registered: None) -> None:
+    checker = Checker(idle())
+    validate(checker.document)
+    schemas = checker.document["components"]["schemas"]
+    assert schemas["Nudge"]["description"].startswith("One token becomes likelier")
+    assert schemas["Nudge"]["required"] == ["token"]
+    assert schemas["Nudge"]["properties"]["by"]["maximum"] == 100
+    body = {"$ref": "#/components/schemas/ChatRequest"}
+    shown = {name: value for path, name, value in bodies(checker.document) if path == "/v1/chat/completions"}
+    assert (shown["nudge"]["nudge"], shown["tint"]["tint"]) == ({"token": 0, "by": 1.0}, {"kind": "warm", "depth": 1})
+    right = ({"nudge": {"token": 3}}, {"nudge": False}, {"tint": {"kind": "cold"}}, {"tint": None})
+    wrong = (
+        {"nudge": {}},
+        {"nudge": {"token": -1}},
+        {"nudge": {"token": 1, "to": 2}},
+        {"tint": True},
+        {"tint": {"kind": "red"}},
+    )
+    request = Draft202012Validator({"components": {"schemas": schemas}, **body})
+    assert all(request.is_valid(chat("hi", **one)) for one in right)
+    assert not any(request.is_valid(chat("hi", **one)) for one in wrong)
+    assert {"nudge", "tint"} <= schemas["Applied"]["properties"].keys()

@@ -1,0 +1,51 @@
+"""Where a model is looked for, and what is said where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import steering
+from steering.model import checkpoint
+
+
+def test_the_embedded_model_ships_with_the_package() -> None:
+    assert (checkpoint.embedded() / "model.safetensors").is_file()
+    assert checkpoint.embedded() == Path(__file__).parents[3] / "demo" / "checkpoint"
+
+
+def test_a_house_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Path:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(checkpoint.importlib.resources, "files", missing)
+    with pytest.raises(FileNotFoundError, match="embedded model is not installed; name a checkpoint"):
+        steering.load()
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c", "~/nowhere"])
+def test_a_folder_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=f"There is no checkpoint folder '{name}'"):
+        steering.load(name)
+
+
+def test_a_name_that_was_not_downloaded_says_how_to() -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"'nobody/nothing', and no model of that name .* local_files_only=False"
+    ):
+        steering.load("nobody/nothing")
+    assert checkpoint.found("nobody/nothing", local_files_only=False) == "nobody/nothing"
+
+
+def test_a_folder_may_be_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({}))
+    assert checkpoint.found("~/model", local_files_only=True) == tmp_path / "model"
+
+
+def test_a_dtype_that_there_is_not_is_named() -> None:
+    with pytest.raises(steering.UnsupportedModel, match="auto, float32, bfloat16, float16; got 'float8'"):
+        steering.load(dtype="float8")
