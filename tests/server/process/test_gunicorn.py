@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -14,14 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 
 from tests.server.api.test_streams import post_and_hold, wait_for
-from tests.server.conftest import data_uri, user
+from tests.server.conftest import user
 from tests.server.fakes import checkpoint
+from tests.server.process.servers import Server
 
 pytestmark = pytest.mark.slow
 
@@ -29,56 +28,6 @@ ROOT = Path(__file__).parents[3]
 SERVE = [sys.executable, "-m", "server.cli", "serve", "--threads", "1", "--slots", "4"]
 STOP_ID = str(json.loads((checkpoint() / "generation_config.json").read_text())["eos_token_id"])
 ENDLESS = {"logit_bias": {STOP_ID: -100}, "temperature": 0}
-
-
-class Server:
-    """A server process on a free port."""
-
-    def __init__(self, command: list[str], log: Path, **environ: str):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        self.log = log
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "HELMSIGHT_PORT": str(port), **environ},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-
-    def get(self, route: str) -> requests.Response:
-        return requests.get(self.url + route, timeout=20)
-
-    def post(self, **fields: Any) -> requests.Response:
-        body = {"messages": [user(data_uri(), "Describe the picture.")], **fields}
-        return requests.post(self.url + "/v1/chat/completions", json=body, timeout=60)
-
-    def stats(self, name: str) -> float:
-        (line,) = [line for line in self.get("/metrics").text.splitlines() if line.startswith(name + " ")]
-        return float(line.split()[1])
-
-    def wait_until_ready(self) -> Server:
-        def ready() -> bool:
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                return self.get("/ready").ok
-            except requests.ConnectionError:
-                return False
-
-        wait_for(ready, seconds=60)
-        return self
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
 
 
 Start = Callable[..., Server]
