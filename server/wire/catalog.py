@@ -209,6 +209,26 @@ class SampleList(AnswerBody):
     data: list[Sample]
 
 
+class SelfCheck(AnswerBody):
+    """How the engine was compared with the plain model at load."""
+
+    steps: int
+    """Generated tokens."""
+    tolerance: float | None
+    """In float32: the largest difference of logits, relative to the largest logit."""
+    margin: float | None
+    """In half precision: how many times as far from float32 as the plain model's logits may be."""
+
+
+class MeasuredFor(AnswerBody):
+    """What was measured once of the model, by what for; null where it was not."""
+
+    think: Object | None
+    sinks: Object | None
+    surprise: Object | None
+    flags: Object | None
+
+
 class About(AnswerBody):
     """What there is to know of the model beside its card."""
 
@@ -221,7 +241,5 @@ class About(AnswerBody):
     focus_layers: int | None = None
     """How many of the last layers the focus metrics go by."""
     generation_defaults: Object | None = None
-    self_check: Object | None = None
-    """How the engine was compared with the plain model at load."""
-    calibration: Object | None = None
-    """What was measured once of the model, by what for."""
+    self_check: SelfCheck | None = None
+    calibration: MeasuredFor | None = None

@@ -91,6 +91,7 @@ def test_it_is_read_in_a_browser(
     page = opened.page
     page.goto(f"{live(app)}/docs")
     assert page.locator("h1").count() == 1
+    assert page.get_by_text("Connecting").count() == 0
     page.locator(".contents a", has_text="/v1/chat/completions").click()
     page.get_by_text("A question about a picture").click()
     assert "image_url" in page.locator("details[open] pre").inner_text()
