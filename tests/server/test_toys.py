@@ -384,7 +384,7 @@ def test_every_link_and_path_of_the_pages_is_there() -> None:
             assert found or "NAME" in path, f"{page.name}: {path}"
 
 
-def test_the_floors_of_the_readme_are_those_of_the_house() -> None:
-    readme = (PAGE.parents[1] / "README.md").read_text()
-    (table,) = re.findall(r"The floors of `steering/`:\n\n(.*?)\n\n", readme, re.DOTALL)
+def test_the_floors_of_the_page_are_those_of_the_house() -> None:
+    page = (PAGE.parent / "house.md").read_text()
+    (table,) = re.findall(r"The floors of `steering/`:\n\n(.*?)\n\n", page, re.DOTALL)
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*FLOORS]
