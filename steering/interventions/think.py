@@ -35,7 +35,7 @@ class Think(Options):
 
     gamma: float = Field(0.9, ge=0, le=1)
     quantile: float = Field(0.9, ge=0, le=1)
-    threshold: float | None = Field(None, ge=0, le=1e6)
+    threshold: float | None = Field(None, ge=0, le=1e38)
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
         self.thresholds(mllm)
