@@ -16,6 +16,7 @@ from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
 from server.journal.errors import REASONS, JournalError
+from server.journal.periods import DAY, MINUTE
 from server.journal.queries import Filters, answer, page, place, stream
 from server.journal.summary import summarise
 from server.journal.words import WORDED
@@ -33,6 +34,8 @@ LATEST = 1e11  # the year 5138
 FORMATS = ("json", "jsonl")
 FILTERS = tuple(Filters.__dataclass_fields__)
 PAGING = ("limit", "before", "format")
+LONGEST = 366 * DAY
+"""Seconds of a period at most."""
 
 PATIENCE = 5.0
 """Seconds that a reader of many rows waits for the others."""
@@ -87,14 +90,30 @@ def list_rows() -> Response:
 
 
 @blueprint.get("/v1/diagnostics/summary")
-@documented("Journal", JournalSummary, errors=(400, 503), parameters=_filters())
+@documented(
+    "Journal",
+    JournalSummary,
+    errors=(400, 503),
+    parameters=[
+        *_filters(),
+        Parameter(
+            "bucket",
+            "Seconds of a period of `by_time`, a multiple of 60; unless given, they fit the time.",
+            lambda: {"type": "integer", "minimum": MINUTE, "maximum": LONGEST, "multipleOf": MINUTE},
+            300,
+        ),
+    ],
+)
 def summary() -> Response:
     """Counts, means, quantiles and rates of the rows that match."""
-    filters = filters_of(parameters(FILTERS))
+    given = parameters((*FILTERS, "bucket"))
+    filters, bucket = filters_of(given), _integer(given, "bucket", LONGEST)
+    if bucket is not None and bucket % MINUTE:
+        raise BadRequest(f"'bucket' must be a multiple of {MINUTE} seconds; got {bucket}.", "bucket")
     release = _begin_heavy()
     try:
         with _reading() as database, database.engine.connect() as connection:
-            return json_response(summarise(connection, filters))
+            return json_response(summarise(connection, filters, bucket))
     finally:
         release()
 

@@ -5,99 +5,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    Boolean,
-    Column,
-    ColumnElement,
-    Connection,
-    Double,
-    MetaData,
-    Select,
-    Table,
-    Text,
-    and_,
-    case,
-    cast,
-    func,
-    insert,
-    null,
-    select,
-)
+from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
+from server.journal.periods import by_time, size_for
 from server.journal.queries import Filters
+from server.journal.sample import MEANS, MORE, SAMPLED, VALUES, real, sampled, times
 from server.journal.schema import FLAGS, ROWS
 
 SAMPLE = 100_000
 """Rows, the newest that match, that everything but `count` is computed from."""
 HOURS = 1000
-VALUES = (
-    "attention_ratio", "focus_share", "decay_slope", "kl", "dose", "first_token", "total", "completion_tokens",
-)  # fmt: skip
-MEANS = ("attention_ratio", "focus_share", "decay_slope")
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
-
-NEEDED = (*VALUES, *FLAGS, "hour", "finish_reason", "intervention", "correct", "answer_correct", "readouts")
-SAMPLED = Table(
-    "helmsight_journal_sample",
-    MetaData(),
-    *(Column(name, ROWS.c[name].type) for name in NEEDED),
-    prefixes=["TEMPORARY"],
-)
-"""What the statistics need of the rows that they are about, copied once: a scan of the journal itself is long."""
-
-MORE = Table(
-    "helmsight_journal_more",
-    MetaData(),
-    *(Column(name, kind) for name, kind in (("name", Text), ("value", Double), ("truth", Boolean))),
-    prefixes=["TEMPORARY"],
-)
-"""What readouts said that have no columns, a number or a truth a row."""
 
 of, more = SAMPLED.c, MORE.c
 
 
-def summarise(connection: Connection, filters: Filters, sample: int = SAMPLE) -> dict[str, Any]:
-    """The `diagnostics.summary` of the matching rows; `sampled` says how many of the newest it is computed from."""
-    SAMPLED.create(connection, checkfirst=False)
-    newest = select(*(ROWS.c[name] for name in NEEDED)).where(filters.where())
-    newest = newest.order_by(ROWS.c.key.desc()).limit(sample)
-    connection.execute(insert(SAMPLED).from_select(NEEDED, newest))
-    MORE.create(connection, checkfirst=False)
-    connection.execute(insert(MORE).from_select(("name", "value", "truth"), _said(connection.dialect.name)))
-    sampled = count = connection.execute(select(func.count()).select_from(SAMPLED)).scalar_one()
-    if sampled == sample:
-        count = connection.execute(select(func.count()).select_from(ROWS).where(filters.where())).scalar_one()
-    reasons = connection.execute(select(of.finish_reason, func.count()).group_by(of.finish_reason))
-    found = {
-        "object": "diagnostics.summary",
-        "since": filters.since,
-        "until": filters.until,
-        "count": count,
-        "sampled": sampled,
-        "finish_reasons": dict(sorted(tuple(found) for found in reasons)),
-        "values": _values(connection),
-        **_rates(connection),
-        "by_intervention": _by_intervention(connection),
-        "by_hour": _by_hour(connection),
-    }
-    for table in (SAMPLED, MORE):
-        table.drop(connection, checkfirst=False)
-    return found
-
-
-def _said(dialect: str) -> Select[Any]:
-    """Name, number and truth, one of them null, of everything in the sample's `readouts`."""
-    if dialect == "sqlite":
-        each = func.json_each(of.readouts).table_valued("key", "value", "type")
-        number = case((each.c.type.in_(("integer", "real")), each.c.value), else_=null())
-        truth = case((each.c.type.in_(("true", "false")), each.c.value), else_=null())
-    else:
-        each = func.json_each_text(cast(of.readouts, JSON)).table_valued("key", "value")
-        is_truth = each.c.value.in_(("true", "false"))
-        number = case((is_truth, null()), else_=cast(each.c.value, Double))
-        truth = case((is_truth, cast(each.c.value, Boolean)), else_=null())
-    return select(each.c.key, number, truth).select_from(SAMPLED.join(each, of.readouts.is_not(None)))
+def summarise(
+    connection: Connection, filters: Filters, bucket: int | None = None, sample: int = SAMPLE
+) -> dict[str, Any]:
+    """The `diagnostics.summary` of the matching rows; `sampled` says how many of the newest it is computed from. `bucket`:
+    the seconds of a period of `by_time`, a multiple of 60; unless given they fit the time."""
+    with sampled(connection, filters, sample) as taken:
+        count = taken
+        if taken == sample:
+            count = connection.execute(select(func.count()).select_from(ROWS).where(filters.where())).scalar_one()
+        reasons = connection.execute(select(of.finish_reason, func.count()).group_by(of.finish_reason))
+        return {
+            "object": "diagnostics.summary",
+            "since": filters.since,
+            "until": filters.until,
+            "count": count,
+            "sampled": taken,
+            "finish_reasons": dict(sorted(tuple(found) for found in reasons)),
+            "values": _values(connection),
+            **_rates(connection),
+            "by_intervention": _by_intervention(connection),
+            "by_hour": _by_hour(connection),
+            "by_time": by_time(connection, bucket or size_for(connection, filters)),
+        }
 
 
 def _values(connection: Connection) -> dict[str, dict[str, Any]]:
@@ -118,7 +63,7 @@ def _spread(
     connection: Connection, value: ColumnElement[Any], count: int, mean: Any, low: Any, high: Any
 ) -> dict[str, Any]:
     quantiles = _quantiles(connection, value, count)
-    return {"count": count, "mean": _float(mean), "min": _float(low), **quantiles, "max": _float(high)}
+    return {"count": count, "mean": real(mean), "min": real(low), **quantiles, "max": real(high)}
 
 
 def _quantiles(connection: Connection, value: ColumnElement[Any], count: int) -> dict[str, float | None]:
@@ -139,22 +84,22 @@ def _quantiles(connection: Connection, value: ColumnElement[Any], count: int) ->
 
 
 def _rates(connection: Connection) -> dict[str, Any]:
-    flags = [column for name in FLAGS for column in (func.count(of[name]), _times(of[name].is_(True)))]
+    flags = [column for name in FLAGS for column in (func.count(of[name]), times(of[name].is_(True)))]
     right = and_(of.answer_correct.is_(True), of.correct.is_not(None))
     found = connection.execute(
         select(
             *flags,
             func.count(of.correct),
-            _times(of.correct.is_(True)),
-            _times(right),
-            _times(and_(right, of.correct.is_(False))),
+            times(of.correct.is_(True)),
+            times(right),
+            times(and_(right, of.correct.is_(False))),
         )
     ).one()
     known, correct, judged, implicit = found[-4:]
     counted = {name: {"known": found[2 * i], "raised": found[2 * i + 1]} for i, name in enumerate(FLAGS)}
-    others = select(more.name, func.count(), _times(more.truth.is_(True))).where(more.truth.is_not(None))
-    for name, times, raised in connection.execute(others.group_by(more.name).order_by(more.name)):
-        counted[name] = {"known": times, "raised": raised}
+    others = select(more.name, func.count(), times(more.truth.is_(True))).where(more.truth.is_not(None))
+    for name, times_known, raised in connection.execute(others.group_by(more.name).order_by(more.name)):
+        counted[name] = {"known": times_known, "raised": raised}
     return {
         "flags": counted,
         "focus": {"known": known, "correct": correct, "accuracy": _share(correct, known)},
@@ -167,14 +112,14 @@ def _by_intervention(connection: Connection) -> list[dict[str, Any]]:
     counts = [
         func.count().label("n"),
         func.count(of.correct).label("known"),
-        _times(of.correct.is_(True)).label("hits"),
+        times(of.correct.is_(True)).label("hits"),
     ]
     grouped = select(of.intervention, *counts, *means).group_by(of.intervention)
     return [
         {
             "intervention": found["intervention"],
             "count": found["n"],
-            **{name: _float(found[name]) for name in MEANS},
+            **{name: real(found[name]) for name in MEANS},
             "accuracy": _share(found["hits"], found["known"]),
         }
         for found in sorted(connection.execute(grouped).mappings(), key=lambda f: (-f["n"], f["intervention"]))
@@ -184,28 +129,19 @@ def _by_intervention(connection: Connection) -> list[dict[str, Any]]:
 def _by_hour(connection: Connection) -> list[dict[str, Any]]:
     """The newest HOURS hours that have rows, oldest first."""
     means = [func.avg(of[name]).label(name) for name in MEANS]
-    raised = [_times(of[name].is_(True)).label(name) for name in FLAGS]
+    raised = [times(of[name].is_(True)).label(name) for name in FLAGS]
     grouped = select(of.hour, func.count().label("n"), *means, *raised).group_by(of.hour)
     found = connection.execute(grouped.order_by(of.hour.desc()).limit(HOURS)).mappings().all()
     return [
         {
             "start": hour["hour"] * 3600,
             "count": hour["n"],
-            **{name: _float(hour[name]) for name in MEANS},
+            **{name: real(hour[name]) for name in MEANS},
             **{name: hour[name] for name in FLAGS},
         }
         for hour in reversed(found)
     ]
 
 
-def _times(condition: ColumnElement[bool]) -> ColumnElement[int]:
-    """How many rows meet a condition."""
-    return func.count(case((condition, 1)))
-
-
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)

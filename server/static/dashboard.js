@@ -12,7 +12,7 @@ import { charts, tiles } from "./summary.js";
 const EVERY = 4000;
 const PAGE = 30;
 const HOUR = 3600;
-const RANGES = { "6h": 6 * HOUR, "24h": 24 * HOUR, "7d": 168 * HOUR, "30d": 720 * HOUR, all: null };
+const RANGES = { "15m": HOUR / 4, "1h": HOUR, "6h": 6 * HOUR, "24h": 24 * HOUR, "7d": 168 * HOUR, "30d": 720 * HOUR, all: null };
 const FILTERS = [...new Set([...byId("filters").elements].map(({ name }) => name))].filter(
   (name) => name && name !== "range",
 );

@@ -4,7 +4,9 @@ import { barChart, boxStrip, lineChart } from "./charts.js";
 import { h, percent, seconds, short } from "./dom.js";
 import { measure, title, words } from "./names.js";
 
-const HOUR = 3600;
+const DAY = 86_400;
+const MOST = 1000;
+
 /** The figures on top: elements for a definition list. */
 export function tiles(summary) {
   const { values, flags, finish_reasons: ends, focus, ivm } = summary;
@@ -36,64 +38,40 @@ function card(id, title, ...content) {
 
 /** The charts of a summary; `span` is the time range in seconds, null for all time. */
 export function charts(summary, span) {
-  const hours = everyHour(summary.by_hour, span);
-  const names = hours.map((hour) => hourName(hour.start, hours.length));
-  const titles = hours.map((hour) =>
-    new Date(1000 * hour.start).toLocaleString(undefined, {
-      month: "short",
-      day: "numeric",
-      hour: "2-digit",
-      minute: "2-digit",
-      hour12: false,
-    }),
-  );
+  const { bucket, rows } = summary.by_time;
+  const periods = everyPeriod(rows, bucket, span);
+  const names = periods.map(({ start }) => shortTime(start, bucket * periods.length));
+  const titles = periods.map(({ start }) => longTime(start));
+  const per = `per ${lasting(bucket)}`;
   const over = (id, title, name, options = {}) =>
     card(
       id,
       title,
       lineChart(
-        [
-          {
-            name: "mean of the hour",
-            values: hours.map((hour) => hour[name] ?? null),
-            colour: 1,
-            strong: hours.length < 80,
-          },
-        ],
-        {
-          label: `${title}, mean per hour`,
-          names,
-          height: 150,
-          empty: "No answer of this time has this number.",
-          ...options,
-        },
+        [{ name: `mean ${per}`, values: periods.map((one) => one[name] ?? null), colour: 1, strong: rows.length < 80 }],
+        { label: `${title}, mean ${per}`, names, height: 150, empty: "No answer of this time has this number.", ...options },
       ),
     );
-  const flags = Object.keys(summary.flags);
-  const bars = grouped(hours, ["count", ...flags]);
-  const barsOf = (parts) =>
-    bars.map((bar) => ({
-      name: bar.name,
-      title: bar.title,
-      parts: parts.map(([key, name, colour]) => ({ name, colour, value: bar[key] ?? 0 })),
+  const bars = (parts) =>
+    periods.map((one, i) => ({
+      name: names[i],
+      title: titles[i],
+      parts: parts.map(([value, name, colour]) => ({ name, colour, value: value(one) ?? 0 })),
     }));
-  const per = bars.length < hours.length ? "day" : "hour";
+  const flags = Object.keys(summary.flags).map((name, i) => [(one) => one.flags?.[name], words(name), 2 + ((2 * i) % 5)]);
   return [
     card(
       "requests",
-      `Answers per ${per}`,
-      barChart(barsOf([["count", "answers", 1]]), { label: `Answers per ${per}` }),
+      `Answers ${per}`,
+      barChart(bars([[(one) => one.count, "answers", 1]]), { label: `Answers ${per}` }),
     ),
-    over("attention", "Attention ratio", "attention_ratio", { low: 0, high: 1, titles }),
+    over("attention", "Attention ratio", "attention_ratio", { low: 0, high: 1 }),
     over("focus", "Focus share", "focus_share", { low: 0, high: 1 }),
     over("decay", "Decay slope", "decay_slope"),
     card(
       "flags",
-      `Flags per ${per}`,
-      barChart(
-        barsOf(flags.map((name, i) => [name, words(name), 2 + 2 * i])),
-        { label: `Flags raised per ${per}`, empty: "No flag was raised in this time." },
-      ),
+      `Flags ${per}`,
+      barChart(bars(flags), { label: `Flags raised ${per}`, empty: "No flag was raised in this time." }),
     ),
     card(
       "spread",
@@ -118,47 +96,31 @@ export function charts(summary, span) {
   ];
 }
 
-/** The hours of the range without gaps, ending now; hours without rows have a count of 0 and no means. */
-function everyHour(found, span) {
-  const now = Math.floor(Date.now() / 1000 / HOUR) * HOUR;
-  const first = Math.max(span ? now - span : (found[0]?.start ?? now), now - 1000 * HOUR);
-  const at = new Map(found.map((hour) => [hour.start, hour]));
-  const start = Math.min(first, (found.at(-1)?.start ?? now) - 5 * HOUR);
-  const hours = [];
-  for (let time = start; time <= Math.max(now, found.at(-1)?.start ?? now); time += HOUR)
-    hours.push(at.get(time) ?? { start: time, count: 0 });
-  return hours;
+/** The periods of the range without gaps, ending now; those without rows have a count of 0 and no means. */
+function everyPeriod(found, bucket, span) {
+  const now = Math.floor(Date.now() / 1000 / bucket) * bucket;
+  const end = Math.max(now, found.at(-1)?.start ?? now);
+  const first = span ? Math.floor((Date.now() / 1000 - span) / bucket) * bucket : Math.min(found[0]?.start ?? now, now - 5 * bucket);
+  const at = new Map(found.map((one) => [one.start, one]));
+  const periods = [];
+  for (let time = Math.max(first, end - (MOST - 1) * bucket); time <= end; time += bucket)
+    periods.push(at.get(time) ?? { start: time, count: 0 });
+  return periods;
 }
 
-function hourName(start, count) {
-  const date = new Date(1000 * start);
-  if (count > 48) return date.toLocaleDateString(undefined, { month: "short", day: "numeric" });
-  return `${String(date.getHours()).padStart(2, "0")}:00`;
-}
+const clock = { hour: "2-digit", minute: "2-digit", hour12: false };
+const date = { month: "short", day: "numeric" };
+const longTime = (start) => new Date(1000 * start).toLocaleString(undefined, { ...date, ...clock });
+const shortTime = (start, span) =>
+  span > 2 * DAY
+    ? new Date(1000 * start).toLocaleDateString(undefined, date)
+    : new Date(1000 * start).toLocaleTimeString(undefined, clock);
 
-/** Bars of hours with their sums of `counts`; of days where there are more than ten of them. */
-function grouped(hours, counts) {
-  const daily = hours.length > 240;
-  const bars = new Map();
-  for (const hour of hours) {
-    const date = new Date(1000 * hour.start);
-    const key = daily ? date.toDateString() : hour.start;
-    const bar = bars.get(key) ?? {
-      name: hourName(hour.start, hours.length),
-      title: daily ? "" : date.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hour12: false }),
-      ...Object.fromEntries(counts.map((name) => [name, 0])),
-    };
-    if (!bar.title || hours.length > 48)
-      bar.title = [
-        date.toLocaleDateString(undefined, { month: "short", day: "numeric" }),
-        daily ? "" : bar.title.split(" ").pop(),
-      ]
-        .join(" ")
-        .trim();
-    for (const name of counts) bar[name] += hour[name] ?? 0;
-    bars.set(key, bar);
-  }
-  return [...bars.values()];
+/** 900: "15 min". */
+function lasting(seconds) {
+  const [size, unit] = [[DAY, "day"], [3600, "hour"], [60, "min"]].find(([size]) => seconds >= size);
+  const count = seconds / size;
+  return count === 1 ? { min: "minute" }[unit] ?? unit : `${count} ${unit}${unit === "min" ? "" : "s"}`;
 }
 
 function interventionTable(summary) {

@@ -147,6 +147,35 @@ class ByHour(MeansOfRows):
     dissociation: int
 
 
+class Times(AnswerBody):
+    """Median and 90 % quantile of some answers, in seconds."""
+
+    p50: float | None
+    p90: float | None
+
+
+class Period(MeansOfRows):
+    """The rows of a period."""
+
+    start: int
+    """Unix time."""
+    errors: int
+    cancelled: int
+    flags: dict[str, int]
+    """How often each was raised."""
+    first_token: Times
+    total: Times
+
+
+class Periods(AnswerBody):
+    """The rows over time."""
+
+    bucket: int
+    """Seconds of a period."""
+    rows: list[Period]
+    """The newest periods that have rows, oldest first."""
+
+
 class JournalSummary(AnswerBody):
     """What the matching rows say together."""
 
@@ -163,3 +192,4 @@ class JournalSummary(AnswerBody):
     ivm: MisunderstandingRate
     by_intervention: list[ByIntervention]
     by_hour: list[ByHour]
+    by_time: Periods

@@ -88,6 +88,14 @@ def test_wrong_parameters_are_named(fake: FakeEngine, serve: Serve, query: str, 
         assert client.get(f"/v1/diagnostics/summary?{query}").status_code == 400
 
 
+@pytest.mark.parametrize("bucket", ["0", "59", "90", "x", "-60", "99999960"])
+def test_a_period_is_some_minutes(fake: FakeEngine, serve: Serve, bucket: str) -> None:
+    client = serve(fake)
+    response = client.get(f"/v1/diagnostics/summary?bucket={bucket}")
+    assert (response.status_code, response.json["error"]["param"]) == (400, "bucket")
+    assert client.get("/v1/diagnostics/summary?bucket=120").json["by_time"] == {"bucket": 120, "rows": []}
+
+
 def test_unknown_answers_and_foreign_parameters(fake: FakeEngine, serve: Serve) -> None:
     client = serve(fake)
     for identity in ("chatcmpl-0", "%00", "x" * 5000):

@@ -120,6 +120,9 @@ def test_the_summary_of_readouts_without_columns(database: Database) -> None:
     )
     with database.engine.connect() as connection:
         found = summarise(connection, Filters(since=START, until=START + 5))
+    assert [one["flags"] for one in found["by_time"]["rows"]] == [
+        {"perceptual_blindness": 0, "dissociation": 0, "odd": 2}
+    ]
     lengths = {"count": 2, "mean": 2.75, "min": 1.5, "p10": 1.75, "p50": 2.75, "p90": 3.75, "max": 4.0}
     assert found["values"]["length"] == pytest.approx(lengths)
     counted = [name for name, value in found["values"].items() if value["count"]]

@@ -45,10 +45,12 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def hour(start: int, count: int, ratio: float, blind: int, apart: int) -> dict[str, Any]:
+def period(start: int, count: int, ratio: float, blind: int, apart: int) -> dict[str, Any]:
     """An hour of the summary."""
     means = {"attention_ratio": ratio, "focus_share": 0.9, "decay_slope": -0.02}
-    return {"start": start, "count": count, **means, "perceptual_blindness": blind, "dissociation": apart}
+    times = {"first_token": {"p50": 0.1, "p90": 0.2}, "total": {"p50": 1.0, "p90": 2.0}}
+    flags = {"perceptual_blindness": blind, "dissociation": apart}
+    return {"start": start, "count": count, "errors": 1, "cancelled": 2, **means, **times, "flags": flags}
 
 
 VECTOR = {"name": "v", "toward": "text", "strength": 1.5, "layers": [3], "tokens": 7, "dose": 0.5, "warning": None}
@@ -100,7 +102,7 @@ SUMMARY = {
         {"intervention": "none", "count": 1000, **PLAIN},
         {"intervention": "steer:text", "count": 234, **TEXT},
     ],
-    "by_hour": [hour(HOUR - 7200, 30, 0.5, 1, 2), hour(HOUR, 10, 0.25, 0, 0)],
+    "by_time": {"bucket": 3600, "rows": [period(HOUR - 7200, 30, 0.5, 1, 2), period(HOUR, 10, 0.25, 0, 0)]},
 }
 NO_ANSWER = {"error": {"message": "The journal holds no answer of this id.", "param": "id", "code": "unknown_answer"}}
 
@@ -111,6 +113,7 @@ class Journal:
     def __init__(self, page: Any):
         self.summary: Any = SUMMARY
         self.queries: list[dict[str, str]] = []
+        page.clock.set_fixed_time(NOW)  # the hour of the rows stays the last one
         page.route("**/v1/diagnostics**", self.answer)
 
     def answer(self, route: Any) -> None:

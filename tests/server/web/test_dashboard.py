@@ -53,6 +53,7 @@ def test_figures_and_charts_show_the_summary(known: Callable[..., tuple[Any, Jou
     assert tiles[4].split("\n")[1:] == ["1.5 %", "3 of 200"]
     assert tiles[5].split("\n")[1:] == ["–", "not known"]
     assert tiles[6].split("\n")[1:] == ["250 ms", "90 % within 370 ms"]
+    page.locator("#chart-requests rect.bar").first.wait_for(state="attached")  # drawn when the page knows its width
     heights = page.locator("#chart-requests rect.bar").evaluate_all(
         "all => all.map((bar) => Number(bar.getAttribute('height')))"
     )

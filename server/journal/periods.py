@@ -1,0 +1,101 @@
+"""The sampled rows over time: counts, means, rates and times of answers, period by period."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, func, or_, select
+
+from server.journal.queries import Filters
+from server.journal.sample import MEANS, MORE, SAMPLED, real, times
+from server.journal.schema import FLAGS
+
+MINUTE = 60
+DAY = 86_400
+MOST = 1000
+"""Periods that are told, the newest ones."""
+SIZES = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, DAY)
+ENOUGH = 100
+"""Periods that a chart has room for."""
+LATENCIES = ("first_token", "total")
+QUANTILES = {"p50": 0.5, "p90": 0.9}
+
+of, more = SAMPLED.c, MORE.c
+
+
+def fitting(span: float) -> int:
+    """The seconds of a period for a time of so many seconds: a round number, and from a day on whole days."""
+    return next((size for size in SIZES if span <= ENOUGH * size), DAY * (int(span / (ENOUGH * DAY)) + 1))
+
+
+def size_for(connection: Connection, filters: Filters) -> int:
+    """The fitting size for the time that the filters leave: up to now, and from the oldest row on where nothing is said."""
+    end = time.time() if filters.until is None else filters.until
+    start = filters.since
+    if start is None:
+        oldest = connection.execute(select(func.min(of.minute))).scalar_one()
+        start = end if oldest is None else oldest * MINUTE
+    return fitting(end - start)
+
+
+def by_time(connection: Connection, size: int) -> dict[str, Any]:
+    """The newest MOST periods of `size` seconds, a multiple of MINUTE, that have rows, oldest first."""
+    period = of.minute // (size // MINUTE)
+    means = [func.avg(of[name]).label(name) for name in MEANS]
+    raised = [times(of[name].is_(True)).label(name) for name in FLAGS]
+    ends = [times(of.finish_reason == reason).label(reason) for reason in ("error", "cancelled")]
+    grouped = select(period.label("period"), func.count().label("n"), *means, *raised, *ends).group_by(period)
+    found = connection.execute(grouped.order_by(period.desc()).limit(MOST)).mappings().all()
+    first = found[-1]["period"] if found else 0
+    others = _others(connection, more.minute // (size // MINUTE))
+    latencies = {name: _quantiles(connection, period, of[name], first) for name in LATENCIES}
+    rows = [
+        {
+            "start": one["period"] * size,
+            "count": one["n"],
+            "errors": one["error"],
+            "cancelled": one["cancelled"],
+            **{name: real(one[name]) for name in MEANS},
+            "flags": {name: one[name] for name in FLAGS} | others[one["period"]],
+            **{name: dict.fromkeys(QUANTILES) | latencies[name][one["period"]] for name in LATENCIES},
+        }
+        for one in reversed(found)
+    ]
+    return {"bucket": size, "rows": rows}
+
+
+def _others(connection: Connection, period: ColumnElement[int]) -> dict[int, dict[str, int]]:
+    """How often flags were raised that have no columns, by period."""
+    raised = select(period, more.name, times(more.truth.is_(True))).where(more.truth.is_not(None))
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for at, name, count in connection.execute(raised.group_by(period, more.name).order_by(more.name)):
+        found[at][name] = count
+    return found
+
+
+def _quantiles(
+    connection: Connection, period: ColumnElement[int], value: ColumnElement[Any], first: int
+) -> dict[int, dict[str, float]]:
+    """By period, quantiles of a value, interpolated linearly between ranks; from the period `first` on."""
+    rank = func.row_number().over(partition_by=period, order_by=value) - 1
+    count = func.count().over(partition_by=period)
+    chosen = select(period.label("period"), rank.label("rank"), count.label("count"), value.label("value"))
+    ranked = chosen.where(value.is_not(None), period >= first).subquery()
+    r = ranked.c
+    near = or_(*(func.abs(r.rank - q * (r.count - 1)) < 1 for q in QUANTILES.values()))
+    at: dict[int, dict[int, float]] = defaultdict(dict)
+    counts = {}
+    for one, place, n, number in connection.execute(select(r.period, r.rank, r.count, r.value).where(near)):
+        at[one][place] = float(number)
+        counts[one] = n
+    out: dict[int, dict[str, float]] = defaultdict(dict)
+    for one, n in counts.items():
+        for label, q in QUANTILES.items():
+            low = int(q * (n - 1))
+            high = min(low + 1, n - 1)
+            # A place whose neighbour lies a whole rank away has no part in it, and is exact.
+            share = q * (n - 1) - low
+            out[one][label] = at[one][low] + (share * (at[one][high] - at[one][low]) if share else 0.0)
+    return out

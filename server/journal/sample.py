@@ -1,0 +1,98 @@
+"""The rows that a summary is computed from, copied into temporary tables: a scan of the journal itself is long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    Integer,
+    MetaData,
+    Select,
+    Table,
+    Text,
+    case,
+    cast,
+    func,
+    insert,
+    null,
+    select,
+)
+
+from server.journal.queries import Filters
+from server.journal.schema import FLAGS, ROWS
+
+VALUES = (
+    "attention_ratio", "focus_share", "decay_slope", "kl", "dose", "first_token", "total", "completion_tokens",
+)  # fmt: skip
+MEANS = ("attention_ratio", "focus_share", "decay_slope")
+
+NEEDED = (*VALUES, *FLAGS, "hour", "finish_reason", "intervention", "correct", "answer_correct", "readouts")
+SAMPLED = Table(
+    "helmsight_journal_sample",
+    MetaData(),
+    *(Column(name, ROWS.c[name].type) for name in NEEDED),
+    Column("minute", Integer),
+    prefixes=["TEMPORARY"],
+)
+"""What the statistics need of the rows that they are about."""
+
+MORE = Table(
+    "helmsight_journal_more",
+    MetaData(),
+    *(
+        Column(name, kind)
+        for name, kind in (("name", Text), ("value", Double), ("truth", Boolean), ("minute", Integer))
+    ),
+    prefixes=["TEMPORARY"],
+)
+"""What readouts said that have no columns, a number or a truth a row."""
+
+
+@contextmanager
+def sampled(connection: Connection, filters: Filters, most: int) -> Iterator[int]:
+    """Fill SAMPLED and MORE with the newest rows that match, `most` at most, and remove them again; yields how many."""
+    minute = ROWS.c.created / 60
+    sqlite = connection.dialect.name == "sqlite"  # which has no floor everywhere, and whose cast does not round
+    whole = cast(minute, Integer) if sqlite else func.floor(minute)
+    newest = select(*(ROWS.c[name] for name in NEEDED), whole).where(filters.where())
+    newest = newest.order_by(ROWS.c.key.desc()).limit(most)
+    SAMPLED.create(connection, checkfirst=False)
+    connection.execute(insert(SAMPLED).from_select((*NEEDED, "minute"), newest))
+    MORE.create(connection, checkfirst=False)
+    connection.execute(insert(MORE).from_select(("name", "value", "truth", "minute"), _said(sqlite)))
+    yield connection.execute(select(func.count()).select_from(SAMPLED)).scalar_one()
+    for table in (SAMPLED, MORE):
+        table.drop(connection, checkfirst=False)
+
+
+def _said(sqlite: bool) -> Select[Any]:
+    """Name, number and truth, one of them null, of everything in the sample's `readouts`, with its minute."""
+    of = SAMPLED.c
+    if sqlite:
+        each = func.json_each(of.readouts).table_valued("key", "value", "type")
+        number = case((each.c.type.in_(("integer", "real")), each.c.value), else_=null())
+        truth = case((each.c.type.in_(("true", "false")), each.c.value), else_=null())
+    else:
+        each = func.json_each_text(cast(of.readouts, JSON)).table_valued("key", "value")
+        is_truth = each.c.value.in_(("true", "false"))
+        number = case((is_truth, null()), else_=cast(each.c.value, Double))
+        truth = case((is_truth, cast(each.c.value, Boolean)), else_=null())
+    return select(each.c.key, number, truth, of.minute).select_from(SAMPLED.join(each, of.readouts.is_not(None)))
+
+
+def times(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    """How many rows meet a condition."""
+    return func.count(case((condition, 1)))
+
+
+def real(value: Any) -> float | None:
+    """A number of the database, which may be a Decimal, as a float."""
+    return None if value is None else float(value)
