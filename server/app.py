@@ -97,4 +97,6 @@ def _finish(response: Response) -> Response:
         metrics.latency.labels(route).observe(time.monotonic() - started)
 
     response.call_on_close(count)
+    if "error_code" in g and not g.get("leaves_rows") and response.status_code != errors.CLIENT_CLOSED:
+        context().journal.refuse(response.status_code, g.error_code, route)
     return response

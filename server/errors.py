@@ -6,7 +6,7 @@ import logging
 import math
 from typing import Any
 
-from flask import Flask, Response, current_app
+from flask import Flask, Response, current_app, g
 from werkzeug.exceptions import HTTPException
 
 from server.encode import json_response
@@ -107,6 +107,7 @@ def _from_werkzeug(error: HTTPException) -> ApiError:
 def error_response(error: Exception) -> Response:
     """The HTTP response for an exception."""
     problem = to_api_error(error)
+    g.error_code = problem.code or "none"
     return json_response(problem.body(), problem.status, problem.headers)
 
 

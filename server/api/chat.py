@@ -99,6 +99,7 @@ def submit(
         raise
     app.metrics.asked(resolved)
     entry = Entry.of(app.journal, chat, resolved, answer.id, answer.model, completion.prompt_tokens)
+    g.leaves_rows = entry is not None
     return completion, entry, hidden
 
 

@@ -6,6 +6,7 @@ import time
 
 from sqlalchemy import Connection, delete, func, select
 
+from server.journal import refusals
 from server.journal.schema import ROWS
 
 DAY = 86_400.0
@@ -13,10 +14,12 @@ BATCH = 1000
 
 
 def prune(connection: Connection, max_rows: int, before: float, batch: int = BATCH) -> int:
-    """Delete up to `batch` rows that were created before a Unix time, and as many beyond the newest `max_rows`.
+    """Delete up to `batch` rows that were created before a Unix time, and as many beyond the newest `max_rows`; counts of
+    refusals likewise, but all at once.
 
     Returns how many; fewer than `batch` means that no more is left to delete. The newest are those with the largest keys.
     """
+    refusals.prune(connection, max_rows, before)
     key = ROWS.c.key
     old = select(key).where(ROWS.c.created < before).order_by(ROWS.c.created).limit(batch)
     deleted = connection.execute(delete(ROWS).where(key.in_(old))).rowcount

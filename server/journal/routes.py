@@ -16,9 +16,9 @@ from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
 from server.journal.errors import REASONS, JournalError
-from server.journal.periods import DAY, MINUTE
 from server.journal.queries import Filters, answer, page, place, stream
 from server.journal.summary import summarise
+from server.journal.summary.periods import DAY, MINUTE
 from server.journal.words import WORDED
 from server.openapi.operation import JSON, Parameter, documented
 from server.wire.answers import ErrorBody

@@ -1,4 +1,5 @@
-"""The journal's one table. What is filtered and averaged has columns of its own; the rest is JSON as text."""
+"""The journal's tables: rows, in which what is filtered and averaged has columns of its own and the rest is JSON as text,
+and counts of the requests that left none."""
 
 from __future__ import annotations
 
@@ -59,6 +60,16 @@ ROWS = Table(
     Index("helmsight_journal_id", "id"),
     Index("helmsight_journal_created", "created"),
     sqlite_autoincrement=True,
+)
+
+REFUSALS = Table(
+    "helmsight_journal_refusals",
+    metadata,
+    Column("minute", Integer, primary_key=True, autoincrement=False),  # Unix time // 60
+    Column("status", Integer, primary_key=True, autoincrement=False),
+    Column("code", String(64), primary_key=True),
+    Column("route", String(64), primary_key=True),
+    Column("count", Integer, nullable=False),
 )
 
 DIAGNOSTICS = (

@@ -18,6 +18,7 @@ from sqlalchemy.exc import DataError, IntegrityError, InterfaceError, StatementE
 
 from server.journal.database import Database, Place, open_database
 from server.journal.errors import REASONS, JournalError
+from server.journal.refusals import Refusals
 from server.journal.retention import BATCH as PRUNED
 from server.journal.retention import DAY, Clock, prune
 from server.journal.schema import ROWS
@@ -71,6 +72,7 @@ class Journal:
         self._days = days
         self._opener = opener
         self._queue: queue.Queue[Row] = queue.Queue(queued)
+        self._refusals = Refusals()
         self._batch: list[Row] = []  # taken from the queue, not yet committed
         self._database: Database | None = None
         self._clock = Clock()
@@ -121,6 +123,11 @@ class Journal:
                 self._drop(1)
             return self._taken
 
+    def refuse(self, status: int, code: str, route: str) -> None:
+        """Count a request that was refused and leaves no row; returns at once."""
+        if self.enabled and not self._refusals.add(status, code, route):
+            self._drop(1)
+
     def settle(self, number: int) -> bool:
         """Wait until that row and all before it are committed, for PATIENCE at most; returns whether they are.
 
@@ -162,7 +169,7 @@ class Journal:
             stopping = self._stopping.is_set()
             if not self._batch:
                 self._batch = self._take()
-            if stopping and not self._batch:
+            if stopping and not self._batch and not self._refusals:
                 break
             try:
                 self._step()
@@ -200,6 +207,10 @@ class Journal:
         if self._batch:
             self._unpruned += len(self._batch)
             self._write(self._database, self._batch)
+        if self._refusals.due or (self._refusals and self._stopping.is_set()):
+            with self._database.writer.begin() as connection:
+                self._refusals.write(connection)
+            self._refusals.written()
         if time.monotonic() >= self._next_prune or self._unpruned > self._max_rows // 100 + BATCH:
             self._prune(self._database)
         if self.problem is not None:

@@ -176,6 +176,43 @@ class Periods(AnswerBody):
     """The newest periods that have rows, oldest first."""
 
 
+class RefusalKind(AnswerBody):
+    """Requests that were refused in the same way."""
+
+    status: int
+    code: str
+    """Of the error."""
+    route: str
+    count: int
+
+
+class RefusalPeriod(AnswerBody):
+    """The refused requests of a period."""
+
+    start: int
+    """Unix time."""
+    count: int
+    statuses: dict[str, int]
+
+
+class RefusalPeriods(AnswerBody):
+    """The refused requests over time."""
+
+    bucket: int
+    """Seconds of a period."""
+    rows: list[RefusalPeriod]
+    """The newest periods that have any, oldest first."""
+
+
+class RefusedRequests(AnswerBody):
+    """Requests that were answered with an error and left no row; of all filters only the time applies, in whole minutes."""
+
+    count: int
+    by_code: list[RefusalKind]
+    """Most frequent first."""
+    by_time: RefusalPeriods
+
+
 class JournalSummary(AnswerBody):
     """What the matching rows say together."""
 
@@ -193,3 +230,4 @@ class JournalSummary(AnswerBody):
     by_intervention: list[ByIntervention]
     by_hour: list[ByHour]
     by_time: Periods
+    refusals: RefusedRequests

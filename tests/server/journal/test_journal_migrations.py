@@ -32,7 +32,10 @@ def test_an_older_database_is_migrated_and_keeps_its_rows(database: Database) ->
     put(database, row(1), row(2))
     config = Config()
     config.set_main_option("script_location", str(journal_database.MIGRATIONS))
-    with database.writer.begin() as connection:  # back to the first revision: two indexes and two columns fewer
+    with (
+        database.writer.begin() as connection
+    ):  # back to the first revision: two indexes, two columns and a table fewer
+        connection.execute(text("DROP TABLE helmsight_journal_refusals"))
         for index in ("helmsight_journal_id", "helmsight_journal_created"):
             connection.execute(text(f"DROP INDEX {index}"))
         for column in ("interventions", "readouts"):
@@ -67,6 +70,7 @@ def test_rows_of_the_version_before_are_found_by_the_names_of_their_intervention
     new = {"interventions", "readouts"}
     with first.writer.begin() as connection:
         connection.execute(text("DROP TABLE helmsight_journal"))
+        connection.execute(text("DROP TABLE helmsight_journal_refusals"))
         connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
         config.attributes["connection"] = connection
         command.upgrade(config, "0002")

@@ -10,9 +10,9 @@ import pytest
 
 from server.encode import dumps
 from server.journal.database import Database
-from server.journal.periods import DAY, ENOUGH, SIZES, fitting
 from server.journal.queries import Filters
 from server.journal.summary import summarise
+from server.journal.summary.periods import DAY, ENOUGH, SIZES, fitting
 from tests.server.journal.journals import START, put, row
 
 
@@ -88,7 +88,7 @@ def test_a_period_without_a_first_token_says_so(database: Database) -> None:
 
 
 def test_of_very_many_periods_the_newest_are_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.journal.periods.MOST", 3)
+    monkeypatch.setattr("server.journal.summary.periods.MOST", 3)
     put(database, *(row(i, created=START + 60 * i, total=float(i)) for i in range(6)))
     found = over_time(database, bucket=60)["rows"]
     assert [(one["start"] - START, one["total"]["p50"]) for one in found] == [(180, 3.0), (240, 4.0), (300, 5.0)]

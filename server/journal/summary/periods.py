@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from server.journal.queries import Filters
-from server.journal.sample import MEANS, MORE, SAMPLED, real, times
 from server.journal.schema import FLAGS
+from server.journal.summary.sample import MEANS, MORE, SAMPLED, real, times
 
 MINUTE = 60
 DAY = 86_400

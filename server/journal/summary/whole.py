@@ -7,10 +7,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select
 
-from server.journal.periods import by_time, size_for
 from server.journal.queries import Filters
-from server.journal.sample import MEANS, MORE, SAMPLED, VALUES, real, sampled, times
+from server.journal.refusals import refusals
 from server.journal.schema import FLAGS, ROWS
+from server.journal.summary.periods import by_time, size_for
+from server.journal.summary.sample import MEANS, MORE, SAMPLED, VALUES, real, sampled, times
 
 SAMPLE = 100_000
 """Rows, the newest that match, that everything but `count` is computed from."""
@@ -26,6 +27,7 @@ def summarise(
     """The `diagnostics.summary` of the matching rows; `sampled` says how many of the newest it is computed from. `bucket`:
     the seconds of a period of `by_time`, a multiple of 60; unless given they fit the time."""
     with sampled(connection, filters, sample) as taken:
+        size = bucket or size_for(connection, filters)
         count = taken
         if taken == sample:
             count = connection.execute(select(func.count()).select_from(ROWS).where(filters.where())).scalar_one()
@@ -41,7 +43,8 @@ def summarise(
             **_rates(connection),
             "by_intervention": _by_intervention(connection),
             "by_hour": _by_hour(connection),
-            "by_time": by_time(connection, bucket or size_for(connection, filters)),
+            "by_time": by_time(connection, size),
+            "refusals": refusals(connection, filters, size),
         }
 
 
