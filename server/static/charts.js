@@ -5,7 +5,7 @@ import { h, short, svg } from "./dom.js";
 const PAD = { top: 10, right: 12, bottom: 26, left: 44 };
 
 /** Call `draw(width)` now and whenever the width of `element` changes. */
-function atWidth(element, draw) {
+export function atWidth(element, draw) {
   let last = 0;
   new ResizeObserver(([entry]) => {
     const width = Math.round(entry.contentRect.width);
@@ -164,95 +164,6 @@ function line(item, px, py) {
     svg("path", { d: path }),
     dots,
   );
-}
-
-/** Bars over time or layers. bars: [{name, parts: [{value, colour, name}], title}]; parts are stacked. */
-export function barChart(bars, { label, height = 150, format = short, names = "", empty } = {}) {
-  const figure = h("figure", { class: "chart" });
-  const parts = bars[0]?.parts ?? [];
-  const readings = parts.map(() => h("b", {}));
-  const place = h("span", { class: "place" });
-  const plot = h("div", { class: "plot", vars: { "--height": `${height}px` } });
-  figure.append(
-    h(
-      "figcaption",
-      { class: "legend" },
-      parts.map((part, i) =>
-        h("span", { class: `key c-${part.colour}` }, h("i", { class: "swatch square" }), part.name, " ", readings[i]),
-      ),
-      place,
-    ),
-    plot,
-  );
-  const totals = bars.map((bar) => bar.parts.reduce((sum, part) => sum + (part.value ?? 0), 0));
-  if (!totals.some((total) => total > 0)) {
-    plot.append(h("p", { class: "nothing" }, empty ?? "Nothing yet."));
-    return figure;
-  }
-  const high = Math.max(...totals) * 1.06;
-  const read = (i) => {
-    readings.forEach((reading, k) => (reading.textContent = i === null ? "" : format(bars[i].parts[k].value)));
-    place.textContent = i === null ? "" : `${names} ${bars[i].title ?? bars[i].name}`;
-  };
-  let at = null;
-  atWidth(plot, (width) => {
-    const [inner, tall] = [width - PAD.left - PAD.right, height - PAD.top - PAD.bottom];
-    const step = inner / bars.length;
-    const py = (value) => PAD.top + tall * (1 - value / high);
-    const every = Math.ceil(bars.length / Math.max(2, Math.floor(inner / 58)));
-    const whole = Math.max(...totals) < 4 && totals.every(Number.isInteger);
-    const root = svg(
-      "svg",
-      { width, height, role: "img", tabindex: 0, "aria-label": label },
-      ticks(0, high, whole ? Math.max(...totals) : 3)
-        .filter(({ value }) => !whole || Number.isInteger(value))
-        .map(({ value, text }) => [
-          svg("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: py(value), y2: py(value) }),
-          svg("text", { class: "tick", x: PAD.left - 6, y: py(value) + 3.5, "text-anchor": "end" }, text),
-        ])
-        .flat(),
-      bars.map((bar, i) => {
-        let base = 0;
-        return svg(
-          "g",
-          {},
-          bar.parts.map((part) => {
-            const value = part.value ?? 0;
-            const rect = svg("rect", {
-              class: `bar c-${part.colour}`,
-              x: PAD.left + i * step + Math.min(2, step * 0.15),
-              width: Math.max(1, step - Math.min(4, step * 0.3)),
-              y: py(base + value),
-              height: Math.max(0, py(base) - py(base + value)),
-              rx: 1.5,
-            });
-            base += value;
-            return rect;
-          }),
-          i % every === 0 &&
-            svg(
-              "text",
-              { class: "tick", x: PAD.left + (i + 0.5) * step, y: height - 10, "text-anchor": "middle" },
-              bar.name,
-            ),
-        );
-      }),
-    );
-    root.addEventListener("pointermove", (event) => {
-      const inside = event.clientX - root.getBoundingClientRect().left - PAD.left;
-      read((at = Math.min(bars.length - 1, Math.max(0, Math.floor(inside / step)))));
-    });
-    root.addEventListener("pointerleave", () => read((at = null)));
-    root.addEventListener("blur", () => read((at = null)));
-    root.addEventListener("keydown", (event) => {
-      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!move) return;
-      event.preventDefault();
-      read((at = Math.min(bars.length - 1, Math.max(0, (at ?? (move > 0 ? -1 : bars.length)) + move))));
-    });
-    plot.replaceChildren(root);
-  });
-  return figure;
 }
 
 /** A horizontal bar of shares: parts [{name, share 0..1, colour}], with the names beside it. */

@@ -11,6 +11,7 @@ import { charts, tiles } from "./summary.js";
 
 const EVERY = 4000;
 const PAGE = 30;
+const MINUTE = 60;
 const HOUR = 3600;
 const RANGES = { "15m": HOUR / 4, "1h": HOUR, "6h": 6 * HOUR, "24h": 24 * HOUR, "7d": 168 * HOUR, "30d": 720 * HOUR, all: null };
 const FILTERS = [...new Set([...byId("filters").elements].map(({ name }) => name))].filter(
@@ -18,7 +19,8 @@ const FILTERS = [...new Set([...byId("filters").elements].map(({ name }) => name
 );
 const GROUPS = ["plain", "toward vision", "toward text", "SAGE", "contrast", "other"];
 
-const state = { paused: false, timer: null, running: null, cursors: [], next: null, shown: {}, problem: null };
+/** `zoom`: [since, until], a part of the time that was chosen in a chart, null without. */
+const state = { zoom: null, paused: false, timer: null, running: null, cursors: [], next: null, shown: {}, problem: null };
 
 // ----------------------------------------------------------------------------------------------- the filters
 
@@ -32,6 +34,7 @@ function toAddress(filters) {
   const query = new URLSearchParams(
     Object.entries(filters).filter(([name, value]) => value && !(name === "range" && value === "24h")),
   );
+  if (state.zoom) ["since", "until"].forEach((name, i) => query.set(name, String(state.zoom[i])));
   history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}${location.hash}`);
 }
 
@@ -39,6 +42,8 @@ function fromAddress() {
   const query = new URLSearchParams(location.search);
   const range = document.querySelector(`input[name="range"][value="${CSS.escape(query.get("range") ?? "24h")}"]`);
   if (range) range.checked = true;
+  const [since, until] = ["since", "until"].map((name) => Number(query.get(name)));
+  if (since >= 0 && until > since) state.zoom = [since, until];
   for (const name of FILTERS) {
     const field = byId("filters").elements[name];
     field.value = query.get(name) ?? "";
@@ -49,9 +54,17 @@ function fromAddress() {
 /** The filters as parameters of the API. */
 function parameters(filters) {
   const query = new URLSearchParams(FILTERS.filter((name) => filters[name]).map((name) => [name, filters[name]]));
-  const span = RANGES[filters.range];
-  if (span) query.set("since", String(Math.floor(Date.now() / 1000) - span));
+  const { from, to } = timeOfView(filters);
+  if (from !== null) query.set("since", String(from));
+  if (state.zoom) query.set("until", String(to));
   return query;
+}
+
+/** {from (null: all time), to} in Unix seconds. */
+function timeOfView({ range }) {
+  if (state.zoom) return { from: state.zoom[0], to: state.zoom[1] };
+  const now = Math.floor(Date.now() / 1000);
+  return { from: RANGES[range] ? now - RANGES[range] : null, to: now };
 }
 
 // ------------------------------------------------------------------------------------------------- refreshing
@@ -130,7 +143,8 @@ function nothing(title, text, ...more) {
 function show(filters, summary, rows) {
   const filtered = FILTERS.some((name) => filters[name]);
   byId("clear").hidden = !filtered;
-  if (summary.count === 0) {
+  byId("unzoom").hidden = state.zoom === null;
+  if (summary.count === 0 && summary.refusals.count === 0) {
     state.shown = {};
     if (filtered)
       return nothing(
@@ -138,7 +152,7 @@ function show(filters, summary, rows) {
         "Widen the time range or clear a filter.",
         h("button", { type: "button", on: { click: clearFilters } }, "Clear filters"),
       );
-    if (filters.range !== "all")
+    if (filters.range !== "all" || state.zoom)
       return nothing(
         "No answers in this time",
         "Every answered request leaves a row here. Ask something in the playground, or look further back.",
@@ -158,8 +172,8 @@ function show(filters, summary, rows) {
   byId("nothing").hidden = true;
   byId("content").hidden = false;
   changed("tiles", summary, () => byId("tiles").replaceChildren(...tiles(summary)));
-  changed("charts", [summary, filters.range], () =>
-    byId("charts").replaceChildren(...charts(summary, RANGES[filters.range])),
+  changed("charts", [summary, filters.range, state.zoom], () =>
+    byId("charts").replaceChildren(...charts(summary, timeOfView(filters), { zoom, reset })),
   );
   changed("measures", Object.keys(summary.values), () => showMeasures(Object.keys(summary.values)));
   changed("rows", [rows, byId("measure").value], () => showRows(rows));
@@ -264,6 +278,20 @@ function filter() {
   refresh();
 }
 
+/** Look at a part of the time, in whole minutes. */
+function zoom(from, to) {
+  const [since, until] = [Math.floor(from / MINUTE) * MINUTE, Math.ceil(to / MINUTE) * MINUTE];
+  if (until <= since) return;
+  state.zoom = [since, until];
+  filter();
+}
+
+function reset() {
+  if (!state.zoom) return;
+  state.zoom = null;
+  filter();
+}
+
 function clearFilters() {
   for (const name of FILTERS) byId("filters").elements[name].value = "";
   filter();
@@ -271,6 +299,7 @@ function clearFilters() {
 
 function showAll() {
   document.querySelector('input[name="range"][value="all"]').checked = true;
+  state.zoom = null;
   filter();
 }
 
@@ -280,7 +309,11 @@ function showPause() {
 }
 
 byId("measure").addEventListener("change", refresh);
-byId("filters").addEventListener("change", filter);
+byId("filters").addEventListener("change", ({ target }) => {
+  if (target.name === "range") state.zoom = null;
+  filter();
+});
+byId("unzoom").addEventListener("click", reset);
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
 byId("clear").addEventListener("click", clearFilters);
 byId("pause").addEventListener("click", () => {

@@ -1,11 +1,13 @@
 // The journal's summary as figures and charts.
 
-import { barChart, boxStrip, lineChart } from "./charts.js";
+import { boxStrip } from "./charts.js";
 import { h, percent, seconds, short } from "./dom.js";
 import { measure, title, words } from "./names.js";
+import { forget, timeChart } from "./periods.js";
 
 const DAY = 86_400;
 const MOST = 1000;
+const KINDS = 12;
 
 /** The figures on top: elements for a definition list. */
 export function tiles(summary) {
@@ -16,6 +18,7 @@ export function tiles(summary) {
     known ? `${part.toLocaleString("en-US")} of ${known.toLocaleString("en-US")}` : "not known";
   return [
     tile("Answers", summary.count.toLocaleString("en-US"), failed ? `${failed} broken off` : "none broken off"),
+    tile("Refused", summary.refusals.count.toLocaleString("en-US"), "requests without an answer"),
     tile("Attention ratio", short(values.attention_ratio?.p50), "median, image over text"),
     tile("Focus on target", percent(focus.accuracy), of(focus.correct, focus.known)),
     tile("Right, focus wrong", percent(ivm.rate), ivm.known ? `IVM, ${of(ivm.implicit, ivm.known)}` : "IVM, not known"),
@@ -36,43 +39,63 @@ function card(id, title, ...content) {
   );
 }
 
-/** The charts of a summary; `span` is the time range in seconds, null for all time. */
-export function charts(summary, span) {
-  const { bucket, rows } = summary.by_time;
-  const periods = everyPeriod(rows, bucket, span);
-  const names = periods.map(({ start }) => shortTime(start, bucket * periods.length));
-  const titles = periods.map(({ start }) => longTime(start));
+/** The charts of a summary over `time`, {from (null: the first row's), to} in Unix seconds; `zoom(from, to)` and `reset()`
+ * are called when a part is chosen in one of them, and when all is to be seen again. */
+export function charts(summary, time, { zoom, reset }) {
+  forget();
+  const { by_time: told, refusals } = summary;
+  const { bucket } = told;
+  const starts = everyStart([...told.rows, ...refusals.by_time.rows], bucket, time);
+  const at = new Map(told.rows.map((one) => [one.start, one]));
+  const refused = new Map(refusals.by_time.rows.map((one) => [one.start, one]));
+  const of = (value) => starts.map((start) => (at.has(start) ? (value(at.get(start)) ?? null) : null));
   const per = `per ${lasting(bucket)}`;
-  const over = (id, title, name, options = {}) =>
-    card(
+  const over = (id, name, series, options) =>
+    card(id, name, timeChart(series, { starts, bucket, zoom, reset, label: `${name}, ${per}`, ...options }));
+  const mean = (id, name, key, options = {}) =>
+    over(id, name, [{ name: `mean ${per}`, values: of((one) => one[key]), colour: 1 }], {
+      empty: "No answer of this time has this number.",
+      ...options,
+    });
+  const times = (id, name, key) =>
+    over(
       id,
-      title,
-      lineChart(
-        [{ name: `mean ${per}`, values: periods.map((one) => one[name] ?? null), colour: 1, strong: rows.length < 80 }],
-        { label: `${title}, mean ${per}`, names, height: 150, empty: "No answer of this time has this number.", ...options },
-      ),
+      name,
+      [
+        { name: "median", values: of((one) => one[key].p50), colour: 1 },
+        { name: "90 %", values: of((one) => one[key].p90), colour: 2 },
+      ],
+      { format: seconds, empty: "No answer of this time came so far." },
     );
-  const bars = (parts) =>
-    periods.map((one, i) => ({
-      name: names[i],
-      title: titles[i],
-      parts: parts.map(([value, name, colour]) => ({ name, colour, value: value(one) ?? 0 })),
-    }));
-  const flags = Object.keys(summary.flags).map((name, i) => [(one) => one.flags?.[name], words(name), 2 + ((2 * i) % 5)]);
+  const turnedAway = (start) => refused.get(start)?.count ?? 0;
+  const share = (count) =>
+    starts.map((start) => {
+      const all = (at.get(start)?.count ?? 0) + turnedAway(start);
+      return all ? count(start) / all : null;
+    });
+  const failures = [
+    { name: "refused", values: share(turnedAway), colour: 2 },
+    { name: "failed", values: share((start) => at.get(start)?.errors ?? 0), colour: "danger" },
+    { name: "cancelled", values: share((start) => at.get(start)?.cancelled ?? 0), colour: 5 },
+  ];
+  const flags = Object.keys(summary.flags).map((name, i) => ({
+    name: words(name),
+    values: of((one) => one.flags[name] ?? 0),
+    colour: 2 + ((2 * i) % 5),
+  }));
+  const requests = [
+    { name: "answers", values: of((one) => one.count), colour: 1 },
+    { name: "refused", values: starts.map(turnedAway), colour: 2 },
+  ];
   return [
-    card(
-      "requests",
-      `Answers ${per}`,
-      barChart(bars([[(one) => one.count, "answers", 1]]), { label: `Answers ${per}` }),
-    ),
-    over("attention", "Attention ratio", "attention_ratio", { low: 0, high: 1 }),
-    over("focus", "Focus share", "focus_share", { low: 0, high: 1 }),
-    over("decay", "Decay slope", "decay_slope"),
-    card(
-      "flags",
-      `Flags ${per}`,
-      barChart(bars(flags), { label: `Flags raised ${per}`, empty: "No flag was raised in this time." }),
-    ),
+    over("requests", `Requests ${per}`, requests, { bars: true }),
+    times("first", "Time to the first token", "first_token"),
+    times("total", "Time of an answer", "total"),
+    over("failures", "Share of requests that fail", failures, { low: 0, format: percent }),
+    mean("attention", "Attention ratio", "attention_ratio", { low: 0, high: 1 }),
+    mean("focus", "Focus share", "focus_share", { low: 0, high: 1 }),
+    mean("decay", "Decay slope", "decay_slope"),
+    over("flags", `Flags ${per}`, flags, { bars: true, empty: "No flag was raised in this time." }),
     card(
       "spread",
       "Spread",
@@ -93,28 +116,19 @@ export function charts(summary, span) {
       ),
     ),
     interventionTable(summary),
+    ...(refusals.count ? [refusalTable(refusals)] : []),
   ];
 }
 
-/** The periods of the range without gaps, ending now; those without rows have a count of 0 and no means. */
-function everyPeriod(found, bucket, span) {
-  const now = Math.floor(Date.now() / 1000 / bucket) * bucket;
-  const end = Math.max(now, found.at(-1)?.start ?? now);
-  const first = span ? Math.floor((Date.now() / 1000 - span) / bucket) * bucket : Math.min(found[0]?.start ?? now, now - 5 * bucket);
-  const at = new Map(found.map((one) => [one.start, one]));
-  const periods = [];
-  for (let time = Math.max(first, end - (MOST - 1) * bucket); time <= end; time += bucket)
-    periods.push(at.get(time) ?? { start: time, count: 0 });
-  return periods;
+/** The starts of all periods of a time, with or without rows. */
+function everyStart(found, bucket, { from, to }) {
+  const whole = (time) => Math.floor(time / bucket) * bucket;
+  const known = found.map(({ start }) => start);
+  const end = Math.max(whole(to - 1), ...known);
+  const first = from === null ? Math.min(end - 5 * bucket, ...known) : Math.min(whole(from), end);
+  const start = Math.max(first, end - (MOST - 1) * bucket);
+  return Array.from({ length: (end - start) / bucket + 1 }, (_, i) => start + i * bucket);
 }
-
-const clock = { hour: "2-digit", minute: "2-digit", hour12: false };
-const date = { month: "short", day: "numeric" };
-const longTime = (start) => new Date(1000 * start).toLocaleString(undefined, { ...date, ...clock });
-const shortTime = (start, span) =>
-  span > 2 * DAY
-    ? new Date(1000 * start).toLocaleDateString(undefined, date)
-    : new Date(1000 * start).toLocaleTimeString(undefined, clock);
 
 /** 900: "15 min". */
 function lasting(seconds) {
@@ -169,6 +183,37 @@ function interventionTable(summary) {
             ),
           ),
         ),
+      ),
+    ),
+  );
+  section.classList.add("interventions");
+  return section;
+}
+
+function refusalTable({ by_code: kinds }) {
+  const head = ["Code", "Status", "Route", "Requests"];
+  const lines = kinds.slice(0, KINDS).map(({ code, status, route, count }) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, words(code)),
+      h("td", {}, String(status)),
+      h("td", {}, route),
+      h("td", { class: "n" }, count.toLocaleString("en-US")),
+    ),
+  );
+  const section = card(
+    "refusals",
+    "Refused requests",
+    h("p", { class: "note soft" }, "All of this time: they leave no row that could be filtered."),
+    h(
+      "div",
+      { class: "table", role: "region", "aria-label": "Refused requests by code", tabindex: 0 },
+      h(
+        "table",
+        {},
+        h("thead", {}, h("tr", {}, head.map((name, i) => h("th", { scope: "col", class: i === 3 ? "n" : null }, name)))),
+        h("tbody", {}, lines),
       ),
     ),
   );

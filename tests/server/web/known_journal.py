@@ -102,6 +102,20 @@ SUMMARY = {
         {"intervention": "none", "count": 1000, **PLAIN},
         {"intervention": "steer:text", "count": 234, **TEXT},
     ],
+    "refusals": {
+        "count": 7,
+        "by_code": [
+            {"status": 429, "code": "rate_limit_exceeded", "route": "/v1/chat/completions", "count": 5},
+            {"status": 400, "code": "invalid_value", "route": "/v1/chat/completions", "count": 2},
+        ],
+        "by_time": {
+            "bucket": 3600,
+            "rows": [
+                {"start": HOUR - 3600, "count": 2, "statuses": {"400": 2}},
+                {"start": HOUR, "count": 5, "statuses": {"429": 5}},
+            ],
+        },
+    },
     "by_time": {"bucket": 3600, "rows": [period(HOUR - 7200, 30, 0.5, 1, 2), period(HOUR, 10, 0.25, 0, 0)]},
 }
 NO_ANSWER = {"error": {"message": "The journal holds no answer of this id.", "param": "id", "code": "unknown_answer"}}

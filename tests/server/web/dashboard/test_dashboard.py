@@ -47,29 +47,18 @@ def test_figures_and_charts_show_the_summary(known: Callable[..., tuple[Any, Jou
     page, _ = known()
     tiles = page.locator("#tiles .tile").all_inner_texts()
     assert tiles[0].split("\n") == ["Answers", "1,234", "34 broken off"]
-    assert tiles[1].split("\n")[1] == "0.250"
-    assert tiles[2].split("\n")[1:] == ["90 %", "45 of 50"]
-    assert tiles[3].split("\n")[1:] == ["15 %", "IVM, 6 of 40"]
-    assert tiles[4].split("\n")[1:] == ["1.5 %", "3 of 200"]
-    assert tiles[5].split("\n")[1:] == ["–", "not known"]
-    assert tiles[6].split("\n")[1:] == ["250 ms", "90 % within 370 ms"]
-    page.locator("#chart-requests rect.bar").first.wait_for(state="attached")  # drawn when the page knows its width
-    heights = page.locator("#chart-requests rect.bar").evaluate_all(
-        "all => all.map((bar) => Number(bar.getAttribute('height')))"
-    )
-    assert len(heights) == 25  # every hour of a day, with or without answers
-    assert [i for i, height in enumerate(heights) if height > 0] == [22, 24]
-    assert heights[22] == pytest.approx(3 * heights[24])
-    dots = page.locator("#chart-attention circle").evaluate_all(
-        "all => all.map((dot) => Number(dot.getAttribute('cy')))"
-    )
-    floor = page.locator("#chart-attention .grid").first.evaluate("line => Number(line.getAttribute('y1'))")
-    assert len(dots) == 2
-    assert (floor - dots[0]) / (floor - dots[1]) == pytest.approx(2.0)
-    assert page.locator("#chart-flags rect.bar").count() == 50
+    assert tiles[1].split("\n")[:2] == ["Refused", "7"]
+    assert tiles[2].split("\n")[1] == "0.250"
+    assert tiles[3].split("\n")[1:] == ["90 %", "45 of 50"]
+    assert tiles[4].split("\n")[1:] == ["15 %", "IVM, 6 of 40"]
+    assert tiles[5].split("\n")[1:] == ["1.5 %", "3 of 200"]
+    assert tiles[6].split("\n")[1:] == ["–", "not known"]
+    assert tiles[7].split("\n")[1:] == ["250 ms", "90 % within 370 ms"]
     table = page.locator("#chart-interventions tbody tr").all_inner_texts()
     assert table[0].split("\t") == ["plain", "1,000", "0.200", "90 %", "-0.010", "90 %"]
     assert table[1].split("\t") == ["steer: text", "234", "0.100", "–", "–", "–"]
+    refused = page.locator("#chart-refusals tbody tr").all_inner_texts()
+    assert refused[0].split("\t") == ["rate limit exceeded", "429", "/v1/chat/completions", "5"]
     spread = page.locator("#chart-spread dt").all_inner_texts()
     assert len(spread) == 7  # not the dose, of which there is none
     left = page.locator("#chart-spread .box-median").first.evaluate(
@@ -229,7 +218,7 @@ def test_it_refreshes_until_paused(known: Callable[..., tuple[Any, Journal]]) ->
 
 def test_empty_journals_say_so(known: Callable[..., tuple[Any, Journal]]) -> None:
     page, journal = known()
-    journal.summary = {**SUMMARY, "count": 0}
+    journal.summary = {**SUMMARY, "count": 0, "refusals": {**SUMMARY["refusals"], "count": 0}}
     page.get_by_label("Toward").select_option("vision")
     page.get_by_text("No answer matches these filters").wait_for()
     assert page.locator("#content").is_hidden()
