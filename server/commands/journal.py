@@ -110,7 +110,7 @@ def export(
 ) -> None:
     """Write rows to standard output, newest first."""
     from server.encode import dumps
-    from server.journal.queries import Filters, stream
+    from server.journal.queries import COLUMNS, Filters, flat, stream
 
     with _opened(settings_of(config, journal=journal)) as database:
         rows = (row for chunk in stream(database, Filters(**filters), limit) for row in chunk)
@@ -121,29 +121,6 @@ def export(
             writer = csv.DictWriter(sys.stdout, COLUMNS)
             writer.writeheader()
             writer.writerows(map(flat, rows))
-
-
-COLUMNS = (
-    "id", "choice", "created", "model", "finish_reason", "streamed", "interventions", "temperature", "top_p", "max_tokens",
-    "seed", "n", "prompt_tokens", "completion_tokens", "images", "first_token", "total", "attention_ratio", "focused_image",
-    "focus_share", "target_image", "correct", "decay_slope", "kl", "perceptual_blindness", "dissociation", "dose",
-    "readouts", "asked", "applied", "metadata", "prompt", "answer",
-)  # fmt: skip
-
-
-def flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row for a table: nested numbers in columns of their own, the rest as JSON."""
-    from server.encode import dumps
-    from server.journal.schema import DIAGNOSTICS
-
-    more = dict(row["diagnostics"])
-    nested: dict[str, Any] = {name: more.pop(name) for name in DIAGNOSTICS}
-    for name in ("sampling", "usage", "latency", "texts"):
-        nested |= row[name] or {}
-    nested |= {name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata")}
-    nested |= {"interventions": " ".join(row["interventions"]), "readouts": dumps(more) if more else None}
-    found = {**row, **nested}
-    return {name: found.get(name) for name in COLUMNS}
 
 
 def prune(

@@ -92,6 +92,15 @@ def _holds(column: ColumnElement[str], text: str) -> ColumnElement[bool]:
     return func.replace(column, text, "") != column
 
 
+COLUMNS = (
+    "id", "choice", "created", "model", "finish_reason", "streamed", "interventions", "temperature", "top_p", "max_tokens",
+    "seed", "n", "prompt_tokens", "completion_tokens", "images", "first_token", "total", "attention_ratio", "focused_image",
+    "focus_share", "target_image", "correct", "decay_slope", "kl", "perceptual_blindness", "dissociation", "dose",
+    "readouts", "asked", "applied", "metadata", "prompt", "answer",
+)  # fmt: skip
+"""Those of a row as a line of a table."""
+
+
 @dataclass(frozen=True)
 class Page:
     """Rows, newest first; `next` is the cursor of the page after it, None at the end."""
@@ -174,6 +183,18 @@ def shown(row: RowMapping) -> dict[str, Any]:
         "metadata": _parsed(row["metadata"]),
         "texts": texts,
     }
+
+
+def flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for a table: nested numbers in columns of their own, the rest as JSON."""
+    more = dict(row["diagnostics"])
+    nested: dict[str, Any] = {name: more.pop(name) for name in DIAGNOSTICS}
+    for name in ("sampling", "usage", "latency", "texts"):
+        nested |= row[name] or {}
+    nested |= {name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata")}
+    nested |= {"interventions": " ".join(row["interventions"]), "readouts": dumps(more) if more else None}
+    found = {**row, **nested}
+    return {name: found.get(name) for name in COLUMNS}
 
 
 def _parsed(text: str | None) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -16,11 +18,11 @@ from server.encode import dumps, json_response
 from server.errors import ApiError, BadRequest
 from server.journal.database import Database
 from server.journal.errors import REASONS, JournalError
-from server.journal.queries import Filters, answer, page, place, stream
+from server.journal.queries import COLUMNS, Filters, answer, flat, page, place, stream
 from server.journal.summary import summarise
 from server.journal.summary.periods import DAY, MINUTE
 from server.journal.words import WORDED
-from server.openapi.operation import JSON, Parameter, documented
+from server.openapi.operation import JSON, TEXT, Parameter, documented
 from server.wire.answers import ErrorBody
 from server.wire.journal import JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
 
@@ -31,7 +33,8 @@ blueprint = Blueprint("journal", __name__)
 MAX_LIMIT = 1000
 MAX_TEXT = 256
 LATEST = 1e11  # the year 5138
-FORMATS = ("json", "jsonl")
+FORMATS = ("json", "jsonl", "csv")
+CSV = "text/csv"
 FILTERS = tuple(Filters.__dataclass_fields__)
 PAGING = ("limit", "before", "format")
 LONGEST = 366 * DAY
@@ -60,7 +63,7 @@ def _filters() -> list[Parameter]:
 @blueprint.get("/v1/diagnostics")
 @documented(
     "Journal",
-    {200: {JSON: PageOfRows, "application/x-ndjson": (RowOfAnswer, ErrorBody)}},
+    {200: {JSON: PageOfRows, "application/x-ndjson": (RowOfAnswer, ErrorBody), CSV: TEXT}},
     errors=(400, 503),
     parameters=[
         *_filters(),
@@ -72,17 +75,20 @@ def _filters() -> list[Parameter]:
         ),
         Parameter("before", "The `next` of an earlier page."),
         Parameter(
-            "format", "jsonl streams a row a line.", lambda: {"enum": list(FORMATS), "default": FORMATS[0]}, "jsonl"
+            "format",
+            "jsonl and csv stream a row a line.",
+            lambda: {"enum": list(FORMATS), "default": FORMATS[0]},
+            "jsonl",
         ),
     ],
 )
 def list_rows() -> Response:
-    """Rows, newest first: a page of them, or with `format=jsonl` a stream of all (or of `limit`)."""
+    """Rows, newest first: a page of them, or with `format=jsonl` or `csv` a stream of all (or of `limit`)."""
     given = parameters((*FILTERS, *PAGING))
     filters = filters_of(given)
     before = _cursor(given["before"]) if "before" in given else None
-    if given.get("format") == "jsonl":
-        return _jsonl(filters, _integer(given, "limit", 2**31), before)
+    if (form := given.get("format", FORMATS[0])) != FORMATS[0]:
+        return _streamed(form, filters, _integer(given, "limit", 2**31), before)
     limit = _integer(given, "limit", MAX_LIMIT) or 50
     with _reading() as database, database.engine.connect() as connection:
         found = page(connection, filters, limit, before)
@@ -231,7 +237,7 @@ def _begin_heavy() -> Callable[[], None]:
     return release
 
 
-def _jsonl(filters: Filters, limit: int | None, before: int | None) -> Response:
+def _streamed(form: str, filters: Filters, limit: int | None, before: int | None) -> Response:
     release = _begin_heavy()
     try:
         with _reading() as database:
@@ -241,23 +247,34 @@ def _jsonl(filters: Filters, limit: int | None, before: int | None) -> Response:
         release()
         raise
 
+    table = form == "csv"
+    told = _table if table else _lines
+
     def lines() -> Iterator[str]:
         try:
-            yield _lines(first)
+            yield (",".join(COLUMNS) + "\r\n" if table else "") + told(first)
             for rows in chunks:
-                yield _lines(rows)
+                yield told(rows)
         except SQLAlchemyError as error:
             # A stream that ends early must not look like one that is complete.
             log.error("journal: a stream broke off: %s", database.explain(error))
+            if table:
+                raise  # the connection is cut: a table has no line for it
             broken = ApiError(503, "The journal could not be read to its end.", code="journal_unavailable")
             yield dumps(broken.body()) + "\n"
         finally:
             release()
 
-    response = Response(lines(), mimetype="application/x-ndjson")
+    response = Response(lines(), mimetype=CSV if table else "application/x-ndjson")
     response.call_on_close(release)
     return response
 
 
 def _lines(rows: list[dict[str, Any]]) -> str:
     return "".join(dumps(row) + "\n" for row in rows)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, COLUMNS).writerows(map(flat, rows))
+    return text.getvalue()

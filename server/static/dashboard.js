@@ -1,12 +1,13 @@
 // The dashboard: the journal's summary and its latest rows, filtered, refreshed while it is looked at.
 
-import { getJson } from "./api.js";
+import { getBlob, getJson } from "./api.js";
 import { dotChart } from "./charts.js";
 import { byId, h } from "./dom.js";
 import { keepPage } from "./drops.js";
 import { askForKey, onKey } from "./key.js";
 import { measure } from "./names.js";
 import { colourOf, interventionsOf, raised, rowDetail, tableRow, timeOf } from "./rows.js";
+import { saveBlob } from "./save.js";
 import { charts, tiles } from "./summary.js";
 
 const EVERY = 4000;
@@ -270,6 +271,18 @@ function choices(data, current, pick) {
   );
 }
 
+/** Save all rows that match the filters, in a format of the API. */
+async function save(format) {
+  const query = parameters(readFilters());
+  query.set("format", format);
+  try {
+    saveBlob(`helmsight-answers.${format}`, await getBlob(`/v1/diagnostics?${query}`));
+    settled("save");
+  } catch (error) {
+    fail(error, "save");
+  }
+}
+
 // -------------------------------------------------------------------------------------------------- listening
 
 function filter() {
@@ -314,6 +327,8 @@ byId("filters").addEventListener("change", ({ target }) => {
   filter();
 });
 byId("unzoom").addEventListener("click", reset);
+for (const button of document.querySelectorAll("[data-format]"))
+  button.addEventListener("click", () => save(button.dataset.format));
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
 byId("clear").addEventListener("click", clearFilters);
 byId("pause").addEventListener("click", () => {

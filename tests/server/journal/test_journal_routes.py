@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 
 import pytest
@@ -73,7 +75,7 @@ def test_streams_that_are_left_give_their_place_back(
         ("intervention=sage", "intervention", "sage.see, sage.think, steering, sage.generate, contrast.vcd"),
         ("flag=red", "flag", "perceptual_blindness, dissociation"),
         ("finish_reason=done", "finish_reason", "cancelled"),
-        ("format=xml", "format", "json, jsonl"),
+        ("format=xml", "format", "json, jsonl, csv"),
         ("model=", "model", "1 to 256"),
         ("vector=%00", "vector", "1 to 256"),
         ("model=" + "x" * 257, "model", "1 to 256"),
@@ -86,6 +88,24 @@ def test_wrong_parameters_are_named(fake: FakeEngine, serve: Serve, query: str, 
     assert said in response.json["error"]["message"]
     if param not in ("limit", "before", "format"):
         assert client.get(f"/v1/diagnostics/summary?{query}").status_code == 400
+
+
+def test_rows_as_a_table(fake: FakeEngine, serve: Serve) -> None:
+    client = serve(fake, journal_texts=True)
+    for text in ("one", 'with "quotes", commas\nand lines'):
+        assert ask(client, text, metadata={"run": "7"}).status_code == 200
+    rows = rows_of(client, 2)
+    response = client.get("/v1/diagnostics?format=csv")
+    assert response.content_type == "text/csv; charset=utf-8"
+    found = list(csv.DictReader(io.StringIO(response.text, newline="")))
+    assert [one["id"] for one in found] == [row["id"] for row in rows]
+    assert [one["prompt"] for one in found] == [row["texts"]["prompt"] for row in rows]
+    assert float(found[0]["total"]) == rows[0]["latency"]["total"]
+    assert json.loads(found[0]["metadata"]) == {"run": "7"}
+    assert found[0]["kl"] == ""
+    limited = client.get("/v1/diagnostics?format=csv&limit=1&finish_reason=stop").text
+    assert len(list(csv.reader(io.StringIO(limited, newline="")))) == 2
+    assert client.get("/v1/diagnostics?format=csv&model=none").text == response.text.splitlines()[0] + "\r\n"
 
 
 @pytest.mark.parametrize("bucket", ["0", "59", "90", "x", "-60", "99999960"])

@@ -118,3 +118,19 @@ def test_a_part_stands_in_the_address(known: Callable[..., tuple[Any, Journal]])
     asked = [query for query in journal.queries if query["path"].endswith("/summary")][-1]
     assert asked.keys() == {"path", "since"}
     assert float(asked["since"]) == pytest.approx(NOW - 900, abs=5)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_what_is_filtered_is_saved(known: Callable[..., tuple[Any, Journal]], form: str) -> None:
+    page, journal = known(f"?toward=text&since={HOUR - 7200}&until={HOUR}")
+    with page.expect_download() as download:
+        page.get_by_role("button", name=f"Save {form.upper()}").click()
+    assert download.value.suggested_filename == f"helmsight-answers.{form}"
+    (asked,) = [query for query in journal.queries if query.get("format") == form]
+    assert asked == {
+        "path": "/v1/diagnostics",
+        "since": str(HOUR - 7200),
+        "until": str(HOUR),
+        "toward": "text",
+        "format": form,
+    }
