@@ -91,7 +91,7 @@ const SAMPLE = "sample:";
 export const sampleKey = (name) => SAMPLE + name;
 export const sampleName = (key) => (key.startsWith(SAMPLE) ? key.slice(SAMPLE.length) : null);
 
-const namesOf = (list) => list.map(({ key }) => sampleName(key) ?? "*").join(",");
+const namesOf = (list) => list.map(({ key }) => (key && sampleName(key)) || "*").join(",");
 const picturesOf = (names) =>
   (names ? names.split(",") : []).map((name) => (name === "*" ? { key: null, name } : { key: sampleKey(name), name }));
 const turnsOf = (turns) =>

@@ -3,6 +3,7 @@
 import { h, percent, pretty, rawJson, seconds, short } from "./dom.js";
 import { labelOf, words } from "./names.js";
 import { appliedLines, listOf } from "./readouts.js";
+import { replayLink } from "./replay.js";
 
 /** What is true or false of an answer without being a failure. */
 const NO_FLAGS = ["correct"];
@@ -157,6 +158,7 @@ export function rowDetail(row) {
   return h(
     "div",
     { class: "detail" },
+    h("p", {}, h("a", { href: replayLink(row) }, "Open in the playground")),
     row.texts &&
       part(
         "Texts",

@@ -336,3 +336,8 @@ def test_real_answers_arrive_and_are_filtered(
     assert "toward text, strength 1 (0.500 in published units), layer 3" in text
     assert "What color is the background in picture 2?" in text
     assert "run" in text
+    page.get_by_role("link", name="Open in the playground").click()
+    page.wait_for_selector(".sample")
+    until(page, "document.getElementById('helm').value === '-1'")
+    assert page.locator("#question").input_value() == "What color is the background in picture 2?"
+    assert page.locator("#max-tokens").input_value() == "6"

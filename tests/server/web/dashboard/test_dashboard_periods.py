@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,8 +13,9 @@ from flask import Flask
 from server.app import create_app
 from server.settings import Settings
 from tests.server.fakes import FakeEngine
+from tests.server.web import known_journal
 from tests.server.web.browser import Visit, until
-from tests.server.web.known_journal import HOUR, NOW, Journal
+from tests.server.web.known_journal import HOUR, NOW, Journal, row
 
 
 @pytest.fixture
@@ -134,3 +136,34 @@ def test_what_is_filtered_is_saved(known: Callable[..., tuple[Any, Journal]], fo
         "toward": "text",
         "format": form,
     }
+
+
+def test_a_row_leads_to_the_playground(
+    known: Callable[..., tuple[Any, Journal]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = "system: Be brief.\nuser: What?\nassistant: A star.\nuser: Text context: It is red.\n\nWhich colour?"
+    asked = {
+        "steering": {"toward": "text", "strength": 1.5},
+        "sage": {"think": False},
+        "contrast": {"kind": "icd", "prompt": "(14 characters)"},
+        "baseline": False,
+        "diagnostics": {"include": ["attention", "focus"]},
+    }
+    sampling = {"temperature": 0.5, "max_tokens": 9, "seed": 3, "n": 1, "top_p": 1.0}
+    full = row(1, asked=asked, sampling=sampling, texts={"prompt": prompt, "answer": "Red."})
+    monkeypatch.setattr(known_journal, "ROWS", [full, row(2, asked={"omitted": 9}, images=0)])
+    page, _ = known()
+    links = []
+    for line in page.locator("#rows tr").all():
+        line.click()
+        links.append(page.get_by_role("link", name="Open in the playground").get_attribute("href"))
+        page.keyboard.press("Escape")
+    full_of, bare = ({n: v for n, (v,) in parse_qs(link.partition("#")[2], True).items()} for link in links)
+    turns, others = json.loads(full_of.pop("turns")), json.loads(full_of.pop("asked"))
+    assert full_of == {
+        "question": "Which colour?", "context": "It is red.", "system": "Be brief.", "pictures": "*,*", "strength": "-1.5",
+        "max_tokens": "9", "temperature": "0.5", "seed": "3", "baseline": "0", "readouts": "attention,focus",
+    }  # fmt: skip
+    assert turns == [{"context": "", "question": "What?", "answer": "A star.", "pictures": ""}]
+    assert others == {"sage": {"think": False}, "contrast": {"kind": "icd"}}
+    assert bare == {"max_tokens": "8", "readouts": ""}
