@@ -16,7 +16,7 @@ from typing import Any
 from probes.answering.base import Answerer, Push, Question
 from probes.answering.engine import with_picture
 from probes.answering.replies import replies
-from probes.pairs.file import Rule, Test
+from probes.pairs.file import Check, Rule
 from probes.vector.calibrate import noise, span
 from probes.vector.neutral import repetition
 from probes.vector.verdict import MOVED
@@ -90,7 +90,7 @@ def calibrate(
     mllm: MLLM,
     answerer: Answerer,
     vector: SteeringVector,
-    tests: Sequence[Test],
+    tests: Sequence[Check],
     *,
     rule: Rule,
     strengths: Sequence[float],
@@ -165,7 +165,7 @@ def unmoved(vector: SteeringVector, sides: tuple[str, str]) -> list[str]:
 def _ask(
     mllm: MLLM,
     answerer: Answerer,
-    tests: Sequence[Test],
+    tests: Sequence[Check],
     pushes: Sequence[Push | None],
     rule: Rule,
     quiet: bool,

@@ -54,7 +54,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Test:
+class Check:
     """A question, and the text that an answer of either side has."""
 
     question: Prompt
@@ -76,7 +76,7 @@ class Pair:
     line: int
     toward: Prompt
     away: Prompt
-    test: Test | None = None
+    test: Check | None = None
 
     @property
     def digest(self) -> str:
@@ -121,7 +121,7 @@ def _pair(number: int, row: object, folder: Path) -> Pair:
     return Pair(number, toward, away, _test(row, folder))
 
 
-def _test(row: Mapping[str, Any], folder: Path) -> Test | None:
+def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
     if ("question" in row) != ("expect" in row):
         raise ValueError("'question' and 'expect' go together")
     if "question" not in row:
@@ -134,7 +134,7 @@ def _test(row: Mapping[str, Any], folder: Path) -> Test | None:
             raise ValueError('\'expect\' must be {"toward": text, "away": text}')
     if toward.casefold() == away.casefold():
         raise ValueError("'expect' is the same for both sides")
-    return Test(_prompt(row["question"], "question", folder), toward, away)
+    return Check(_prompt(row["question"], "question", folder), toward, away)
 
 
 def _prompt(given: object, place: str, folder: Path) -> Prompt:

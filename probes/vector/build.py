@@ -179,7 +179,7 @@ def made_of(
     if not reliable:
         _log.warning(
             "No reliable direction: at the best layer (%d) the queries' differences agree by %.2f only (at least %.2f "
-            "wanted). The model may not follow the two instructions, or the samples are too few.",
+            "wanted). The model may make no difference between the two sides, or the samples are too few.",
             best, float(direction.agreement[best]), RELIABLE,
         )  # fmt: skip
     info: dict[str, Any] = {
