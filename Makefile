@@ -28,7 +28,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.run
 
 $(VENV)/.installed: pyproject.toml
-	@echo "Installing into $(VENV), once; this takes a minute or two. 1/3: the environment"
+	@echo "Installing into $(VENV), once; this takes a few minutes. 1/3: the environment"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "2/3: $(TORCH), the largest download"
 	@$(PIP) "$(TORCH)"

@@ -111,6 +111,8 @@ function curve({ baseline, curve: points, range }, sides) {
         line("right with the image alone", baseline?.image_accuracy, (p) => p.image_accuracy, 1, true),
         line("right with the text alone", baseline?.context_accuracy, (p) => p.context_accuracy, 2, true),
       ];
+  const whose = sides ? "of" : "to conflicts that follow";
+  const spoilt = sides ? "Answers that are spoilt" : "Right answers where nothing conflicts";
   const n = (sorted[0].vision ?? sorted[0].toward)?.n ?? plain.n;
   const asked = n ? `, ${n} questions each` : "";
   return h(
@@ -119,8 +121,8 @@ function curve({ baseline, curve: points, range }, sides) {
     h(
       "div",
       { class: "spread" },
-      lineChart(effect, { ...common, label: `Share of answers ${sides ? "of" : "to conflicts that follow"} the side that is steered toward, by strength` }),
-      lineChart(cost, { ...common, label: sides ? "Answers that are spoilt, by strength: what steering costs" : "Right answers where nothing conflicts, by strength: what steering costs" }),
+      lineChart(effect, { ...common, label: `Share of answers ${whose} the side that is steered toward, by strength` }),
+      lineChart(cost, { ...common, label: `${spoilt}, by strength: what steering costs` }),
     ),
     h(
       "p",
