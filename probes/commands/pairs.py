@@ -30,8 +30,8 @@ _calibration = partial(Option, rich_help_panel="The calibration")
 def build(
     context: typer.Context,
     pairs: Annotated[Path, Option(
-        metavar="FILE", help='JSONL: {"toward": [messages], "away": [messages]} a line; pictures are files, relative to '
-        "this one, or data: URLs",
+        metavar="FILE", help='JSONL, an object a line: the messages "toward" one side and those "away" from it; pictures '
+        "are files, relative to this one, or data: URLs",
     )],
     model: Model = None,
     seed: Seed = 0,
