@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # The CPU build; a newer, unpinned torch would bring gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+
 .PHONY: serve test lint format bench clean
 serve: $(VENV)/.installed
 	$(BIN)/helmsight serve
@@ -26,10 +28,14 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.run
 
 $(VENV)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
-	touch $@
+	@echo "Installing into $(VENV), once; this takes a few minutes. 1/3: the environment"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "2/3: $(TORCH), the largest download"
+	@$(PIP) "$(TORCH)"
+	@echo "3/3: Helmsight and what else it needs"
+	@$(PIP) --editable ".[test]"
+	@touch $@
+	@echo "Installed."
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from steering import DROP, Criterion, Options, SteeringVector
 
 Chat = Sequence[Mapping[str, Any]]
 
+SIGNS = {"plus": 1.0, "minus": -1.0}
+"""Of a push by the vector's own sign."""
+
 
 @dataclass(frozen=True)
 class Push:
-    """Steering: toward a side, or, with "auto", the way that the criterion finds. A server knows the vector by its name.
+    """Steering: toward a side, with "auto" the way that the criterion finds, with "plus" and "minus" the way that the vector
+    was measured and the other one, which needs no modality preference. A server knows the vector by its name.
     `layers` are the vector's own unless given."""
 
-    toward: Literal["vision", "text", "auto"]
+    toward: Literal["vision", "text", "auto", "plus", "minus"]
     vector: SteeringVector | str
     strength: float = 1.0
     layers: tuple[int, ...] | None = None
@@ -37,11 +41,13 @@ class Question:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer; where they were measured, the attention ratio (0 text context to 1 images) and what "auto" found."""
+    """An answer; where they were measured, the attention ratio (0 text context to 1 images) and what "auto" found. `kept`
+    is one that was not asked for now but remembered."""
 
     text: str
     attention_ratio: float | None = None
     auto: Mapping[str, Any] | None = None
+    kept: bool = field(default=False, compare=False)
 
 
 class Answerer(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from PIL import Image
 
-from probes.answering.base import Question, Reply
+from probes.answering.base import SIGNS, Chat, Question, Reply
 from probes.answering.requests import request
 from probes.answering.versions import versions
 from steering import (
@@ -76,18 +76,27 @@ class InProcess:
         if (push := question.push) is not None:
             if isinstance(push.vector, str):
                 raise ValueError(f"In process the vector {push.vector!r} must be given itself, not by name.")
-            auto = Auto(push.vector, push.strength, push.layers)
-            steers = (auto.toward(push.toward) if found is None else auto.steer(found),)
-        chat = question.chat
-        if not pictures_of(chat) and self.engine.mllm.needs_images:
-            *before, last = chat
-            chat = [*before, {**last, "content": [_NOTHING, *last["content"]]}]
+            if push.toward in SIGNS:
+                steers = (Steer(push.vector, SIGNS[push.toward] * push.strength, push.layers),)
+            else:
+                auto = Auto(push.vector, push.strength, push.layers)
+                steers = (auto.toward(push.toward) if found is None else auto.steer(found),)
         return request(
-            chat,
+            with_picture(self.engine.mllm, question.chat),
             (*steers, *question.interventions),
             sampling=Sampling(max_tokens=question.max_tokens),
             diagnose=_ATTENTION if question.attention else None,
         )
+
+
+def with_picture(mllm: MLLM, chat: Chat) -> Chat:
+    """The chat; with a gray picture for a model that cannot do without images where it has none."""
+    if pictures_of(chat) or not mllm.needs_images:
+        return chat
+    *before, last = chat
+    content = last["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [*before, {**last, "content": [_NOTHING, *parts]}]
 
 
 def _thresholds(mllm: MLLM) -> tuple[str, ...]:

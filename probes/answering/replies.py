@@ -1,22 +1,32 @@
-"""Questions asked with a bar that shows how far they are."""
+"""Questions asked with bars that show how far they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
-from tqdm import tqdm
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from probes.answering.base import Answerer, Question, Reply
+from probes.answering.progress import Progress
 
 
 def replies(
-    answerer: Answerer, questions: Iterable[Question], total: int, *, title: str = "", quiet: bool = False
+    answerer: Answerer,
+    questions: Iterable[Question],
+    parts: Sequence[str],
+    *,
+    title: str = "",
+    quiet: bool = False,
 ) -> Iterator[Reply]:
-    """The replies in the order of the questions, of which there are `total`. Whoever takes them should take all, so that the
-    stream, and what it keeps open, ends."""
-    return iter(
-        tqdm(
-            answerer.answers(questions), total=total, desc=title, unit=" answers", disable=quiet or None,
-            dynamic_ncols=True, smoothing=0.05,
-        )
-    )  # fmt: skip
+    """The replies in the order of the questions; `parts` are what each of them counts for. Whoever takes them should take
+    all, so that the stream, and what it keeps open, ends."""
+    with Progress(title, Counter(parts), quiet=quiet) as progress:
+        yield from counted(answerer, questions, parts, progress)
+
+
+def counted(
+    answerer: Answerer, questions: Iterable[Question], parts: Sequence[str], progress: Progress
+) -> Iterator[Reply]:
+    """As `replies`, where there is a progress already."""
+    for part, reply in zip(parts, answerer.answers(questions), strict=True):
+        progress.advance(part, kept=reply.kept)
+        yield reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from probes.answering.base import Push
+from probes.answering.base import SIGNS, Push
 from steering import DROP, Criterion, Options
 from steering.protocol.intervention import REGISTRY
 
@@ -33,6 +33,8 @@ def _all_off(group: str) -> dict[str, Any]:
 def steering(push: Push, name: str) -> dict[str, Any]:
     """The field of a push by the server's vector of that name."""
     layers = {} if push.layers is None else {"layers": list(push.layers)}
+    if push.toward in SIGNS:
+        return {"vectors": [{"name": name, "scale": SIGNS[push.toward] * push.strength, **layers}]}
     auto = {"auto": _criterion(push.criterion)} if push.criterion != DROP else {}
     return {"vector": name, "toward": push.toward, "strength": push.strength, **layers, **auto}
 

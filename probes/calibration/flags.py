@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from probes.answering.progress import tracked
 from probes.answering.requests import request
 from probes.conflicts.degrade import degraded
 from probes.conflicts.samples import ConflictSample
@@ -64,7 +64,9 @@ def ask(engine: Engine, samples: Sequence[ConflictSample], seed: int = 0, quiet:
     diagnose = Diagnose(frozenset({"flags"}))
     requests = (
         request(_chat(degraded(sample, "vision", severity, seed)), sampling=Sampling(max_tokens=40), diagnose=diagnose)
-        for sample, severity in zip(tqdm(samples, desc="flags", disable=quiet or None), severities, strict=True)
+        for sample, severity in zip(
+            tracked(samples, len(samples), "Flags", unit="samples", quiet=quiet), severities, strict=True
+        )
     )
     rows = []
     for result, sample, severity in zip(engine.generate(requests), samples, severities, strict=True):

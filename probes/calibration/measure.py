@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from tqdm import tqdm
 
+from probes.answering.progress import Progress, tracked
 from probes.answering.requests import request
 from probes.calibration import flags
 from probes.calibration.flags import Answered
@@ -25,7 +25,7 @@ def calibrate_think(engine: Engine, samples: Sequence[ConflictSample], quiet: bo
         raise ValueError("A calibration needs at least one sample.")
     requests = (
         request(messages_of(sample, "plain", swapped=False), divergence=True)
-        for sample in tqdm(samples, desc="divergence", disable=quiet or None)
+        for sample in tracked(samples, len(samples), "Divergence", unit="samples", quiet=quiet)
     )
     values = [result.choices[0].divergence for result in engine.generate(requests)]
     return _known(engine).with_divergence(torch.cat([value for value in values if value is not None], 1), len(samples))
@@ -37,7 +37,7 @@ def calibrate_sinks(engine: Engine, samples: Sequence[ConflictSample], quiet: bo
     diagnose = Diagnose(frozenset({"patches"}))
     requests = (
         request(messages_of(sample, "plain", swapped=False), diagnose=diagnose)
-        for sample in tqdm(samples, desc="sinks", disable=quiet or None)
+        for sample in tracked(samples, len(samples), "Sinks", unit="samples", quiet=quiet)
     )
     maps = []
     for result in engine.generate(requests):
@@ -65,12 +65,12 @@ def calibrate_surprise(
     """The bound of surprise, on the samples' contexts as they are, asked in both orders; raises ValueError where none has
     two tokens, RequestError where the model cannot read a text without an image."""
     values: list[float] = []
-    with tqdm(total=len(samples), desc="surprise", disable=quiet or None) as bar:
+    with Progress("Surprise", {"": len(samples)}, unit="samples", quiet=quiet) as bar:
         for begin in range(0, len(samples), batch):
             part = samples[begin : begin + batch]
             chats = [messages_of(sample, "plain", swapped) for sample in part for swapped in (False, True)]
             values += [value for value, _ in surprises(engine, chats) if value is not None]
-            bar.update(len(part))
+            bar.advance(by=len(part))
     if not values:
         raise ValueError("No sample has a text context of two tokens.")
     return _known(engine).with_surprise(torch.tensor(values))

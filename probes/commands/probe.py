@@ -20,6 +20,7 @@ from probes.harness.options import (
     Slots,
     Threads,
     file_option,
+    goes_on,
     log_warnings,
     sample_option,
 )
@@ -124,43 +125,44 @@ def probe(
     defaults: Defaults = context.obj
     asked = ModelOptions.of(defaults, model, device, threads, slots)
     data = Data.of(defaults, mc2, images, tasks, seed)
-    if part is not None:
-        from probes.vector import reliability
+    with goes_on():
+        if part is not None:
+            from probes.vector import reliability
 
-        reliability.run(asked, data, samples, json, quiet)
-    elif measured is not None:
-        from probes.calibration import run as calibration
+            reliability.run(asked, data, samples, json, quiet)
+        elif measured is not None:
+            from probes.calibration import run as calibration
 
-        calibration.run(calibration.CalibrationOptions(measured, asked, data, samples, replace, markdown, quiet))
-    else:
-        from probes.vector import run as building
-        from probes.vector.build import Recipe
-        from probes.vector.calibrate import STRENGTHS
+            calibration.run(calibration.CalibrationOptions(measured, asked, data, samples, replace, markdown, quiet))
+        else:
+            from probes.vector import run as building
+            from probes.vector.build import Recipe
+            from probes.vector.calibrate import STRENGTHS
 
-        building.run(
-            building.ProbeOptions(
-                model=asked,
-                data=data,
-                name=name,
-                recipe=Recipe(wording, position, weight_size, weight_states),
-                samples=samples,
-                calibrated=calibration_samples if calibrate else 0,
-                layers=None if layers is None else tuple(layers),
-                strengths=tuple(strengths or STRENGTHS),
-                budget=building.budget_of(budget or ()),
-                states=states,
-                out=_place(out, name, defaults),
-                shadows=Path(asked.path) / "vectors" / f"{name}.safetensors" if out is None else None,
-                folder=report or Path("build/probe") / name,
-                force=force,
-                replace=replace,
-                quiet=quiet,
+            building.run(
+                building.ProbeOptions(
+                    model=asked,
+                    data=data,
+                    name=name,
+                    recipe=Recipe(wording, position, weight_size, weight_states),
+                    samples=samples,
+                    calibrated=calibration_samples if calibrate else 0,
+                    layers=None if layers is None else tuple(layers),
+                    strengths=tuple(strengths or STRENGTHS),
+                    budget=building.budget_of(budget or ()),
+                    states=states,
+                    out=place(out, name, defaults),
+                    shadows=Path(asked.path) / "vectors" / f"{name}.safetensors" if out is None else None,
+                    folder=report or Path("build/probe") / name,
+                    force=force,
+                    replace=replace,
+                    quiet=quiet,
+                )
             )
-        )
 
 
-def _place(out: Path | None, name: str, defaults: Defaults) -> Path:
-    """The file that is written, which without --out is in the first folder of vectors."""
+def place(out: Path | None, name: str, defaults: Defaults) -> Path:
+    """The file of a vector that is written, which without --out is in the first folder of vectors."""
     if out is not None:
         return out.expanduser()
     if not (folders := defaults.vectors()):

@@ -27,6 +27,14 @@ class Condition:
     shots: tuple[ConflictSample, ...] = ()
     wording: Wording = "paper"
 
+    @property
+    def name(self) -> str:
+        """What it is called while it is asked; strengths, layers and vectors are not told apart."""
+        shown = self.setting.replace("_", " ")
+        if self.push is None:
+            return shown
+        return f"{shown if shown != 'plain' else ''} steered toward {self.push.toward}".strip()
+
     def question(self, sample: ConflictSample, swapped: bool) -> Question:
         limit = CHAIN_TOKENS if self.setting.startswith("chain") else MAX_TOKENS
         return Question(messages(sample, self.setting, swapped, self.shots, self.wording), self.push, limit)
@@ -86,7 +94,7 @@ def ask(
         for condition, sample, swapped in plan:
             yield condition.question(sample, swapped)
 
-    said = replies(answerer, questions(), len(plan), title=title, quiet=quiet)
+    said = replies(answerer, questions(), [one.name for one, _, _ in plan], title=title, quiet=quiet)
     answers = [Answers() for _ in conditions]
     both = zip(said, said)  # noqa: B905 -- the same iterator twice: the two orders of a sample
     for sample in samples:

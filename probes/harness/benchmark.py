@@ -22,6 +22,7 @@ from probes.harness.options import (
     file_option,
     flag,
     flags_of,
+    goes_on,
     log_warnings,
     model_option,
     sample_option,
@@ -104,7 +105,8 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         setup = Setup(asked, limit, seed, quiet, out, base_url, json, markdown)
         options = benchmark.options(setup, context.obj, **own)
         setup.check()
-        _write(benchmark.run(options, Session(setup)), setup)
+        with goes_on():
+            _write(benchmark.run(options, Session(setup)), setup)
 
     flags = [
         flag("limit", int, sample_option(min=1, metavar="N", help=benchmark.unit), benchmark.limit),

@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from probes.answering.base import Answerer, Chat, Question
-from probes.answering.replies import replies
+from probes.answering.progress import Progress
+from probes.answering.replies import counted
 from probes.harness.bootstrap import Scores, Share, Tallies, estimates
 from steering import Options, RequestError
 
@@ -62,18 +63,21 @@ def compare(
     parts = [part for part in parts if part.samples]
     report: dict[str, Any] = {}
     plain: list[_Answered] | None = None
-    for name, interventions in conditions.items():
-        try:
-            now = _answered(answerer, parts, interventions, max_tokens, f"{name:<20}", quiet)
-        except RequestError as error:
-            if name == BASELINE:
-                raise
-            log.warning("%s is left out: %s", name, error)
-            continue
-        report[name] = {
-            one.part.name: one.measured(None if plain is None else plain[number]) for number, one in enumerate(now)
-        }
-        plain = plain or now
+    total = sum(part.each * len(part.samples) for part in parts)
+    with Progress("Conditions", dict.fromkeys(conditions, total), quiet=quiet) as progress:
+        for name, interventions in conditions.items():
+            try:
+                now = _answered(answerer, parts, interventions, max_tokens, name, progress)
+            except RequestError as error:
+                if name == BASELINE:
+                    raise
+                log.warning("%s is left out: %s", name, error)
+                progress.leave_out(name)
+                continue
+            report[name] = {
+                one.part.name: one.measured(None if plain is None else plain[number]) for number, one in enumerate(now)
+            }
+            plain = plain or now
     return report
 
 
@@ -110,8 +114,8 @@ def _answered(
     parts: Sequence[SampleSet],
     interventions: tuple[Options, ...],
     max_tokens: int,
-    title: str,
-    quiet: bool,
+    name: str,
+    progress: Progress,
 ) -> list[_Answered]:
     """All parts' answers, in one stream of questions."""
 
@@ -122,7 +126,7 @@ def _answered(
                     yield Question(chat, max_tokens=max_tokens, interventions=interventions, attention=False)
 
     total = sum(part.each * len(part.samples) for part in parts)
-    texts = iter([reply.text for reply in replies(answerer, questions(), total, title=title, quiet=quiet)])
+    texts = iter([reply.text for reply in counted(answerer, questions(), [name] * total, progress)])
     found = []
     for part in parts:
         answers = [[next(texts) for _ in range(part.each)] for _ in part.samples]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import json
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -38,11 +39,13 @@ class Remembering:
         return self._answerer.identity
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
-        """The replies in order, known ones from the file."""
+        """The replies in order, known ones from the file; those at the beginning before anything is asked."""
         waiting: deque[tuple[str, Reply | None]] = deque()
 
+        rest = iter(questions)
+
         def unknown() -> Iterator[Question]:
-            for question in questions:
+            for question in rest:
                 name = key(self.identity, question)
                 waiting.append((name, self._known.get(name)))
                 if waiting[-1][1] is None:
@@ -51,14 +54,22 @@ class Remembering:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             _lock(file, self.path)
-            for reply in self._answerer.answers(unknown()):
+            asked = unknown()
+            for question in rest:
+                name = key(self.identity, question)
+                if (known := self._known.get(name)) is None:
+                    waiting.append((name, None))
+                    asked = itertools.chain([question], asked)
+                    break
+                yield known
+            for reply in self._answerer.answers(asked):
                 while (known := waiting[0][1]) is not None:
                     waiting.popleft()
                     yield known
                 name, _ = waiting.popleft()
-                file.write(json.dumps({"key": name, **asdict(reply)}) + "\n")
+                file.write(json.dumps({"key": name} | _written(reply)) + "\n")
                 file.flush()
-                self._known[name] = reply
+                self._known[name] = replace(reply, kept=True)
                 yield reply
         for _, known in waiting:
             assert known is not None
@@ -80,6 +91,12 @@ def key(identity: str, question: Question) -> str:
         content["attention"] = False
     hasher.update(json.dumps(content, sort_keys=True).encode())
     return hasher.hexdigest()
+
+
+def _written(reply: Reply) -> dict[str, Any]:
+    fields = asdict(reply)
+    del fields["kept"]
+    return fields
 
 
 def _message(role: str, content: Any, hasher: hashlib._Hash) -> list[Any]:
@@ -134,7 +151,7 @@ def _read(path: Path) -> dict[str, Reply]:
                     raise ValueError("cut off")
                 row = json.loads(line)
                 name = row.pop("key")
-                known[name] = Reply(**row)
+                known[name] = Reply(**row, kept=True)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 _log.warning("%s: line %d and what follows is damaged and asked again: %s", path, number + 1, error)
                 break

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
@@ -103,6 +104,16 @@ def check_writable(folder: Path) -> None:
         raise NotADirectoryError(f"{folder} cannot be written to: {there} is no folder")
     if not os.access(there, os.W_OK):
         raise PermissionError(f"{folder} cannot be written to" + (f": {there} is read-only" if there != folder else ""))
+
+
+@contextmanager
+def goes_on() -> Iterator[None]:
+    """Say at Ctrl-C that what was done is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\nStopped. What was done is kept: the same command goes on from here.", file=sys.stderr)
+        raise
 
 
 class Command(TyperCommand):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from probes.answering.base import Answerer
+from probes.answering.progress import tracked
 from probes.answering.requests import request
 from probes.conflicts.asking import Condition, ask
 from probes.conflicts.samples import SIDES, ConflictSample, Side, messages
@@ -185,7 +185,7 @@ def latency(
     steers = (Steer.to(steering.vector, "text", steering.strength, layers=steering.layers),)
     sampling = Sampling(max_tokens=8, ignore_eos=True)
     seconds: dict[str, list[float]] = {"plain": [], "probing": [], "steering": []}
-    for number, sample in enumerate(tqdm(samples, desc="Latency", unit=" samples", disable=quiet or None)):
+    for number, sample in enumerate(tracked(samples, len(samples), "Latency", unit="samples", quiet=quiet)):
         chat = messages(sample, "plain", swapped=False)
         requests = {
             "plain": request(chat, sampling=sampling),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
-from tqdm import tqdm
 
+from probes.answering.progress import tracked
 from probes.conflicts.samples import SIDES, ConflictSample, Setting, Wording, messages, prompt
 from probes.vector.build import Recipe, drawn, reading, state_of
 from steering import Engine, Request
@@ -58,11 +58,8 @@ def agreement(
             for (_, position), (setting, wording) in prompts(sample, swapped).items():
                 yield reading(messages(sample, setting, swapped, wording=wording), position)
 
-    bar = tqdm(
-        engine.stream(requests()), total=sum(len(prompts(*query)) for query in queries), desc="Wordings",
-        unit=" prompts", disable=quiet or None, dynamic_ncols=True,
-    )  # fmt: skip
-    results = iter(bar)
+    total = sum(len(prompts(*query)) for query in queries)
+    results = iter(tracked(engine.stream(requests()), total, "Wordings", unit="prompts", quiet=quiet))
     sums: dict[tuple[Wording, int], torch.Tensor] = {}
     for sample, swapped in queries:
         read = {asked: state_of(next(results)).double() for asked in prompts(sample, swapped)}

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from tqdm import tqdm
 
+from probes.answering.progress import Progress
 from probes.answering.requests import request
 from probes.answering.versions import versions
 from probes.conflicts.samples import ConflictSample, Setting, Wording, messages, prompt
 from probes.vector.direction import RELIABLE, Size, States, Tally
 from steering import Engine, Request, Result, SteeringVector
+from steering.vectors.vector import PREFERENCE
 
 READ: tuple[Setting, Setting, Setting] = ("text", "vision", "plain")
 """What is read of every query."""
@@ -115,15 +116,14 @@ def grow(
     if tally.count > sizes[0]:  # the smaller sizes are not in what was kept
         tally = Tally()
     vectors = []
-    with tqdm(
-        total=sizes[-1], initial=tally.count, desc="Probing", unit=" queries", disable=quiet or None, dynamic_ncols=True
-    ) as bar:
+    with Progress("Probing", {"": sizes[-1]}, unit="queries", quiet=quiet) as bar:
+        bar.advance(by=tally.count, kept=True)
         done = tally.count
         states = _states(engine, queries[done : sizes[-1]], recipe)
         for size in sizes:
             for one in itertools.islice(states, size - tally.count):
                 tally.add(*one)
-                bar.update()
+                bar.advance()
                 if state is not None and (tally.count % _KEEP_EVERY == 0 or tally.count == size):
                     tally.save(state, key)
             vectors.append(_vector(engine, tally, samples[:size], name, layers, recipe, seed))
@@ -156,6 +156,22 @@ def _vector(
     recipe: Recipe,
     seed: int,
 ) -> SteeringVector:
+    about = {"tasks": sorted({sample.task for sample in samples}), "seed": seed, "recipe": asdict(recipe)}
+    return made_of(engine, tally, name=name, layers=layers, size=recipe.size, states=recipe.states, about=about)
+
+
+def made_of(
+    engine: Engine,
+    tally: Tally,
+    *,
+    name: str,
+    layers: Sequence[int] | None,
+    size: Size,
+    states: States,
+    about: Mapping[str, Any],
+    kind: str = PREFERENCE,
+) -> SteeringVector:
+    """The vector of what was tallied, with its published weight in that reading; `about` is what else it says of itself."""
     direction = tally.direction()
     ranking = direction.ranking(layers)
     best = ranking[0]
@@ -163,14 +179,12 @@ def _vector(
     if not reliable:
         _log.warning(
             "No reliable direction: at the best layer (%d) the queries' differences agree by %.2f only (at least %.2f "
-            "wanted). The model may not follow the two instructions, or the samples are too few.",
+            "wanted). The model may make no difference between the two sides, or the samples are too few.",
             best, float(direction.agreement[best]), RELIABLE,
         )  # fmt: skip
     info: dict[str, Any] = {
-        "samples": len(samples),
-        "tasks": sorted({sample.task for sample in samples}),
-        "seed": seed,
-        "recipe": asdict(recipe),
+        **about,
+        "samples": tally.count,
         "published": 1.0,
         "data_sha256": tally.digest,
         "std": "over queries, of the per-query mean |v|",
@@ -185,8 +199,8 @@ def _vector(
         "versions": versions(),
     }
     return SteeringVector(
-        name=name, direction=direction.v, weight=direction.weight(recipe.size, recipe.states),
-        mean_abs=direction.mean_abs, std=direction.std, layers=(best,), fingerprint=engine.mllm.fingerprint, info=info,
+        name=name, direction=direction.v, weight=direction.weight(size, states), mean_abs=direction.mean_abs,
+        std=direction.std, layers=(best,), fingerprint=engine.mllm.fingerprint, kind=kind, info=info,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -179,7 +179,7 @@ def calibrate(
         "published_weight": float(vector.weight[layer]) / (unit or 1.0),
         "factor": chosen.strength * (unit or 1.0),
         "default_strength": 1.0,
-        "range": _range(chosen, curve, baseline),
+        "range": span(chosen.strength, {point.strength: baseline.affords(point) for point in curve}),
         "samples": len(samples),
         "targets_reached": reached,
         "within_budget": not exceeded,
@@ -214,11 +214,11 @@ def choose(measured: Sequence[Point], baseline: Baseline, ranking: Sequence[int]
     candidates = afforded or [point for point in measured if point.reaches] or list(measured)
     if afforded or not candidates[0].reaches:
         strongest = max(point.effect for point in candidates)
-        candidates = [point for point in candidates if point.effect >= strongest - _noise(baseline.plain.n)]
+        candidates = [point for point in candidates if point.effect >= strongest - noise(baseline.plain.n)]
     return min(candidates, key=lambda point: (round(baseline.cost(point)), ranking.index(point.layer), point.strength))
 
 
-def _noise(samples: int) -> float:
+def noise(samples: int) -> float:
     """Two standard errors of a share of TARGET."""
     return 2 * math.sqrt(TARGET * (1 - TARGET) / samples)
 
@@ -299,15 +299,15 @@ def _preference(point: Point, baseline: Baseline, ranking: Sequence[int]) -> tup
     return True, not usable, -point.effect, ranking.index(point.layer), point.strength
 
 
-def _range(chosen: Point, curve: Sequence[Point], baseline: Baseline) -> list[float]:
+def span(chosen: float, affordable: Mapping[float, bool]) -> list[float]:
     """The strengths around 1.0 (multiples of the chosen one) up to which every measured one is within the budget."""
-    within = {chosen.strength}
+    within = {chosen}
     for side in (
-        [p for p in curve if p.strength > chosen.strength],
-        [p for p in reversed(curve) if p.strength < chosen.strength],
+        sorted(one for one in affordable if one > chosen),
+        sorted((one for one in affordable if one < chosen), reverse=True),
     ):
-        for point in side:
-            if not baseline.affords(point):
+        for strength in side:
+            if not affordable[strength]:
                 break
-            within.add(point.strength)
-    return [round(min(within) / chosen.strength, 3), round(max(within) / chosen.strength, 3)]
+            within.add(strength)
+    return [round(min(within) / chosen, 3), round(max(within) / chosen, 3)]

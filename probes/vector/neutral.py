@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 import torch
-from tqdm import tqdm
 
 from probes.answering.base import Answerer, Chat, Push, Question
+from probes.answering.progress import tracked
 from probes.answering.replies import replies
 from probes.answering.requests import request
 from probes.conflicts.samples import ConflictSample
@@ -44,7 +44,7 @@ def shift(
 
     total = torch.zeros(len(steers), dtype=torch.float64)
     said = (result.choices[0].next_logprobs for result in engine.stream(requests()))
-    for _ in tqdm(asked, desc=title, unit=" prompts", disable=quiet or None, dynamic_ncols=True):
+    for _ in tracked(asked, len(asked), title, unit="prompts", quiet=quiet):
         plain = next(said)
         for number in range(len(steers)):
             steered = next(said)
@@ -66,7 +66,8 @@ def repetitions(
 ) -> list[float]:
     """For every push the mean `repetition` of the answers."""
     questions = (Question(chat, push, MAX_TOKENS) for chat in asked for push in pushes)
-    said = replies(answerer, questions, len(asked) * len(pushes), title=title, quiet=quiet)
+    parts = ["steered" if push else "plain" for _ in asked for push in pushes]
+    said = replies(answerer, questions, parts, title=title, quiet=quiet)
     found = [repetition(reply.text) for reply in said]
     return [sum(found[number :: len(pushes)]) / max(len(asked), 1) for number in range(len(pushes))]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from probes.answering.progress import tracked
 from probes.conflicts.degrade import degraded
 from probes.conflicts.samples import ConflictSample, Setting, messages
 from probes.vector.build import Recipe, reading, state_of
@@ -62,10 +62,8 @@ def project(
                 yield reading(messages(sample, setting, swapped=False, wording=recipe.wording), recipe.position)
 
     states = []
-    bar = tqdm(
-        engine.stream(requests()), total=len(asked) * len(samples), desc="States", unit=" prompts",
-        disable=quiet or None, dynamic_ncols=True,
-    )  # fmt: skip
+    total = len(asked) * len(samples)
+    bar = tracked(engine.stream(requests()), total, "States", unit="prompts", quiet=quiet)
     for result in bar:
         states.append(state_of(result)[layer].clone())  # a view would keep every layer
     points, explained = components(torch.stack(states).numpy())

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from probes.answering.progress import Progress
 from probes.conflicts.options import Data
 from probes.conflicts.samples import ConflictSample, Side, messages
 from probes.harness.options import ModelOptions, check_writable
@@ -56,7 +56,7 @@ def task_reliability(
     """The vote of every task, and under "all" that of the whole set; each sample is asked in both orders."""
     votes: dict[str, Counter[str]] = {}
     drops: dict[str, list[tuple[float, float]]] = {}
-    with tqdm(total=2 * len(samples), desc="Reliability", unit=" prompts", disable=quiet or None) as bar:
+    with Progress("Reliability", {"": 2 * len(samples)}, unit="prompts", quiet=quiet) as bar:
         for begin in range(0, len(samples), batch):
             part = [(sample, swapped) for sample in samples[begin : begin + batch] for swapped in (False, True)]
             measured = measure(engine, [messages(sample, "plain", swapped) for sample, swapped in part])
@@ -65,7 +65,7 @@ def task_reliability(
                 for task in (sample.task, "all"):
                     votes.setdefault(task, Counter()).update([one.toward or "none"])
                     drops.setdefault(task, []).append((numbers["drop_vision"], numbers["drop_text"]))
-            bar.update(len(part))
+            bar.advance(by=len(part))
     means = {task: np.array(pairs).mean(0).tolist() for task, pairs in drops.items()}
     return {task: TaskReliability(votes[task], *means[task]) for task in sorted(votes, key=lambda t: (t == "all", t))}
 

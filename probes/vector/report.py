@@ -52,7 +52,7 @@ def report(
             ("samples asked, in both orders of the options", instructed.n),
         ],
     )
-    _layers(page, vector)
+    layers(page, vector)
     if agreement is not None:
         _agreement(page, agreement)
     _weights(page, vector, recipe)
@@ -77,7 +77,7 @@ def _token(position: int) -> str:
     return "last token" if position == -1 else f"token {position}, counted from its end"
 
 
-def _layers(page: Report, vector: SteeringVector) -> None:
+def layers(page: Report, vector: SteeringVector) -> None:
     info, chosen = vector.info, vector.layers
     page.heading("Layers")
     page.text(

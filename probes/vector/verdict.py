@@ -61,14 +61,19 @@ def followed(
     )
 
 
+def disagreement(vector: SteeringVector) -> list[str]:
+    """A sentence where the pairs' differences do not agree at the vector's layer."""
+    agreement = float(vector.info["agreement"][vector.layers[0]])
+    if agreement >= RELIABLE:
+        return []
+    return [
+        f"At layer {vector.layers[0]} the pairs' differences agree by {agreement:.2f} only (at least {RELIABLE} wanted)."
+    ]
+
+
 def doubts(vector: SteeringVector, instructed: Followed) -> list[str]:
     """Why the vector is no reliable direction, one sentence each; empty where it is one."""
-    found = []
-    agreement = float(vector.info["agreement"][vector.layers[0]])
-    if agreement < RELIABLE:
-        found.append(
-            f"At layer {vector.layers[0]} the pairs' differences agree by {agreement:.2f} only (at least {RELIABLE} wanted)."
-        )
+    found = disagreement(vector)
     low, high = instructed.interval
     if instructed.difference < MOVED - 1e-9 or low <= 0:
         found.append(

@@ -1,4 +1,4 @@
-"""`helmsight vectors`: list, show, compose, export and import, without a server and without loading a model."""
+"""`helmsight vectors`: list, show, compose, export and import, without a server and without loading a model; and build."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, BadParameter, Option
 
+from probes.commands.pairs import build
 from probes.harness.options import Command
 from server.commands.options import Config, settings_of, show
 
@@ -32,7 +33,8 @@ Folders = Annotated[
 Replace = Annotated[bool, Option("--replace", help="write over what is there")]
 Name = Annotated[str, Argument(help="name of the vector")]
 
-app = typer.Typer(help="list, show, compose, export and import steering vectors", no_args_is_help=True)
+app = typer.Typer(help="list, show, build, compose, export and import steering vectors", no_args_is_help=True)
+app.command("build", cls=Command, short_help="build a vector of any contrast from pairs of prompts")(build)
 
 
 def register(to: typer.Typer) -> None:
@@ -68,8 +70,9 @@ def list_vectors(config: Config = None, model: Model = None, vectors: Folders = 
 def _columns(vector: SteeringVector) -> tuple[str | None, ...]:
     """Kind, layers, what strength 1 is in published units, the range of strengths that was calibrated, and the model."""
     published, known = vector.published, vector.calibrated_range
+    kind = vector.kind if vector.positive in ("text", None) else f"{vector.kind}, negated"
     return (
-        vector.kind if vector.positive in ("text", None) else f"{vector.kind}, negated",
+        f"{kind}, + {vector.info['sides'][0]}" if "sides" in vector.info else kind,
         ",".join(map(str, vector.layers)),
         None if published is None else f"{published:g}",
         None if known is None else f"{known[0]:g} to {known[1]:g}",

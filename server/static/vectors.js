@@ -65,20 +65,22 @@ function card(vector, uploads) {
   return section(
     definitions([
       ["kind", vector.kind],
-      ["+ is toward", { text: "the text", vision: "the image" }[vector.positive] ?? "no side"],
+      ["+ is toward", { text: "the text", vision: "the image" }[vector.positive] ?? info.sides?.[0] ?? "no side"],
+      ...(info.sides ? [["− is toward", info.sides[1]]] : []),
       ["layers", vector.layers.join(", ") || "none"],
       ["strength 1 in published units", vector.published === null ? "not known" : short(vector.published)],
       ["calibrated", range ? `from ${range[0]} to ${range[1]}` : "no"],
-      ["made from", Number.isInteger(samples) ? `${samples} samples` : "not told"],
+      ["made from", Number.isInteger(samples) ? `${samples} ${info.sides ? "pairs" : "samples"}` : "not told"],
       ...(typeof reliable === "boolean" ? [["pairs agree", reliable ? "yes" : "no"]] : []),
     ]),
-    calibration?.curve?.length ? curve(calibration) : null,
+    calibration?.curve?.length ? curve(calibration, info.sides) : null,
     rawJson(vector),
   );
 }
 
-/** What each strength does, from the calibration in the vector's file: the steered shares, and what it costs. */
-function curve({ baseline, curve: points, range }) {
+/** What each strength does, from the calibration in the vector's file: the steered shares, and what it costs. `sides` are the
+ * names of those of a vector from pairs. */
+function curve({ baseline, curve: points, range }, sides) {
   const sorted = [...points].sort((a, b) => a.strength - b.strength);
   const names = ["0", ...sorted.map(({ strength }) => String(strength))];
   const line = (name, plain, read, colour, dash) => ({ name, values: [plain ?? null, ...sorted.map(read)], colour, dash });
@@ -90,32 +92,44 @@ function curve({ baseline, curve: points, range }) {
   );
   const format = (value) => (value === null ? "–" : percent(value));
   const common = { x: "strength", names, format, low: 0, high: 1, marks };
-  const n = sorted[0].vision?.n ?? plain.n;
+  const effect = sides
+    ? [
+        line(`steered toward ${sides[0]}, answers that are`, plain.toward, (p) => p.toward?.toward ?? null, 1),
+        line(`toward ${sides[1]}, answers that are`, plain.away, (p) => p.away?.away ?? null, 2),
+      ]
+    : [
+        line("steered toward the image, answers follow it", plain.s_vision, (p) => p.vision?.s_vision ?? null, 1),
+        line("toward the text, answers follow it", plain.s_text, (p) => p.text?.s_text ?? null, 2),
+      ];
+  const worse = (p) => (p.toward && p.away ? Math.max(p.toward.others, p.away.others) : null);
+  const cost = sides
+    ? [
+        line("answers of neither side", plain.others, worse, 1, true),
+        line("repetition in the answers", baseline?.repetition, (p) => p.repetition ?? null, 2, true),
+      ]
+    : [
+        line("right with the image alone", baseline?.image_accuracy, (p) => p.image_accuracy, 1, true),
+        line("right with the text alone", baseline?.context_accuracy, (p) => p.context_accuracy, 2, true),
+      ];
+  const whose = sides ? "of" : "to conflicts that follow";
+  const spoilt = sides ? "Answers that are spoilt" : "Right answers where nothing conflicts";
+  const n = (sorted[0].vision ?? sorted[0].toward)?.n ?? plain.n;
+  const asked = n ? `, ${n} questions each` : "";
   return h(
     "div",
     {},
     h(
       "div",
       { class: "spread" },
-      lineChart(
-        [
-          line("steered toward the image, answers follow it", plain.s_vision, (p) => p.vision?.s_vision ?? null, 1),
-          line("toward the text, answers follow it", plain.s_text, (p) => p.text?.s_text ?? null, 2),
-        ],
-        { ...common, label: "Share of answers to conflicts that follow the side that is steered toward, by strength" },
-      ),
-      lineChart(
-        [
-          line("right with the image alone", baseline?.image_accuracy, (p) => p.image_accuracy, 1, true),
-          line("right with the text alone", baseline?.context_accuracy, (p) => p.context_accuracy, 2, true),
-        ],
-        { ...common, label: "Right answers where nothing conflicts, by strength: what steering costs" },
-      ),
+      lineChart(effect, { ...common, label: `Share of answers ${whose} the side that is steered toward, by strength` }),
+      lineChart(cost, { ...common, label: `${spoilt}, by strength: what steering costs` }),
     ),
     h(
       "p",
       { class: "soft note" },
-      `Left what a strength does where picture and text conflict, right what it costs where they do not${n ? `, ${n} questions each` : ""}; `,
+      sides
+        ? `Left what a strength does to the answers, right what it costs${asked}; `
+        : `Left what a strength does where picture and text conflict, right what it costs where they do not${asked}; `,
       "the marks are strengths within the budget.",
     ),
   );

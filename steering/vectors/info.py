@@ -32,11 +32,14 @@ def check_layers(layers: object, count: int) -> None:
 def check_info(info: object, count: int) -> None:
     """Raise ValueError unless the known keys hold what the project writes there, for a model of `count` layers."""
     number, share, layer = _number(), _number(0, 1), _whole(0, count - 1)
-    shares = _keys(n=_whole(0), s_vision=share, s_text=share, s_others=share, vision_ratio=_or_none(share))
+    shares = _keys(
+        n=_whole(0), s_vision=share, s_text=share, s_others=share, vision_ratio=_or_none(share),
+        toward=share, away=share, others=share,
+    )  # fmt: skip
     accuracies = {"image_accuracy": _or_none(share), "context_accuracy": _or_none(share)}
     point = _keys(
         layer=layer, dose=_number(0), strength=_number(0), vision=shares, text=shares, kl=_or_none(number),
-        cross_fall=_or_none(_number(-1, 1)), repetition=_or_none(share), **accuracies,
+        toward=shares, away=shares, cross_fall=_or_none(_number(-1, 1)), repetition=_or_none(share), **accuracies,
     )  # fmt: skip
     calibration = _keys(
         ("range",), range=_range, layer=layer, published_weight=number, factor=_number(0), default_strength=_number(0),
@@ -55,7 +58,7 @@ def check_info(info: object, count: int) -> None:
         magnitudes=_keys(states=_table(by_layer), direction=_table(by_layer)),
         agreement_across=_keys(own=_text, n=_whole(1), cosines=_table(by_layer)),
         agreement=by_layer, score=by_layer, ranking=_list(layer, most=count), reliable=_yes_no, versions=_table(_text),
-        positive=_modality,
+        positive=_modality, sides=_list(_text, least=2, most=2),
         instructed=instructed, doubts=_list(_text), made_from=_list(_text), calibration=_or_none(calibration),
         composed_of=_list(_keys(("name", "scale"), name=_name, scale=number), least=1, most=MAX_TERMS),
         imported_from=_keys(format=_text, model_hint=_or_none(_text)),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("answering", "harness", "conflicts", "vector", "calibration", "mc2", "sage", "commands", "command")
+ROOMS = ("answering", "harness", "conflicts", "vector", "pairs", "calibration", "mc2", "sage", "commands", "command")
 BENCHMARKS = ("mc2", "sage")
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "probes").rglob("*.py")}
 

@@ -38,12 +38,15 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     return captured.err.strip()
 
 
+VECTORS = ("list", "show", "build", "compose", "export", "import")
+
+
 def test_every_command_is_there() -> None:
     assert set(ALL) == {
         "helmsight",
         *("helmsight serve", "helmsight doctor", "helmsight probe"),
         *("helmsight eval", "helmsight eval mc2", "helmsight eval sage"),
-        *("helmsight vectors", *(f"helmsight vectors {one}" for one in ("list", "show", "compose", "export", "import"))),
+        *("helmsight vectors", *(f"helmsight vectors {one}" for one in VECTORS)),
         *("helmsight journal", *(f"helmsight journal {one}" for one in ("export", "prune", "summary"))),
         *("helmsight demo", *(f"helmsight demo {one}" for one in ("train", "evaluate", "scene", "samples", "conflicts"))),
     }  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 from flask import Flask
 
 import steering
+from probes.pairs.file import load
 from server.app import create_app
+from server.cli import main
 from server.settings import Settings
 from tests.server.fakes import FakeEngine, checkpoint
 from tests.server.web.browser import Visit
@@ -43,7 +47,9 @@ def card(page: Any, name: str) -> Any:
     return page.locator("#vectors section", has=page.get_by_role("heading", name=name, exact=True))
 
 
-def test_vectors_are_listed_with_what_they_say_of_themselves(opened: Open) -> None:
+def test_vectors_are_listed_with_what_they_say_of_themselves(
+    opened: Open, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = opened("/vectors").page
     assert page.locator("#vectors h2").all_inner_texts() == ["broken", "half", "modality-preference"]
     rows = dict(
@@ -63,7 +69,39 @@ def test_vectors_are_listed_with_what_they_say_of_themselves(opened: Open) -> No
     assert card(page, "half").locator(".chart").count() == 0  # what was measured of the whole is not the half's
     assert page.locator("#upload").is_hidden()
     assert "--allow-uploads" in page.locator("#upload-note").inner_text()
-    assert "helmsight vectors build --pairs" in page.locator("main").inner_text()
+    command = page.get_by_label("Command that builds a vector from pairs").inner_text()
+    row = page.get_by_label("A line of a file of pairs").inner_text()
+    (folder / "pairs.jsonl").write_text(row)
+    (pair,) = load(folder / "pairs.jsonl")
+    assert pair.toward.chat() != pair.away.chat()
+    words = shlex.split(command.replace("pairs.jsonl", str(folder / "pairs.jsonl")))
+    monkeypatch.setenv("HOME", str(folder))
+    assert words[0] == "helmsight"
+    assert main(words[1:]) == 1  # one pair is too few, which is all that is wrong with it
+    assert "There are too few different pairs: 1" in capsys.readouterr().err
+
+
+def test_a_vector_from_pairs_tells_its_sides_and_what_strengths_do(opened: Open, folder: Path) -> None:
+    vector = steering.VectorStore(checkpoint() / "vectors").get("modality-preference")
+    point = {"n": 12, "toward": 0.75, "away": 0.25, "others": 0.0}
+    curve = [
+        {
+            "strength": s,
+            "toward": point | {"toward": s},
+            "away": point | {"toward": 0.1, "away": 0.8, "others": 0.1},
+            "repetition": 0.0,
+        }
+        for s in (0.5, 1.0)
+    ]
+    calibration = {"range": [0.5, 1.0], "baseline": {"plain": point, "repetition": 0.0}, "curve": curve}
+    info = {"sides": ["polite", "rude"], "samples": 24, "calibration": calibration}
+    replace(vector, name="manners", kind="pairs", info=info).save(folder / "manners.safetensors")
+    said = card(opened("/vectors").page, "manners")
+    said.locator(".chart .line").first.wait_for()
+    for words in ("+ is toward\npolite", "− is toward\nrude", "made from\n24 pairs", "calibrated\nfrom 0.5 to 1"):
+        assert words in said.inner_text()
+    assert "toward rude, answers that are" in said.inner_text()
+    assert said.locator(".chart").count() == 2
 
 
 def test_the_curve_is_the_vectors_own(opened: Open) -> None:

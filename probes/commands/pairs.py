@@ -1,0 +1,100 @@
+"""`helmsight vectors build`: a vector from a file of pairs of prompts."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from typer import Option
+
+from probes.commands.probe import place
+from probes.harness.options import (
+    Defaults,
+    Device,
+    Model,
+    ModelOptions,
+    Quiet,
+    Seed,
+    Slots,
+    Threads,
+    file_option,
+    goes_on,
+    log_warnings,
+)
+
+_calibration = partial(Option, rich_help_panel="The calibration")
+
+
+def build(
+    context: typer.Context,
+    pairs: Annotated[Path, Option(
+        metavar="FILE", help='JSONL, an object a line: the messages "toward" one side and those "away" from it; pictures '
+        "are files, relative to this one, or data: URLs",
+    )],
+    model: Model = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    threads: Threads = None,
+    slots: Slots = 16,
+    quiet: Quiet = False,
+    sides: Annotated[tuple[str, str], Option(
+        metavar="PLUS MINUS", help="what the two sides are called: a positive scale steers toward the first",
+    )] = ("toward", "away"),
+    layers: Annotated[list[int] | None, Option(
+        metavar="L...", help="only consider these layers, counted from 0",
+    )] = None,
+    score: Annotated[Literal["holds", "begins"] | None, _calibration(
+        help='calibrate on lines that have a "question" besides and "expect": {"toward": text, "away": text}: an answer is '
+        "the side's whose text it holds, or begins with",
+    )] = None,
+    calibration_samples: Annotated[int, _calibration(
+        min=1, metavar="N", help="lines that are held back for that, a third of all at most",
+    )] = 64,
+    strengths: Annotated[list[float] | None, _calibration(
+        metavar="S...", help="strengths that are tried, in published units",
+    )] = None,
+    name: Annotated[str | None, file_option(help="name of the vector (default: that of FILE)")] = None,
+    out: Annotated[Path | None, file_option(
+        metavar="FILE", help="where to save it (default: NAME.safetensors in the first folder of vectors, "
+        "~/.helmsight/vectors)",
+    )] = None,
+    replace: Annotated[bool, file_option("--replace", help="write over a vector that is there already")] = False,
+    report: Annotated[Path | None, file_option(
+        metavar="DIR", help="folder of the report, and of what a run that was stopped goes on from "
+        "(default: build/pairs/NAME)",
+    )] = None,
+    force: Annotated[bool, file_option(
+        "--force", help="save the vector also where no reliable direction was found",
+    )] = False,
+) -> None:  # fmt: skip
+    """Build a steering vector of any contrast from pairs of prompts, and save it with a report. Without --score strength 1.0
+    is the published weight, which may be too much. Run again after an interruption, it goes on where it was."""
+    log_warnings()
+    defaults: Defaults = context.obj
+    asked = ModelOptions.of(defaults, model, device, threads, slots)
+    asked.check()
+    called = pairs.stem.lower() if name is None else name
+    with goes_on():
+        from probes.pairs import run
+        from probes.vector.calibrate import STRENGTHS
+
+        run.run(
+            run.PairsOptions(
+                model=asked,
+                pairs=pairs,
+                name=called,
+                sides=sides,
+                layers=None if layers is None else tuple(layers),
+                score=score,
+                calibrated=calibration_samples,
+                strengths=tuple(strengths or STRENGTHS),
+                out=place(out, called, defaults),
+                folder=report or Path("build/pairs") / called,
+                seed=seed,
+                force=force,
+                replace=replace,
+                quiet=quiet,
+            )
+        )

@@ -1,0 +1,81 @@
+"""A steering vector from pairs of prompts: for every layer the mean difference of the states at the prompts' last token, as
+in a probe (modality-preference paper, section 5.1), without its third, plain prompt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from probes.answering.engine import with_picture
+from probes.answering.progress import Progress
+from probes.pairs.file import Pair
+from probes.vector.build import made_of, reading, state_of
+from probes.vector.direction import Tally
+from steering import Engine, Request, SteeringVector
+
+KIND = "pairs"
+"""The kind of these vectors: no modality preference, so that a signed scale steers and no side can be named on the wire."""
+
+LEAST = 16
+"""Least different pairs of a reliable vector. Differences that have nothing in common agree by 1 / sqrt(pairs): by 0.25
+here, half of what is called reliable; four would reach that by chance."""
+
+LEAST_PICTURES = 4
+"""Least different pictures, where any are shown: what all pairs show is no part of a contrast."""
+
+_KEEP_EVERY = 32
+
+
+def build(
+    engine: Engine,
+    pairs: Sequence[Pair],
+    *,
+    name: str,
+    sides: tuple[str, str],
+    layers: Sequence[int] | None = None,
+    state: Path | None = None,
+    quiet: bool = False,
+) -> SteeringVector:
+    """The vector whose plus leads to the first of the sides, at the best ranked layer (of `layers`, if given).
+
+    Its weight is the published one, of the states of both sides. In `state` the measurement is kept while it runs. Raises
+    ValueError for layers that the model does not have.
+    """
+    count = engine.mllm.num_layers
+    if layers is not None and (not layers or any(not 0 <= layer < count for layer in layers)):
+        raise ValueError(f"'layers' must be layer numbers from 0 to {count - 1}; got {list(layers)}.")
+    asked = json.dumps([engine.mllm.fingerprint, str(engine.mllm.dtype), *(pair.digest for pair in pairs)])
+    key = hashlib.sha256(asked.encode()).hexdigest()
+    tally = Tally() if state is None else Tally.resumed(state, key)
+    with Progress("Reading the pairs", {"": len(pairs)}, unit="pairs", quiet=quiet) as progress:
+        progress.advance(by=tally.count, kept=True)
+        rest = pairs[tally.count :]
+        states = (state_of(result) for result in engine.stream(_requests(engine, rest)))
+        for pair, toward, away in zip(rest, states, states, strict=True):
+            both = (toward.double().abs() + away.double().abs()) / 2
+            tally.add(toward, away, both, pair.digest.encode())
+            progress.advance()
+            if state is not None and (tally.count % _KEEP_EVERY == 0 or tally.count == len(pairs)):
+                tally.save(state, key)
+    about = {"sides": list(sides), "recipe": {"position": -1, "size": "queries", "states": "instructed"}}
+    return made_of(engine, tally, name=name, layers=layers, size="queries", states="instructed", about=about, kind=KIND)
+
+
+def too_few(pairs: Sequence[Pair]) -> list[str]:
+    """Why these different pairs are too few for a vector to be relied on, one sentence each."""
+    found = []
+    if len(pairs) < LEAST:
+        found.append(f"There are too few different pairs: {len(pairs)}, at least {LEAST} are needed.")
+    pictures = {picture for pair in pairs for prompt in (pair.toward, pair.away) for picture in prompt.pictures}
+    if 0 < len(pictures) < LEAST_PICTURES:
+        shown = "one picture" if len(pictures) == 1 else f"{len(pictures)} pictures"
+        found.append(f"All pairs show {shown}, at least {LEAST_PICTURES} different ones are needed.")
+    return found
+
+
+def _requests(engine: Engine, pairs: Sequence[Pair]) -> Iterator[Request]:
+    for pair in pairs:
+        for prompt in (pair.toward, pair.away):
+            yield reading(with_picture(engine.mllm, prompt.chat()), -1)

@@ -1,0 +1,237 @@
+"""Pairs of prompts from a JSONL file: one object a line, with the messages of one prompt "toward" a side and of one "away"
+from it, and, where answers are to be scored, a "question" and what answers of either side say.
+
+All that can be wrong with a file is told with the number of its line before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from probes.answering.base import Chat
+from steering.pictures import opened
+
+Rule = Literal["holds", "begins"]
+"""What an answer must do with the text that is expected of a side, to be that side's."""
+
+ROLES = ("system", "user", "assistant")
+KEYS = {"toward", "away", "question", "expect"}
+SHOWN = '{"toward": [messages], "away": [messages]}'
+_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A chat whose pictures are files or encoded ones, not yet decoded: thousands of pairs need no memory."""
+
+    messages: tuple[Mapping[str, Any], ...]
+
+    def chat(self) -> Chat:
+        """The chat in the Hugging Face format, its pictures decoded."""
+        return [_decoded(message) for message in self.messages]
+
+    @property
+    def pictures(self) -> list[str]:
+        """A digest of each picture."""
+        contents = (message["content"] for message in self.messages)
+        parts = [part for content in contents if not isinstance(content, str) for part in content]
+        return [part["digest"] for part in parts if part["type"] == "image"]
+
+    @property
+    def digest(self) -> str:
+        """Of everything that the model reads: a picture counts by its bytes, wherever they lie."""
+        told = json.dumps(self.messages, sort_keys=True, default=lambda _: None)
+        return hashlib.sha256(told.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question, and the text that an answer of either side has."""
+
+    question: Prompt
+    toward: str
+    away: str
+
+    def side(self, answer: str, rule: Rule) -> Literal["toward", "away"] | None:
+        """Whose answer it is; None where it is neither's, or both's."""
+        toward, away = (_said(answer, text, rule) for text in (self.toward, self.away))
+        if toward == away:
+            return None
+        return "toward" if toward else "away"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two prompts that differ in which side they ask for; `line` is where they stand in the file."""
+
+    line: int
+    toward: Prompt
+    away: Prompt
+    test: Check | None = None
+
+    @property
+    def digest(self) -> str:
+        return f"{self.toward.digest} {self.away.digest}"
+
+
+def load(path: Path) -> list[Pair]:
+    """The pairs of a file, empty lines left out; raises ValueError that names the line for the first that is wrong."""
+    pairs = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                try:
+                    pairs.append(_pair(number, json.loads(line), path.parent))
+                except UnicodeDecodeError:
+                    raise ValueError(f"{path}, line {number}: it is not UTF-8 text") from None
+                except json.JSONDecodeError as error:
+                    why = f"it is not JSON ({error.msg} at column {error.colno}); write {SHOWN}, a line each"
+                    raise ValueError(f"{path}, line {number}: {why}") from None
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{path}, line {number}: {error}") from None
+    if not pairs:
+        raise ValueError(f"{path} holds no pairs: write {SHOWN}, a line each")
+    return pairs
+
+
+def different(pairs: Iterable[Pair]) -> list[Pair]:
+    """The first of those that say the same."""
+    return list({pair.digest: pair for pair in reversed(list(pairs))}.values())[::-1]
+
+
+def _pair(number: int, row: object, folder: Path) -> Pair:
+    if not isinstance(row, dict):
+        raise ValueError(f"it must be an object: {SHOWN}")
+    if missing := [key for key in ("toward", "away") if key not in row]:
+        raise ValueError(f"{missing[0]!r} is missing: {SHOWN}")
+    if unknown := sorted(row.keys() - KEYS):
+        raise ValueError(f"{unknown[0]!r} is unknown; there are {', '.join(sorted(KEYS))}")
+    toward, away = (_prompt(row[key], key, folder) for key in ("toward", "away"))
+    if toward.digest == away.digest:
+        raise ValueError("both sides say the same")
+    return Pair(number, toward, away, _test(row, folder))
+
+
+def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
+    if ("question" in row) != ("expect" in row):
+        raise ValueError("'question' and 'expect' go together")
+    if "question" not in row:
+        return None
+    expect = row["expect"]
+    match expect:
+        case {"toward": str(one), "away": str(other)} if one.strip() and other.strip() and len(expect) == 2:
+            toward, away = one.strip(), other.strip()
+        case _:
+            raise ValueError('\'expect\' must be {"toward": text, "away": text}')
+    if toward.casefold() == away.casefold():
+        raise ValueError("'expect' is the same for both sides")
+    return Check(_prompt(row["question"], "question", folder), toward, away)
+
+
+def _prompt(given: object, place: str, folder: Path) -> Prompt:
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"{place!r} must be a list of messages, or the user's text")
+    messages = tuple(_message(one, f"{place}[{i}]", folder) for i, one in enumerate(given))
+    if messages[-1]["role"] != "user":
+        raise ValueError(f"the last message of {place!r} must be the user's: what is read is where the answer begins")
+    return Prompt(messages)
+
+
+def _message(given: object, place: str, folder: Path) -> dict[str, Any]:
+    if not isinstance(given, dict) or set(given) != {"role", "content"} or given["role"] not in ROLES:
+        raise ValueError(f"'{place}' must have a 'role' of {', '.join(ROLES)} and a 'content', nothing else")
+    content = given["content"]
+    if isinstance(content, str) and content.strip():
+        return {"role": given["role"], "content": content}
+    if not isinstance(content, list) or not content:
+        raise ValueError(f"'{place}.content' must be a text or a list of parts, not empty")
+    parts = [_part(one, f"{place}.content[{i}]", folder) for i, one in enumerate(content)]
+    return {"role": given["role"], "content": parts}
+
+
+def _part(given: object, place: str, folder: Path) -> dict[str, Any]:
+    match given:
+        case {"type": "text", "text": str(text), **rest} if not rest:
+            return {"type": "text", "text": text}
+        case {"type": "image", "image": str(source), **rest} if not rest:
+            return _picture(source, place, folder)
+        case {"type": "image_url", "image_url": {"url": str(source)}, **rest} if not rest:
+            return _picture(source, place, folder)
+    raise ValueError(
+        f'\'{place}\' must be {{"type": "text", "text": ...}} or {{"type": "image", "image": path or data: URL}}'
+    )
+
+
+def _picture(source: str, place: str, folder: Path) -> dict[str, Any]:
+    """A part with what the picture is made of, decoded once to see that it can be."""
+    if source[:5].lower() == "data:":
+        header = _DATA_URL.fullmatch(source)
+        try:
+            data: Path | bytes = base64.b64decode(header[1], validate=True) if header else b""
+        except binascii.Error:
+            data = b""
+        shown = "the data: URL"
+        if not data:
+            raise ValueError(f"'{place}': a data: URL must be data:image/...;base64, followed by base64")
+    elif source[:8].lower().startswith(("http://", "https://")):
+        raise ValueError(f"'{place}': pictures are not fetched; name a file, or give a data: URL")
+    else:
+        data = folder / Path(source).expanduser()
+        shown = str(data)
+        if not data.is_file():
+            raise ValueError(f"'{place}': there is no file {shown}")
+    try:
+        return {"type": "image", "source": _Source(data), "digest": _checked(data)}
+    except OSError as error:
+        raise ValueError(f"'{place}': {shown}: {error.strerror or error}") from None
+    except ValueError:
+        raise ValueError(f"'{place}': {shown} holds no picture that can be read") from None
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A picture's file or its bytes, which is no part of what a digest is made of."""
+
+    data: Path | bytes
+
+
+@lru_cache(maxsize=4096)
+def _checked(data: Path | bytes) -> str:
+    whole = data if isinstance(data, bytes) else data.read_bytes()
+    opened(whole)
+    return hashlib.sha256(whole).hexdigest()
+
+
+@lru_cache(maxsize=16)
+def _opened(data: Path | bytes) -> Any:
+    """Kept for a while, because both sides of a pair mostly show the same picture."""
+    return opened(data)
+
+
+def _decoded(message: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(message["content"], str):
+        return dict(message)
+    parts = [
+        {"type": "image", "image": _opened(part["source"].data)} if part["type"] == "image" else part
+        for part in message["content"]
+    ]
+    return {**message, "content": parts}
+
+
+def _said(answer: str, text: str, rule: Rule) -> bool:
+    found = re.escape(text)
+    words = rf"(?<!\w){found}(?!\w)"
+    if rule == "begins":
+        return re.match(rf"\W*?{words}", answer, re.IGNORECASE) is not None
+    return re.search(words, answer, re.IGNORECASE) is not None

@@ -1,0 +1,113 @@
+"""The report of a vector from pairs: what it was made of, whether there is a direction, what the layers show, and what
+steering at the chosen one does to the answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probes.answering.versions import in_words, versions
+from probes.harness import plots
+from probes.harness.report import Report
+from probes.vector.report import layers
+from steering import SteeringVector
+
+
+def report(vector: SteeringVector, model: str, data_from: str) -> tuple[Report, dict[str, Any]]:
+    """The report, and the same as data. `data_from`: where the pairs are from, in words."""
+    info, layer = vector.info, vector.layers[0]
+    plus, minus = info["sides"]
+    page = Report(f"Steering vector {vector.name} of {model}")
+    page.facts({
+        "Data": data_from, "Model": model, "A positive scale is toward": plus, "A negative scale is toward": minus,
+        "Versions": in_words(versions()),
+    })  # fmt: skip
+    page.text(f"v = mean over the pairs of h({plus}) - h({minus}) at the prompts' last token.")
+    page.heading("Is there a direction?")
+    page.text("\n".join(f"- {doubt}" for doubt in info["doubts"]) or "Yes: nothing speaks against it.")
+    page.table(
+        ["what", "value"],
+        [
+            ("different pairs", info["samples"]),
+            ("agreement of the pairs at the chosen layer (1 = all alike)", info["agreement"][layer]),
+            ("agreement of as many pairs that have nothing in common", info["samples"] ** -0.5),
+        ],
+    )
+    layers(page, vector)
+    _weights(page, vector)
+    if "calibration" in info:
+        _calibration(page, info["calibration"], (plus, minus))
+    data = {
+        "name": vector.name, "kind": vector.kind, "model": model, "data": data_from, "versions": versions(),
+        "fingerprint": vector.fingerprint, "layers": list(vector.layers), "weight": vector.weight.tolist(),
+        "mean_abs": vector.mean_abs.tolist(), "std": vector.std.tolist(), "doubts": info["doubts"], "info": info,
+    }  # fmt: skip
+    return page, data
+
+
+def _weights(page: Report, vector: SteeringVector) -> None:
+    page.heading("Weight")
+    told = (
+        "no answers were scored, so strength 1.0 is the published weight and NOT calibrated: try small strengths first"
+    )
+    if "calibration" in vector.info:
+        told = f"strength 1.0 is {vector.info['calibration']['factor']:g} of it, by the calibration below"
+    page.text(
+        "The published weight (modality-preference paper, equation 2) gives the direction the size of the states, here "
+        f"those of both sides' prompts; {told}."
+    )
+    states, sizes = vector.info["magnitudes"]["states"]["instructed"], vector.info["magnitudes"]["direction"]["queries"]
+    page.table(
+        ["layer", "mean |h|", "mean |v(q)|", "published weight"],
+        [
+            (layer, state, size, state / size if size > 0 else None)
+            for layer, (state, size) in enumerate(zip(states, sizes, strict=True))
+        ],
+    )
+
+
+def _calibration(page: Report, found: dict[str, Any], sides: tuple[str, str]) -> None:
+    (low, high), factor = found["range"], found["factor"]
+    budget = ", ".join(f"{name} {value:g}" for name, value in found["budget"].items())
+    page.heading("Calibration")
+    page.text(
+        f"Strength 1.0 is {factor:g} of the published weight at layer {found['layer']}; strengths from {low:g} to {high:g} "
+        f"stay within the damage budget ({budget}) on {found['samples']} questions of pairs that the vector was not built "
+        f"from. An answer is a side's where it {found['score']} {_WITH[found['score']]} that side and not that of the other "
+        f"one. Answers {'are' if found['targets_reached'] else 'are NOT'} moved; "
+        f"{'within' if found['within_budget'] else 'NOT within'} the budget."
+    )
+    curve = found["curve"]
+    page.plot(
+        "effect",
+        plots.curves(
+            [point["strength"] for point in curve],
+            {
+                f"{side!r}, {way} it": [point[way][own] for point in curve]
+                for own, side in zip(("toward", "away"), sides, strict=True)
+                for way in ("toward", "away")
+            },
+            xlabel="strength (calibrated)",
+            ylabel="share of answers",
+            other_x=("strength (published)", factor),
+            marks={1.0: "default"},
+        ),
+        "Share of answers of each side by strength, steered toward the first side and away from it",
+    )
+    plain = found["baseline"]["plain"]
+    page.table(
+        ["strength", "published", *(f"+: {side}" for side in sides), *(f"-: {side}" for side in sides),
+         "neither, the worse of both", "repetition"],
+        [
+            (0.0, 0.0, *(plain[own] for own in ("toward", "away")) , *(plain[own] for own in ("toward", "away")),
+             plain["others"], found["baseline"]["repetition"]),
+            *(
+                (point["strength"], point["dose"],
+                 *(point[way][own] for way in ("toward", "away") for own in ("toward", "away")),
+                 max(point[way]["others"] for way in ("toward", "away")), point["repetition"])
+                for point in curve
+            ),
+        ],
+    )  # fmt: skip
+
+
+_WITH = {"holds": "the text of", "begins": "with the text of"}

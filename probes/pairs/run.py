@@ -1,0 +1,147 @@
+"""One run of `helmsight vectors build`: pairs are read, a vector is built, judged, calibrated, reported and saved."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from probes.answering.engine import InProcess
+from probes.harness.ledger import Remembering
+from probes.harness.options import ModelOptions, check_writable
+from probes.pairs.build import build, too_few
+from probes.pairs.calibrate import calibrate, unmoved
+from probes.pairs.file import Pair, Rule, different, load
+from probes.pairs.report import report
+from probes.vector.verdict import disagreement
+from steering import NAME, SteeringVector
+
+_log = logging.getLogger(__name__)
+MAX_SIDE = 40
+
+
+@dataclass(frozen=True)
+class PairsOptions:
+    """What a build is asked for.
+
+    sides: the names of what plus and minus lead to. score: how an answer tells its side; None where it is not calibrated.
+    calibrated: how many of the pairs with a question are held back for that, at most. folder: of the report, and of what a
+    run that was stopped goes on from. Raises ValueError for names that a vector cannot have, FileExistsError for a file that
+    is not to be written over.
+    """
+
+    model: ModelOptions
+    pairs: Path
+    name: str
+    sides: tuple[str, str]
+    layers: tuple[int, ...] | None
+    score: Rule | None
+    calibrated: int
+    strengths: tuple[float, ...]
+    out: Path
+    folder: Path
+    seed: int = 0
+    force: bool = False
+    replace: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"--name {self.name!r} must match {NAME.pattern}")
+        if any(not 0 < len(side.strip()) <= MAX_SIDE or not side.isprintable() for side in self.sides):
+            raise ValueError(f"--sides: each must have from 1 to {MAX_SIDE} characters, on one line")
+        if self.sides[0] == self.sides[1]:
+            raise ValueError(f"--sides: both are called {self.sides[0]!r}")
+        if self.out.is_dir():
+            raise ValueError(f"--out {self.out} is a folder; name the file")
+        self.refuse_to_replace()
+
+    def refuse_to_replace(self) -> None:
+        """Raise FileExistsError where there is a vector that is not to be written over."""
+        if self.out.exists() and not self.replace:
+            raise FileExistsError(
+                f"{self.out} exists already; --replace writes over it, --name or --out names another file"
+            )
+
+
+def run(options: PairsOptions) -> None:
+    """Build, judge, calibrate, report and save. Raises ValueError where no reliable direction was found, unless `force`; for
+    too few pairs before the model is loaded."""
+    for folder in (options.out.parent, options.folder):
+        check_writable(folder)
+    read = load(options.pairs)
+    pairs = different(read)
+    if len(pairs) < len(read):
+        _log.warning("%d lines of %s say what others say, and are left out.", len(read) - len(pairs), options.pairs)
+    used, tested = _split(options, pairs)
+    doubts = too_few(used)
+    if not options.force:
+        _refuse(options, doubts)
+    engine = options.model.engine()
+    vector = build(
+        engine, used, name=options.name, sides=options.sides, layers=options.layers,
+        state=options.folder / "states.safetensors", quiet=options.quiet,
+    )  # fmt: skip
+    doubts += disagreement(vector)
+    if tested and options.score and (options.force or not doubts):
+        tests = [pair.test for pair in tested if pair.test is not None]
+        answerer = Remembering(InProcess(engine), options.folder / "answers.jsonl")
+        vector = calibrate(
+            engine.mllm, answerer, vector, tests, rule=options.score, strengths=options.strengths, layers=options.layers,
+            quiet=options.quiet,
+        )  # fmt: skip
+        doubts += [one for one in disagreement(vector) if one not in doubts] + unmoved(vector, options.sides)
+    vector = replace(vector, info=vector.info | {"doubts": doubts, "reliable": not doubts})
+    page, data = report(vector, engine.mllm.name, f"{len(pairs)} different pairs of {options.pairs.name}")
+    page.write(options.folder, data)
+    print(f"report: {options.folder / 'report.html'}")
+    if not options.force:
+        _refuse(options, doubts)
+    options.refuse_to_replace()  # what another program wrote meanwhile is not lost either
+    options.out.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    vector.save(options.out)
+    _print(vector, options.out)
+
+
+def _split(options: PairsOptions, pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """The pairs that the vector is built from, and those that are held back for the calibration: a third at most."""
+    able = [pair for pair in pairs if pair.test is not None]
+    if options.score is None:
+        if able:
+            _log.warning("The questions of %s are not asked: --score calibrates the strength by them.", options.pairs)
+        return list(pairs), []
+    if not able:
+        raise ValueError(
+            f"--score needs lines with a 'question' and what to 'expect', which {options.pairs} has none of"
+        )
+    count = min(options.calibrated, len(able), max(1, len(pairs) // 3))
+    held = {pair.line for pair in random.Random(options.seed).sample(able, count)}
+    return [one for one in pairs if one.line not in held], [one for one in pairs if one.line in held]
+
+
+def _refuse(options: PairsOptions, doubts: Sequence[str]) -> None:
+    if doubts:
+        raise ValueError(
+            f"No reliable direction, so {options.out} is not written (--force writes it anyway). {' '.join(doubts)}"
+        )
+
+
+def _print(vector: SteeringVector, path: Path) -> None:
+    info, layer = vector.info, vector.layers[0]
+    plus, minus = info["sides"]
+    print(f"{path}: {vector.name}, + is toward {plus}, - toward {minus}; {info['samples']} pairs")
+    if info["doubts"]:
+        print("NOT RELIABLE: " + " ".join(info["doubts"]))
+    print(f"layer {layer}, agreement {info['agreement'][layer]:.3f}, layers by score {info['ranking']}")
+    if (calibration := info.get("calibration")) is None:
+        print("strength 1.0 = the published weight, NOT calibrated")
+        return
+    plain, up, down = calibration["baseline"]["plain"], calibration["chosen"]["toward"], calibration["chosen"]["away"]
+    print(
+        f"strength 1.0 = {calibration['factor']:g} of the published weight, range "
+        + "{:g} to {:g}".format(*calibration["range"])
+        + f"; {plus} answers {plain['toward']:.3f} plain, {up['toward']:.3f} at +1, {down['toward']:.3f} at -1; "
+        f"{minus} answers {plain['away']:.3f}, {up['away']:.3f}, {down['away']:.3f}"
+    )

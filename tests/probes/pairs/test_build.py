@@ -1,0 +1,102 @@
+"""Vectors from pairs on a tiny random model, against states that are read otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import steering
+from probes.pairs.build import KIND, build
+from probes.pairs.calibrate import Point, Shares, choose, unmoved
+from probes.pairs.file import Pair, load
+from tests.probes.pairs.writing import image, user, write
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> list[Pair]:
+    rows = []
+    for n in range(5):
+        Image.new("RGB", (56, 56), (40 * n, 5, 90)).save(tmp_path / f"{n}.png")
+        rows.append({
+            side: user([image(f"{n}.png"), {"type": "text", "text": f"{text} What is number {n}?"}])
+            for side, text in (("toward", "Answer politely."), ("away", "Answer rudely."))
+        })  # fmt: skip
+    return load(write(tmp_path, rows))
+
+
+def test_the_direction_is_the_mean_difference_at_the_last_token(tiny: steering.Engine, pairs: list[Pair]) -> None:
+    made = build(tiny, pairs, name="manners", sides=("polite", "rude"), quiet=True)
+    one_token = steering.Sampling(max_tokens=1)
+    states = []
+    for pair in pairs:  # one at a time, not in batches
+        for prompt in (pair.toward, pair.away):
+            (result,) = tiny.generate([steering.Request(prompt.chat(), one_token, states=True)])
+            states.append(result.choices[0].states)
+    read = torch.stack([one for one in states if one is not None]).double()
+    toward, away = read[::2], read[1::2]
+    difference = toward - away
+    torch.testing.assert_close(made.direction.double(), difference.mean(0), rtol=1e-4, atol=1e-5)
+    weight = (toward.abs().mean((0, 2)) + away.abs().mean((0, 2))) / 2 / difference.abs().mean((0, 2))
+    torch.testing.assert_close(made.weight.double(), weight, rtol=1e-3, atol=1e-4)
+    agreement = difference.mean(0).norm(dim=-1) / difference.norm(dim=-1).mean(0)
+    torch.testing.assert_close(torch.tensor(made.info["agreement"]).double(), agreement, rtol=1e-3, atol=1e-4)
+    assert made.info["sides"] == ["polite", "rude"]
+    assert (made.kind, made.positive, made.published, made.calibrated_range) == (KIND, None, 1.0, None)
+    again = steering.SteeringVector.from_bytes(made.to_bytes())
+    assert again.info == made.info
+
+
+def test_a_side_of_its_own_is_reached_by_a_scale_and_no_modality(tiny: steering.Engine, pairs: list[Pair]) -> None:
+    made = build(tiny, pairs, name="manners", sides=("polite", "rude"), layers=[1], quiet=True)
+    with pytest.raises(steering.RequestError, match="signed 'scale'"):
+        steering.Steer.to(made, "text")
+    steered = steering.Request(pairs[0].toward.chat(), steering.Sampling(max_tokens=2), (steering.Steer(made, -1.0),))
+    (result,) = tiny.generate([steered])
+    assert result.choices[0].applied["steering"][0]["layers"] == [1]
+
+
+def test_layers_that_are_not_there_are_refused(tiny: steering.Engine, pairs: list[Pair]) -> None:
+    with pytest.raises(ValueError, match="'layers' must be layer numbers"):
+        build(tiny, pairs, name="manners", sides=("polite", "rude"), layers=[99], quiet=True)
+
+
+def test_what_was_read_is_not_read_again(
+    tiny: steering.Engine, pairs: list[Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "states.safetensors"
+    whole = build(tiny, pairs, name="manners", sides=("polite", "rude"), state=state, quiet=True)
+    monkeypatch.setattr(type(tiny), "stream", lambda _, requests: iter([] if not list(requests) else [1 / 0]))
+    again = build(tiny, pairs, name="manners", sides=("polite", "rude"), state=state, quiet=True)
+    assert torch.equal(again.direction, whole.direction)
+    with pytest.raises(ZeroDivisionError):
+        build(tiny, pairs[:-1], name="manners", sides=("polite", "rude"), state=state, quiet=True)
+
+
+def shares(toward: float, away: float, repetition: float = 0.0) -> Shares:
+    return Shares(100, toward, away, repetition)
+
+
+def test_the_strongest_strength_within_the_budget_is_chosen() -> None:
+    plain = shares(0.5, 0.5)
+    weak = Point(1, 0.2, shares(0.6, 0.4), shares(0.4, 0.6))
+    good = Point(1, 0.4, shares(1.0, 0.0), shares(0.0, 1.0))
+    same = Point(1, 0.6, shares(1.0, 0.0), shares(0.0, 1.0))
+    babble = Point(1, 1.0, shares(0.9, 0.0), shares(0.0, 1.0))
+    repeats = Point(2, 0.1, shares(1.0, 0.0, 0.2), shares(0.0, 1.0))
+    assert choose([weak, good, same, babble, repeats], plain, [2, 1]) is good
+    assert choose([weak, babble], plain, [1]) is weak
+    assert choose([babble], plain, [1]) is babble
+    assert babble.damage(plain) == pytest.approx({"others": 0.1, "repetition": 0.0})
+    assert weak.moved == pytest.approx(0.2)
+
+
+def test_steering_that_moves_nothing_is_doubted(tiny: steering.Engine, pairs: list[Pair]) -> None:
+    made = build(tiny, pairs, name="manners", sides=("polite", "rude"), quiet=True)
+    assert unmoved(made, ("polite", "rude")) == []
+    point = Point(1, 0.2, shares(0.55, 0.45), shares(0.5, 0.5))
+    made.info["calibration"] = {"range": [1, 1], "targets_reached": False, "chosen": point.to_json()}
+    (doubt,) = unmoved(made, ("polite", "rude"))
+    assert "0.550 of them are 'polite' toward it and 0.500 away from it" in doubt
