@@ -39,7 +39,7 @@ class Count:
         return f"{self.done}/{self.total}"
 
 
-class Progress:
+class Tracker:
     """Shows a count of so many `unit`, and one of each of its parts where it has several. To be used in a `with`.
 
     `parts`: how many each has. Nothing is shown where `quiet`. On a terminal these are bars with the remaining time;
@@ -65,7 +65,7 @@ class Progress:
         self._tasks: dict[str | None, TaskID] = {}
         self._open = ExitStack()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Tracker:
         self._begun = self._clock()
         self._told = self._begun + FIRST - EVERY
         if not self._quiet and self._file.isatty():
@@ -114,7 +114,7 @@ class Progress:
 
 def tracked(items: Iterable[T], total: int, title: str, *, unit: str, quiet: bool) -> Iterator[T]:
     """The items, whose progress is shown."""
-    with Progress(title, {"": total}, unit=unit, quiet=quiet) as progress:
+    with Tracker(title, {"": total}, unit=unit, quiet=quiet) as progress:
         for item in items:
             progress.advance()
             yield item

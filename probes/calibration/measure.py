@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from probes.answering.progress import Progress, tracked
+from probes.answering.progress import Tracker, tracked
 from probes.answering.requests import request
 from probes.calibration import flags
 from probes.calibration.flags import Answered
@@ -65,7 +65,7 @@ def calibrate_surprise(
     """The bound of surprise, on the samples' contexts as they are, asked in both orders; raises ValueError where none has
     two tokens, RequestError where the model cannot read a text without an image."""
     values: list[float] = []
-    with Progress("Surprise", {"": len(samples)}, unit="samples", quiet=quiet) as bar:
+    with Tracker("Surprise", {"": len(samples)}, unit="samples", quiet=quiet) as bar:
         for begin in range(0, len(samples), batch):
             part = samples[begin : begin + batch]
             chats = [messages_of(sample, "plain", swapped) for sample in part for swapped in (False, True)]

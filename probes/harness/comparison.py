@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from probes.answering.base import Answerer, Chat, Question
-from probes.answering.progress import Progress
+from probes.answering.progress import Tracker
 from probes.answering.replies import counted
 from probes.harness.bootstrap import Scores, Share, Tallies, estimates
 from steering import Options, RequestError
@@ -64,7 +64,7 @@ def compare(
     report: dict[str, Any] = {}
     plain: list[_Answered] | None = None
     total = sum(part.each * len(part.samples) for part in parts)
-    with Progress("Conditions", dict.fromkeys(conditions, total), quiet=quiet) as progress:
+    with Tracker("Conditions", dict.fromkeys(conditions, total), quiet=quiet) as progress:
         for name, interventions in conditions.items():
             try:
                 now = _answered(answerer, parts, interventions, max_tokens, name, progress)
@@ -115,7 +115,7 @@ def _answered(
     interventions: tuple[Options, ...],
     max_tokens: int,
     name: str,
-    progress: Progress,
+    progress: Tracker,
 ) -> list[_Answered]:
     """All parts' answers, in one stream of questions."""
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from probes.answering.engine import with_picture
-from probes.answering.progress import Progress
-from probes.pairs.file import Pair
+from probes.answering.progress import Tracker
+from probes.pairs.file import PromptPair
 from probes.vector.build import made_of, reading, state_of
 from probes.vector.direction import Tally
 from steering import Engine, Request, SteeringVector
@@ -30,7 +30,7 @@ _KEEP_EVERY = 32
 
 def build(
     engine: Engine,
-    pairs: Sequence[Pair],
+    pairs: Sequence[PromptPair],
     *,
     name: str,
     sides: tuple[str, str],
@@ -49,7 +49,7 @@ def build(
     asked = json.dumps([engine.mllm.fingerprint, str(engine.mllm.dtype), *(pair.digest for pair in pairs)])
     key = hashlib.sha256(asked.encode()).hexdigest()
     tally = Tally() if state is None else Tally.resumed(state, key)
-    with Progress("Reading the pairs", {"": len(pairs)}, unit="pairs", quiet=quiet) as progress:
+    with Tracker("Reading the pairs", {"": len(pairs)}, unit="pairs", quiet=quiet) as progress:
         progress.advance(by=tally.count, kept=True)
         rest = pairs[tally.count :]
         states = (state_of(result) for result in engine.stream(_requests(engine, rest)))
@@ -63,11 +63,13 @@ def build(
     return made_of(engine, tally, name=name, layers=layers, size="queries", states="instructed", about=about, kind=KIND)
 
 
-def too_few(pairs: Sequence[Pair]) -> list[str]:
-    """Why these different pairs are too few for a vector to be relied on, one sentence each."""
+def too_few(pairs: Sequence[PromptPair], held_back: int = 0) -> list[str]:
+    """Why these different pairs are too few for a vector to be relied on, one sentence each; so many more were held back for
+    its calibration."""
     found = []
     if len(pairs) < LEAST:
-        found.append(f"There are too few different pairs: {len(pairs)}, at least {LEAST} are needed.")
+        rest = f" besides the {held_back} held back for the calibration" if held_back else ""
+        found.append(f"There are too few different pairs: {len(pairs)}{rest}, at least {LEAST} are needed.")
     pictures = {picture for pair in pairs for prompt in (pair.toward, pair.away) for picture in prompt.pictures}
     if 0 < len(pictures) < LEAST_PICTURES:
         shown = "one picture" if len(pictures) == 1 else f"{len(pictures)} pictures"
@@ -75,7 +77,7 @@ def too_few(pairs: Sequence[Pair]) -> list[str]:
     return found
 
 
-def _requests(engine: Engine, pairs: Sequence[Pair]) -> Iterator[Request]:
+def _requests(engine: Engine, pairs: Sequence[PromptPair]) -> Iterator[Request]:
     for pair in pairs:
         for prompt in (pair.toward, pair.away):
             yield reading(with_picture(engine.mllm, prompt.chat()), -1)

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Shares:
+class SideShares:
     """Of `n` answers the shares that are of either side; the rest are neither's."""
 
     n: int
@@ -47,13 +47,13 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Point:
+class SidePoint:
     """One layer and strength, measured both ways."""
 
     layer: int
     strength: float
-    toward: Shares
-    away: Shares
+    toward: SideShares
+    away: SideShares
 
     @property
     def effect(self) -> float:
@@ -65,7 +65,7 @@ class Point:
         """How much either side's share differs between the two ways, the smaller of both; at most 1."""
         return min(self.toward.toward - self.away.toward, self.away.away - self.toward.away)
 
-    def damage(self, plain: Shares) -> dict[str, float]:
+    def damage(self, plain: SideShares) -> dict[str, float]:
         """What it spends of each part of the budget."""
         both = (self.toward, self.away)
         return {
@@ -73,7 +73,7 @@ class Point:
             "repetition": max(one.repetition for one in both) - plain.repetition,
         }
 
-    def affordable(self, plain: Shares) -> bool:
+    def affordable(self, plain: SideShares) -> bool:
         """Whether it stays within the budget."""
         return all(value <= BUDGET[name] + 1e-9 for name, value in self.damage(plain).items())
 
@@ -111,7 +111,7 @@ def calibrate(
     pushes = [Push(sign, vector, strength, (layer,)) for layer, strength in grid for sign in ("plus", "minus")]
     plain, *steered = _ask(mllm, answerer, tests, [None, *pushes], rule, quiet)
     pairs = zip(steered[::2], steered[1::2], strict=True)
-    points = [Point(*place, *both) for place, both in zip(grid, pairs, strict=True)]
+    points = [SidePoint(*place, *both) for place, both in zip(grid, pairs, strict=True)]
     chosen = choose(points, plain, tried)
     curve = [point for point in points if point.layer == chosen.layer]
     within = chosen.affordable(plain)
@@ -140,7 +140,7 @@ def calibrate(
     return replace(vector, weight=vector.weight * chosen.strength, layers=(chosen.layer,), info=vector.info | found)
 
 
-def choose(points: Sequence[Point], plain: Shares, ranking: Sequence[int]) -> Point:
+def choose(points: Sequence[SidePoint], plain: SideShares, ranking: Sequence[int]) -> SidePoint:
     """The strongest of the points within the budget, or of all where none is; among those that this many questions do not
     tell apart the smallest strength, then the better ranked layer."""
     candidates = [point for point in points if point.affordable(plain)] or list(points)
@@ -169,7 +169,7 @@ def _ask(
     pushes: Sequence[Push | None],
     rule: Rule,
     quiet: bool,
-) -> list[Shares]:
+) -> list[SideShares]:
     """The shares under every push; those of one question run beside each other in one batch."""
     questions = (
         Question(with_picture(mllm, chat), push, MAX_TOKENS, attention=False)
@@ -182,7 +182,7 @@ def _ask(
     for number in range(len(pushes)):
         said = texts[number :: len(pushes)]
         sides = [test.side(text, rule) for test, text in zip(tests, said, strict=True)]
-        found.append(Shares(
+        found.append(SideShares(
             len(said), sides.count("toward") / len(said), sides.count("away") / len(said), fmean(map(repetition, said))
         ))  # fmt: skip
     return found

@@ -30,7 +30,7 @@ _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PairedPrompt:
     """A chat whose pictures are files or encoded ones, not yet decoded: thousands of pairs need no memory."""
 
     messages: tuple[Mapping[str, Any], ...]
@@ -57,7 +57,7 @@ class Prompt:
 class Check:
     """A question, and the text that an answer of either side has."""
 
-    question: Prompt
+    question: PairedPrompt
     toward: str
     away: str
 
@@ -70,12 +70,12 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PromptPair:
     """Two prompts that differ in which side they ask for; `line` is where they stand in the file."""
 
     line: int
-    toward: Prompt
-    away: Prompt
+    toward: PairedPrompt
+    away: PairedPrompt
     test: Check | None = None
 
     @property
@@ -83,7 +83,7 @@ class Pair:
         return f"{self.toward.digest} {self.away.digest}"
 
 
-def load(path: Path) -> list[Pair]:
+def load(path: Path) -> list[PromptPair]:
     """The pairs of a file, empty lines left out; raises ValueError that names the line for the first that is wrong."""
     pairs = []
     with path.open("rb") as file:
@@ -103,12 +103,12 @@ def load(path: Path) -> list[Pair]:
     return pairs
 
 
-def different(pairs: Iterable[Pair]) -> list[Pair]:
+def different(pairs: Iterable[PromptPair]) -> list[PromptPair]:
     """The first of those that say the same."""
     return list({pair.digest: pair for pair in reversed(list(pairs))}.values())[::-1]
 
 
-def _pair(number: int, row: object, folder: Path) -> Pair:
+def _pair(number: int, row: object, folder: Path) -> PromptPair:
     if not isinstance(row, dict):
         raise ValueError(f"it must be an object: {SHOWN}")
     if missing := [key for key in ("toward", "away") if key not in row]:
@@ -118,7 +118,7 @@ def _pair(number: int, row: object, folder: Path) -> Pair:
     toward, away = (_prompt(row[key], key, folder) for key in ("toward", "away"))
     if toward.digest == away.digest:
         raise ValueError("both sides say the same")
-    return Pair(number, toward, away, _test(row, folder))
+    return PromptPair(number, toward, away, _test(row, folder))
 
 
 def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
@@ -137,7 +137,7 @@ def _test(row: Mapping[str, Any], folder: Path) -> Check | None:
     return Check(_prompt(row["question"], "question", folder), toward, away)
 
 
-def _prompt(given: object, place: str, folder: Path) -> Prompt:
+def _prompt(given: object, place: str, folder: Path) -> PairedPrompt:
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
@@ -145,7 +145,7 @@ def _prompt(given: object, place: str, folder: Path) -> Prompt:
     messages = tuple(_message(one, f"{place}[{i}]", folder) for i, one in enumerate(given))
     if messages[-1]["role"] != "user":
         raise ValueError(f"the last message of {place!r} must be the user's: what is read is where the answer begins")
-    return Prompt(messages)
+    return PairedPrompt(messages)
 
 
 def _message(given: object, place: str, folder: Path) -> dict[str, Any]:

@@ -23,7 +23,8 @@ def report(vector: SteeringVector, model: str, data_from: str) -> tuple[Report, 
     })  # fmt: skip
     page.text(f"v = mean over the pairs of h({plus}) - h({minus}) at the prompts' last token.")
     page.heading("Is there a direction?")
-    page.text("\n".join(f"- {doubt}" for doubt in info["doubts"]) or "Yes: nothing speaks against it.")
+    unknown = "" if "calibration" in info else " Whether it moves answers was not measured."
+    page.text("\n".join(f"- {doubt}" for doubt in info["doubts"]) or f"Yes: nothing speaks against it.{unknown}")
     page.table(
         ["what", "value"],
         [

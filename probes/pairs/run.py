@@ -13,7 +13,7 @@ from probes.harness.ledger import Remembering
 from probes.harness.options import ModelOptions, check_writable
 from probes.pairs.build import build, too_few
 from probes.pairs.calibrate import calibrate, unmoved
-from probes.pairs.file import Pair, Rule, different, load
+from probes.pairs.file import PromptPair, Rule, different, load
 from probes.pairs.report import report
 from probes.vector.verdict import disagreement
 from steering import NAME, SteeringVector
@@ -76,7 +76,7 @@ def run(options: PairsOptions) -> None:
     if len(pairs) < len(read):
         _log.warning("%d lines of %s say what others say, and are left out.", len(read) - len(pairs), options.pairs)
     used, tested = _split(options, pairs)
-    doubts = too_few(used)
+    doubts = too_few(used, held_back=len(tested))
     if not options.force:
         _refuse(options, doubts)
     engine = options.model.engine()
@@ -105,7 +105,7 @@ def run(options: PairsOptions) -> None:
     _print(vector, options.out)
 
 
-def _split(options: PairsOptions, pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+def _split(options: PairsOptions, pairs: Sequence[PromptPair]) -> tuple[list[PromptPair], list[PromptPair]]:
     """The pairs that the vector is built from, and those that are held back for the calibration: a third at most."""
     able = [pair for pair in pairs if pair.test is not None]
     if options.score is None:
@@ -136,7 +136,7 @@ def _print(vector: SteeringVector, path: Path) -> None:
         print("NOT RELIABLE: " + " ".join(info["doubts"]))
     print(f"layer {layer}, agreement {info['agreement'][layer]:.3f}, layers by score {info['ranking']}")
     if (calibration := info.get("calibration")) is None:
-        print("strength 1.0 = the published weight, NOT calibrated")
+        print("strength 1.0 = the published weight, NOT calibrated: whether it moves answers was not measured")
         return
     plain, up, down = calibration["baseline"]["plain"], calibration["chosen"]["toward"], calibration["chosen"]["away"]
     print(

@@ -20,7 +20,7 @@ from typing import Any, get_args
 
 import torch
 
-from probes.answering.progress import Progress
+from probes.answering.progress import Tracker
 from probes.answering.requests import request
 from probes.answering.versions import versions
 from probes.conflicts.samples import ConflictSample, Setting, Wording, messages, prompt
@@ -116,7 +116,7 @@ def grow(
     if tally.count > sizes[0]:  # the smaller sizes are not in what was kept
         tally = Tally()
     vectors = []
-    with Progress("Probing", {"": sizes[-1]}, unit="queries", quiet=quiet) as bar:
+    with Tracker("Probing", {"": sizes[-1]}, unit="queries", quiet=quiet) as bar:
         bar.advance(by=tally.count, kept=True)
         done = tally.count
         states = _states(engine, queries[done : sizes[-1]], recipe)

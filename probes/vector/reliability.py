@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from probes.answering.progress import Progress
+from probes.answering.progress import Tracker
 from probes.conflicts.options import Data
 from probes.conflicts.samples import ConflictSample, Side, messages
 from probes.harness.options import ModelOptions, check_writable
@@ -56,7 +56,7 @@ def task_reliability(
     """The vote of every task, and under "all" that of the whole set; each sample is asked in both orders."""
     votes: dict[str, Counter[str]] = {}
     drops: dict[str, list[tuple[float, float]]] = {}
-    with Progress("Reliability", {"": 2 * len(samples)}, unit="prompts", quiet=quiet) as bar:
+    with Tracker("Reliability", {"": 2 * len(samples)}, unit="prompts", quiet=quiet) as bar:
         for begin in range(0, len(samples), batch):
             part = [(sample, swapped) for sample in samples[begin : begin + batch] for swapped in (False, True)]
             measured = measure(engine, [messages(sample, "plain", swapped) for sample, swapped in part])

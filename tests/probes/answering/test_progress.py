@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from probes.answering.base import Question
-from probes.answering.progress import Progress
+from probes.answering.progress import Tracker
 from probes.answering.replies import replies
 from probes.conflicts.asking import Condition, ask
 from probes.harness.ledger import Remembering
@@ -32,7 +32,7 @@ class Terminal(io.StringIO):
 
 def test_lines_come_every_few_seconds_and_tell_each_condition() -> None:
     clock, file = Clock(), io.StringIO()
-    with Progress("Conditions", {"plain": 10, "steered": 10}, file=file, clock=clock) as progress:
+    with Tracker("Conditions", {"plain": 10, "steered": 10}, file=file, clock=clock) as progress:
         for number in range(20):
             clock.now += 1
             progress.advance(("plain", "steered")[number % 2])
@@ -47,7 +47,7 @@ def test_lines_come_every_few_seconds_and_tell_each_condition() -> None:
 
 def test_what_is_kept_counts_and_takes_no_time() -> None:
     clock, file = Clock(), io.StringIO()
-    with Progress("Conditions", {"": 360}, file=file, clock=clock) as progress:
+    with Tracker("Conditions", {"": 360}, file=file, clock=clock) as progress:
         for _ in range(300):
             progress.advance(kept=True)
         clock.now += 20
@@ -58,7 +58,7 @@ def test_what_is_kept_counts_and_takes_no_time() -> None:
 def test_what_takes_no_time_and_what_is_quiet_shows_nothing() -> None:
     for quiet in (False, True):
         clock, file = Clock(), io.StringIO()
-        with Progress("Conditions", {"": 2}, quiet=quiet, file=file, clock=clock) as progress:
+        with Tracker("Conditions", {"": 2}, quiet=quiet, file=file, clock=clock) as progress:
             clock.now += 30 * quiet
             progress.advance(by=2)
         assert file.getvalue() == ""
@@ -66,7 +66,7 @@ def test_what_takes_no_time_and_what_is_quiet_shows_nothing() -> None:
 
 def test_a_condition_that_is_left_out_is_not_waited_for() -> None:
     clock, file = Clock(), io.StringIO()
-    with Progress("Conditions", {"plain": 4, "icd": 4}, file=file, clock=clock) as progress:
+    with Tracker("Conditions", {"plain": 4, "icd": 4}, file=file, clock=clock) as progress:
         clock.now += 4
         progress.advance("plain", by=4)
         progress.leave_out("icd")
@@ -75,7 +75,7 @@ def test_a_condition_that_is_left_out_is_not_waited_for() -> None:
 
 def test_a_terminal_has_a_bar_for_the_whole_and_one_for_each_condition() -> None:
     clock, file = Clock(), Terminal()
-    with Progress("Conditions", {"plain": 3, "steered [text]": 3}, file=file, clock=clock) as progress:
+    with Tracker("Conditions", {"plain": 3, "steered [text]": 3}, file=file, clock=clock) as progress:
         progress.advance("plain", kept=True)
         clock.now += 90
         progress.advance("plain", by=2)
@@ -86,7 +86,7 @@ def test_a_terminal_has_a_bar_for_the_whole_and_one_for_each_condition() -> None
 
 def test_a_run_that_is_resumed_begins_with_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str | None, bool]] = []
-    monkeypatch.setattr(Progress, "advance", lambda _, part, kept=False: seen.append((part, kept)))
+    monkeypatch.setattr(Tracker, "advance", lambda _, part, kept=False: seen.append((part, kept)))
     asked = [Question([{"role": "user", "content": str(n)}]) for n in range(6)]
     first = Scripted(lambda _: "yes")
     list(replies(Remembering(first, tmp_path / "a.jsonl"), asked[:3], ["x"] * 3, quiet=True))
@@ -104,7 +104,7 @@ def test_a_run_that_is_resumed_begins_with_what_is_kept(tmp_path: Path, monkeypa
 def test_conditions_are_counted_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: dict[str, int] = {}
     monkeypatch.setattr(
-        Progress, "__enter__", lambda self: counted.update({k: v.total for k, v in self.parts.items()}) or self
+        Tracker, "__enter__", lambda self: counted.update({k: v.total for k, v in self.parts.items()}) or self
     )
     ask(Scripted(lambda _: "A"), make_samples(3), [Condition(), Condition("image_only"), Condition("text")], quiet=True)
     assert counted == {"plain": 6, "image only": 6, "text": 6}

@@ -10,13 +10,13 @@ from PIL import Image
 
 import steering
 from probes.pairs.build import KIND, build
-from probes.pairs.calibrate import Point, Shares, choose, unmoved
-from probes.pairs.file import Pair, load
+from probes.pairs.calibrate import SidePoint, SideShares, choose, unmoved
+from probes.pairs.file import PromptPair, load
 from tests.probes.pairs.writing import image, user, write
 
 
 @pytest.fixture
-def pairs(tmp_path: Path) -> list[Pair]:
+def pairs(tmp_path: Path) -> list[PromptPair]:
     rows = []
     for n in range(5):
         Image.new("RGB", (56, 56), (40 * n, 5, 90)).save(tmp_path / f"{n}.png")
@@ -27,7 +27,7 @@ def pairs(tmp_path: Path) -> list[Pair]:
     return load(write(tmp_path, rows))
 
 
-def test_the_direction_is_the_mean_difference_at_the_last_token(tiny: steering.Engine, pairs: list[Pair]) -> None:
+def test_the_direction_is_the_mean_difference_at_the_last_token(tiny: steering.Engine, pairs: list[PromptPair]) -> None:
     made = build(tiny, pairs, name="manners", sides=("polite", "rude"), quiet=True)
     one_token = steering.Sampling(max_tokens=1)
     states = []
@@ -49,7 +49,9 @@ def test_the_direction_is_the_mean_difference_at_the_last_token(tiny: steering.E
     assert again.info == made.info
 
 
-def test_a_side_of_its_own_is_reached_by_a_scale_and_no_modality(tiny: steering.Engine, pairs: list[Pair]) -> None:
+def test_a_side_of_its_own_is_reached_by_a_scale_and_no_modality(
+    tiny: steering.Engine, pairs: list[PromptPair]
+) -> None:
     made = build(tiny, pairs, name="manners", sides=("polite", "rude"), layers=[1], quiet=True)
     with pytest.raises(steering.RequestError, match="signed 'scale'"):
         steering.Steer.to(made, "text")
@@ -58,13 +60,13 @@ def test_a_side_of_its_own_is_reached_by_a_scale_and_no_modality(tiny: steering.
     assert result.choices[0].applied["steering"][0]["layers"] == [1]
 
 
-def test_layers_that_are_not_there_are_refused(tiny: steering.Engine, pairs: list[Pair]) -> None:
+def test_layers_that_are_not_there_are_refused(tiny: steering.Engine, pairs: list[PromptPair]) -> None:
     with pytest.raises(ValueError, match="'layers' must be layer numbers"):
         build(tiny, pairs, name="manners", sides=("polite", "rude"), layers=[99], quiet=True)
 
 
 def test_what_was_read_is_not_read_again(
-    tiny: steering.Engine, pairs: list[Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: steering.Engine, pairs: list[PromptPair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tmp_path / "states.safetensors"
     whole = build(tiny, pairs, name="manners", sides=("polite", "rude"), state=state, quiet=True)
@@ -75,17 +77,17 @@ def test_what_was_read_is_not_read_again(
         build(tiny, pairs[:-1], name="manners", sides=("polite", "rude"), state=state, quiet=True)
 
 
-def shares(toward: float, away: float, repetition: float = 0.0) -> Shares:
-    return Shares(100, toward, away, repetition)
+def shares(toward: float, away: float, repetition: float = 0.0) -> SideShares:
+    return SideShares(100, toward, away, repetition)
 
 
 def test_the_strongest_strength_within_the_budget_is_chosen() -> None:
     plain = shares(0.5, 0.5)
-    weak = Point(1, 0.2, shares(0.6, 0.4), shares(0.4, 0.6))
-    good = Point(1, 0.4, shares(1.0, 0.0), shares(0.0, 1.0))
-    same = Point(1, 0.6, shares(1.0, 0.0), shares(0.0, 1.0))
-    babble = Point(1, 1.0, shares(0.9, 0.0), shares(0.0, 1.0))
-    repeats = Point(2, 0.1, shares(1.0, 0.0, 0.2), shares(0.0, 1.0))
+    weak = SidePoint(1, 0.2, shares(0.6, 0.4), shares(0.4, 0.6))
+    good = SidePoint(1, 0.4, shares(1.0, 0.0), shares(0.0, 1.0))
+    same = SidePoint(1, 0.6, shares(1.0, 0.0), shares(0.0, 1.0))
+    babble = SidePoint(1, 1.0, shares(0.9, 0.0), shares(0.0, 1.0))
+    repeats = SidePoint(2, 0.1, shares(1.0, 0.0, 0.2), shares(0.0, 1.0))
     assert choose([weak, good, same, babble, repeats], plain, [2, 1]) is good
     assert choose([weak, babble], plain, [1]) is weak
     assert choose([babble], plain, [1]) is babble
@@ -93,10 +95,10 @@ def test_the_strongest_strength_within_the_budget_is_chosen() -> None:
     assert weak.moved == pytest.approx(0.2)
 
 
-def test_steering_that_moves_nothing_is_doubted(tiny: steering.Engine, pairs: list[Pair]) -> None:
+def test_steering_that_moves_nothing_is_doubted(tiny: steering.Engine, pairs: list[PromptPair]) -> None:
     made = build(tiny, pairs, name="manners", sides=("polite", "rude"), quiet=True)
     assert unmoved(made, ("polite", "rude")) == []
-    point = Point(1, 0.2, shares(0.55, 0.45), shares(0.5, 0.5))
+    point = SidePoint(1, 0.2, shares(0.55, 0.45), shares(0.5, 0.5))
     made.info["calibration"] = {"range": [1, 1], "targets_reached": False, "chosen": point.to_json()}
     (doubt,) = unmoved(made, ("polite", "rude"))
     assert "0.550 of them are 'polite' toward it and 0.500 away from it" in doubt

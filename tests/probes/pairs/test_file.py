@@ -71,6 +71,8 @@ def test_too_few_pairs_and_too_few_pictures_are_doubted(tmp_path: Path) -> None:
     ]
     assert len(pairs(LEAST - 1, LEAST_PICTURES)) == len(pairs(LEAST, LEAST_PICTURES - 1)) == 1
     assert pairs(LEAST, LEAST_PICTURES) == []
+    (doubt,) = too_few([], held_back=6)
+    assert "0 besides the 6 held back for the calibration" in doubt
     texts = [{side: f"{n} {side}" for side in SIDES} for n in range(LEAST)]
     assert too_few(load(write(tmp_path, texts))) == []
     assert len(too_few(different(load(write(tmp_path, texts[:4] * 10))))) == 1
