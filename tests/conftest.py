@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.server.web.browser import chromium  # noqa: F401 -- a fixture: two browsers in one process cannot be driven
+
 torch.set_num_threads(1)
 
 

@@ -10,14 +10,13 @@ import pytest
 
 from probes.harness.report import Report
 from probes.sage.report import report as sage_report
-from tests.server.web.browser import chromium  # noqa: F401 -- a fixture
 
 REPORTS = Path(__file__).parents[3] / "demo" / "reports"
 TABLES = """() => [...document.querySelectorAll(".wide:has(table)")].map((box) => [box.scrollWidth, box.clientWidth])"""
 
 
 @pytest.fixture(scope="module")
-def window(chromium: Any) -> Any:  # noqa: F811
+def window(chromium: Any) -> Any:
     return chromium.new_page(viewport={"width": 1100, "height": 800})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine, checkpoint
 from tests.server.web import known_journal
 from tests.server.web.browser import Visit, drop, until
-from tests.server.web.known_journal import ROWS, SUMMARY, VECTOR, Journal, row
+from tests.server.web.known_journal import NOW, ROWS, SUMMARY, VECTOR, Journal, row
 
 
 @pytest.fixture
@@ -173,7 +172,7 @@ def test_filters_live_in_the_address(known: Callable[..., tuple[Any, Journal]]) 
     first = next(query for query in journal.queries if query["path"].endswith("/summary"))
     assert first.keys() == {"path", "since", "toward"}
     assert first["toward"] == "text"
-    assert float(first["since"]) == pytest.approx(time.time() - 7 * 86400, abs=60)
+    assert float(first["since"]) == pytest.approx(NOW - 7 * 86400, abs=60)
     page.get_by_role("combobox", name="SAGE").select_option("see")
     page.get_by_role("combobox", name="Contrast").select_option("none")
     page.get_by_role("combobox", name="Intervention").select_option("sage.think")
