@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -110,6 +111,10 @@ class Slots:
     def __init__(self, name: str, pool: Pool):
         self.name = name
         self.pool = pool
+
+    def concerns(self, asked: Collection[str], signals: frozenset[Signal]) -> bool:
+        """Whether it has a say where interventions of these names are asked for and these signals are wanted."""
+        return self.always or self.name in asked or not self.signals.isdisjoint(signals)
 
     def place(self, sequence: Sequence) -> None:
         """Write a sequence's settings into its slot, neutral ones where it did not ask."""

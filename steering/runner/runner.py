@@ -92,7 +92,7 @@ class Runner:
         if (asked, signals) not in self._concerns:
 
             def those(parts: dict[str, Slots]) -> list[Slots]:
-                return [one for one in parts.values() if one.always or one.name in asked or one.signals & signals]
+                return [one for one in parts.values() if one.concerns(asked, signals)]
 
             recorders, interventions = those(self.recorders), those(self.interventions)
             self._concerns[asked, signals] = _Concerned([*interventions, *recorders], [*recorders, *interventions])
@@ -274,7 +274,9 @@ class Runner:
         own = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
         modules = {type(one).__module__ for one in own if isinstance(one, Slots | AttentionHook | LayerHook | Observer)}
         parts = [part for part in self._every if type(part).__module__ in modules]
-        return [one for one in running if any(_concerns(part, one) for part in parts)] or running
+        return [
+            one for one in running if any(part.concerns(one.spec.asked, one.spec.signals) for part in parts)
+        ] or running
 
     def _decode(self, running: list[Sequence]) -> _Computed:
         """Feed every running sequence's last token; writes nothing but that token's columns of the pool."""
@@ -305,7 +307,9 @@ class Runner:
             try:
                 part.record(decoded.batch, decoded.hooks[part.name], decoded.computed)
             except Exception as error:
-                spoilt |= dict.fromkeys((one for one in decoded.batch.sequences if _concerns(part, one)), error)
+                spoilt |= dict.fromkeys(
+                    (one for one in decoded.batch.sequences if part.concerns(one.spec.asked, one.spec.signals)), error
+                )
         self.position[decoded.batch.rows] += decoded.batch.active[:, 0, 0].long()
         return spoilt
 
@@ -359,11 +363,6 @@ class Runner:
         generated = torch.tensor(sequence.tokens, dtype=torch.int64)
         spec = sequence.spec
         self.sampler.place(sequence.slot, spec.sampling, spec.seed, spec.prompt.ids, generated)
-
-
-def _concerns(part: Slots, sequence: Sequence) -> bool:
-    """Whether what some slots do is part of a sequence's answer."""
-    return part.always or part.name in sequence.spec.asked or bool(part.signals & sequence.spec.signals)
 
 
 def _force(sampled: Sampled, logits: torch.Tensor, sequences: list[Sequence]) -> None:
