@@ -56,7 +56,7 @@ def written(text: str) -> Stages:
         asked = read(given)
     except (ValueError, RequestError) as error:
         raise ValueError(f"--condition {name}: {error}") from None
-    return {name: tuple(one for one in asked if isinstance(one, Options))}
+    return {name: asked}
 
 
 def _sweep(other: Reading) -> Stages:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from steering.errors import RequestError
-from steering.protocol.asked import Asked, Options
+from steering.protocol.asked import Options
 from steering.protocol.intervention import REGISTRY
 from steering.protocol.wording import names, sentence, unknown
 
@@ -42,12 +42,12 @@ class Form(ABC):
     def example(self) -> Any:
         """Something to write, with every default spelt out."""
 
-    def read(self, value: Any) -> tuple[Asked, ...]:
+    def read(self, value: Any) -> tuple[Options, ...]:
         """What a JSON value asks for; raises RequestError where it is wrong."""
         return () if value is None or value is False else self._read(value)
 
     @abstractmethod
-    def _read(self, value: Any) -> tuple[Asked, ...]: ...
+    def _read(self, value: Any) -> tuple[Options, ...]: ...
 
     def _object(self, value: Any) -> Mapping[str, Any]:
         if value is True:
@@ -77,7 +77,7 @@ class Single(Form):
     def example(self) -> Any:
         return _example(self.options)
 
-    def _read(self, value: Any) -> tuple[Asked, ...]:
+    def _read(self, value: Any) -> tuple[Options, ...]:
         given = self._object(value)
         self._known(given, names(self.options))  # the options themselves also take names that are not on the wire
         return (self.options(**given),)
@@ -106,7 +106,7 @@ class Kinds(Form):
         kind, options = next(iter(self.kinds.items()))
         return {KIND: kind, **_example(options)}
 
-    def _read(self, value: Any) -> tuple[Asked, ...]:
+    def _read(self, value: Any) -> tuple[Options, ...]:
         kind = value.get(KIND) if isinstance(value, dict) else None
         options = self.kinds.get(kind) if isinstance(kind, str) else None
         if options is None:
@@ -137,7 +137,7 @@ class Group(Form):
     def example(self) -> Any:
         return {name: form.example for name, form in self.members.items()}
 
-    def _read(self, value: Any) -> tuple[Asked, ...]:
+    def _read(self, value: Any) -> tuple[Options, ...]:
         given = self._object(value)
         self._known(given, list(self.members))
         asked = (form.read(given.get(name, form.default)) for name, form in self.members.items())
@@ -151,7 +151,7 @@ def forms() -> dict[str, Form]:
     return {head: _form((head,), [kind for kind in kinds if kind.path[0] == head]) for head in heads}
 
 
-def read(given: Mapping[str, Any]) -> tuple[Asked, ...]:
+def read(given: Mapping[str, Any]) -> tuple[Options, ...]:
     """The interventions that some fields ask for; raises RequestError where one is wrong or unknown."""
     known = forms()
     for name in given:
