@@ -47,6 +47,8 @@ class ServedCompletion(Protocol):
     """The answers of one request, while they are generated."""
 
     prompt_tokens: int
+    max_tokens: int
+    """What an answer may have: what was asked for, or what fits."""
 
     def __iter__(self) -> Iterator[Chunk]:
         """Chunks of all choices as they come; raises Fault when the request failed. Ends early after `cancel`."""

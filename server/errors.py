@@ -6,7 +6,7 @@ import logging
 import math
 from typing import Any
 
-from flask import Flask, Response, current_app, g
+from flask import Flask, Response, current_app, g, request
 from werkzeug.exceptions import HTTPException
 
 from server.encode import json_response
@@ -32,6 +32,16 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+
+
+_CHATS = "send 'messages' to POST /v1/chat/completions"
+_INSTEAD = {
+    "/v1/completions": f"Completions of a bare prompt are not served; {_CHATS}.",
+    "/v1/responses": f"The Responses API is not served; {_CHATS}.",
+    "/v1/messages": f"Anthropic's Messages API is not served; {_CHATS}.",
+    "/v1/embeddings": "Embeddings are not served; use a server that has an embedding model.",
+}
+"""Routes of other servers, and what to use in their place."""
 
 
 class ApiError(Exception):
@@ -95,13 +105,23 @@ def _from_werkzeug(error: HTTPException) -> ApiError:
     message = error.description or error.name
     code = error.name.lower().replace(" ", "_")
     if status == 404:
-        message, code = "There is no such route.", "unknown_route"
+        message, code = _no_route(request.path), "unknown_route"
     elif status == 413:
         message = f"The body is too large; at most {current_app.config['MAX_CONTENT_LENGTH'] - 1} bytes are allowed."
     elif status == 405:
         message = "This method is not allowed here."
     headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After")}
     return ApiError(status, message, code=code, headers=headers)
+
+
+def _no_route(path: str) -> str:
+    """What to say of a route that there is not."""
+    path = path.rstrip("/")
+    if path.endswith("/chat/completions"):
+        return (
+            "There is no such route; chats go to /v1/chat/completions, so that a client's base URL ends with one /v1."
+        )
+    return _INSTEAD.get(path.replace("/v1/v1/", "/v1/"), "There is no such route.")
 
 
 def error_response(error: Exception) -> Response:

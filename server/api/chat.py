@@ -51,8 +51,8 @@ def create_completion() -> Response:
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, chat.model or serving.name, serving.able.fingerprint)
     completion, entry, hidden = submit(app, serving, chat, answer.id, skipping)
-    answer = replace(answer, notes=skipping.notes)
-    watch = app.watcher.add(client_socket(request.environ), app.settings.request_timeout, completion.cancel)
+    answer = replace(answer, notes={**skipping.notes, **cut(chat, completion)})
+    watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
     running = Running(app, completion, watch, g.started, set(range(n)), answer.id, entry, hidden)
     if not chat.stream:
         try:
@@ -108,8 +108,7 @@ def submit(
 def decided(app: AppContext, turn: ServedTurn, asked: steering.Request, auto: steering.Auto) -> steering.Request:
     """The request, steered the way that is found for it; what is measured for that ends when its client leaves."""
     measuring = Measuring()
-    limit = app.settings.request_timeout
-    with app.watcher.watching(client_socket(request.environ), limit, measuring.cancel) as watch:
+    with app.watcher.watching(client_socket(request.environ), deadline(app), measuring.cancel) as watch:
         try:
             return turn.decide(asked, auto, measuring.begun)
         except steering.Fault:
@@ -117,6 +116,17 @@ def decided(app: AppContext, turn: ServedTurn, asked: steering.Request, auto: st
                 app.metrics.disconnects.labels(watch.outcome).inc()
             check_watch(app, watch)
             raise
+
+
+def deadline(app: AppContext) -> float:
+    """When the request is given up, on the monotonic clock: its time counts from its arrival on, waiting included."""
+    return float(g.started + app.settings.request_timeout)
+
+
+def cut(chat: ChatRequest, completion: ServedCompletion) -> dict[str, int]:
+    """What the answer says of `max_tokens` where fewer fit than were asked for."""
+    fits = completion.max_tokens
+    return {} if chat.longest is None or chat.longest <= fits else {"max_tokens": fits}
 
 
 class Measuring:

@@ -40,7 +40,9 @@ def resolve(
         diagnose = diagnose_of(chat.diagnostics, serving.able.readouts, earlier)
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
     forced = () if chat.force is None else chat.force
-    return Request(messages, sampling, interventions, diagnose, n=n, baseline=bool(chat.baseline), forced=forced)
+    return Request(
+        messages, sampling, interventions, diagnose, n=n, baseline=bool(chat.baseline), forced=forced, clamp=True
+    )
 
 
 def automatic(chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping | None = None) -> Auto | None:
@@ -87,7 +89,7 @@ def sampling_of(chat: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
 
     top_k = int(either(chat.top_k, "top_k", 0))
     return Sampling(
-        max_tokens=chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens,
+        max_tokens=chat.longest,
         temperature=either(chat.temperature, "temperature", 1.0),
         top_p=either(chat.top_p, "top_p", 1.0),
         top_k=0 if top_k == -1 else top_k,  # -1 is how other servers spell "off"

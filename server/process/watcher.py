@@ -49,9 +49,9 @@ class Watcher:
         self._some = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, connection: socket.socket | None, seconds: float, give_up: Callable[[], object]) -> Watch:
-        """Watch a request from now on for up to `seconds`."""
-        watch = Watch(connection, time.monotonic() + seconds, give_up)
+    def add(self, connection: socket.socket | None, deadline: float, give_up: Callable[[], object]) -> Watch:
+        """Watch a request from now on until `deadline`, on the monotonic clock."""
+        watch = Watch(connection, deadline, give_up)
         with self._lock:
             self._by_id[id(watch)] = watch
             if self._thread is None:
@@ -67,10 +67,10 @@ class Watcher:
 
     @contextlib.contextmanager
     def watching(
-        self, connection: socket.socket | None, seconds: float, give_up: Callable[[], object]
+        self, connection: socket.socket | None, deadline: float, give_up: Callable[[], object]
     ) -> Iterator[Watch]:
         """Watch within a block."""
-        watch = self.add(connection, seconds, give_up)
+        watch = self.add(connection, deadline, give_up)
         try:
             yield watch
         finally:

@@ -295,7 +295,8 @@ export function appliedLines(applied) {
     }
     if (item.warning) lines.push(["warning", item.warning]);
   }
-  for (const [head, said] of Object.entries(applied ?? {}).filter(([head]) => head !== "steering"))
+  if (applied?.max_tokens) lines.push(["longest answer", `${applied.max_tokens} tokens: more do not fit`]);
+  for (const [head, said] of Object.entries(applied ?? {}).filter(([head]) => !["steering", "max_tokens"].includes(head)))
     if (isGroup(said))
       lines.push(...Object.entries(said).flatMap(([name, one]) => (one ? [lineOf(`${head}.${name}`, name, one)] : [])));
     else if (said) lines.push(lineOf(head, head, said));

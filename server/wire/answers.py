@@ -175,6 +175,8 @@ class Applied(AnswerBody):
     """That the request named."""
     skipped: list[SkippedField] = []
     """What did not apply, of a preset or of a request with `"strict": false`."""
+    max_tokens: int | None = None
+    """The longest answer that fitted, where more tokens were asked for."""
 
 
 class Said(AnswerBody):

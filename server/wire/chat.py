@@ -38,7 +38,7 @@ MAX_METADATA_VALUE = 512
 _TOKEN = re.compile("0|[1-9][0-9]{0,9}")
 _NULL: dict[str, Any] = {"type": "null"}
 
-NOTES = ("preset", "skipped")
+NOTES = ("preset", "skipped", "max_tokens")
 """Keys of `applied` beside those of interventions."""
 
 
@@ -142,7 +142,7 @@ class ChatRequest(BaseModel):
     """Send the answer as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None
     max_tokens: Integer | None = Field(None, json_schema_extra=within("max_tokens"))
-    """The longest answer, in tokens."""
+    """The longest answer, in tokens; more than fit are cut to what fits, and `applied.max_tokens` says so."""
     max_completion_tokens: Integer | None = Field(None, json_schema_extra=within("max_tokens"))
     """The same under OpenAI's newer name."""
     temperature: Number | None = Field(None, json_schema_extra=within("temperature"))
@@ -259,6 +259,11 @@ class ChatRequest(BaseModel):
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise PydanticCustomError("max_tokens", "give either max_tokens or max_completion_tokens, not both")
         return self
+
+    @property
+    def longest(self) -> int | None:
+        """The tokens that an answer may have, by either name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def interventions(self) -> dict[str, Given]:

@@ -54,7 +54,7 @@ def admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
         texts = texts_of(request.messages) + [text for one in request.asked.values() for text in one.texts]
         texts += [text for text in (request.reply, request.forced) if isinstance(text, str)]
         TextBounds.of(mllm, limits.length).check(texts)
-        count_ahead(mllm, texts, limits.length, request.sampling.max_tokens)
+        count_ahead(mllm, texts, limits.length, None if request.clamp else request.sampling.max_tokens)
         return _admit(mllm, request, limits)
 
 
@@ -66,7 +66,8 @@ def _admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
     longest = request.sampling.max_tokens
     if longest is None and isinstance(request.forced, str):
         longest = len(forced)
-    max_tokens = min(_room(longest, one, limits.length) for one in (prompt, baseline_prompt))
+    least = min(longest, max(1, len(forced))) if request.clamp and longest is not None else longest
+    max_tokens = min(_room(longest, least, one, limits.length) for one in (prompt, baseline_prompt))
     images = len(prompt.layout.images)
     if images > limits.images:
         raise RequestError(f"A request may hold at most {limits.images} images; got {images}.", param="messages")
@@ -97,7 +98,7 @@ def _admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
         with fitting():
             twin_prompt = one.twin_prompt(mllm, request.chat, prompt)
         if twin_prompt is not None:
-            max_tokens = min(max_tokens, _room(longest, twin_prompt, limits.length))
+            max_tokens = min(max_tokens, _room(longest, least, twin_prompt, limits.length))
     return Admitted(prompt, baseline_prompt, twin_prompt, max_tokens, forced)
 
 
@@ -108,12 +109,13 @@ def _check_image(asked: Asked, images: int) -> None:
         raise RequestError(f"'{param}'{of_kind} needs an image in the request.", param=param)
 
 
-def _room(asked: int | None, prompt: Prompt, max_length: int) -> int:
-    """How many tokens may be generated after a prompt, that of the request or its twin's; `asked` at most."""
+def _room(asked: int | None, least: int | None, prompt: Prompt, max_length: int) -> int:
+    """How many tokens may be generated after a prompt, that of the request or its twin's; `asked` at most. Raises
+    ContextOverflow where it is not even `least`."""
     room = max_length - prompt.length
-    if room < 1 or (asked is not None and asked > room):
-        raise ContextOverflow(max_length, prompt.length + (asked or 1), prompt.length)
-    return room if asked is None else asked
+    if room < (least or 1):
+        raise ContextOverflow(max_length, prompt.length + (least or 1), prompt.length)
+    return room if asked is None else min(asked, room)
 
 
 def prepare(
@@ -128,7 +130,7 @@ def prepare(
     text and the bytes of a token. wake: is called when it is cancelled. waited: as of `Sequence`."""
     admitted = admit(mllm, request, limits)
     around = _surroundings(mllm, request, admitted.prompt.layout, limits.focus_layers, token_text)
-    completion = Completion(admitted.prompt.length, request.n, request.baseline, wake, around)
+    completion = Completion(admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, wake, around)
     seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
     for baseline in (False, True)[: 1 + request.baseline]:
         first: Sequence | None = None

@@ -21,12 +21,14 @@ class Completion:
     def __init__(
         self,
         prompt_tokens: int,
+        max_tokens: int,
         n: int,
         baseline: bool,
         wake: Callable[[], None],
         around: Surroundings,
     ):
         self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
         self.sequences: list[Sequence] = []
         self._n = n
         self._has_baseline = baseline

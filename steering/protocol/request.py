@@ -119,7 +119,8 @@ class Request:
     tokens are generated whatever the model says, so that their log-probabilities can be read; a forced text is one of the
     assistant's, which ends where it ends, so that the readouts are those of an answer that exists already. A `reply` is
     read, not generated: the prompt ends with it, as the model's template renders an answer to the chat, and its tokens'
-    log-probabilities come from the prefill.
+    log-probabilities come from the prefill. `clamp` shortens a `max_tokens` that does not fit to what fits, which is
+    otherwise refused; `Completion.max_tokens` tells what became of it.
 
     Raises RequestError, which names what is wrong in `param`; what depends on the model is checked when it is submitted.
     """
@@ -135,6 +136,7 @@ class Request:
     divergence: bool = False
     forced: tuple[int, ...] | str = ()
     reply: str | None = None
+    clamp: bool = False
 
     @property
     def signals(self) -> frozenset[Signal]:

@@ -13,6 +13,7 @@ from PIL import Image
 
 import steering
 from server.app import create_app
+from server.process.watcher import Watcher
 from server.settings import Settings
 from tests.server.api.choices import QUESTION, choice_of, refused
 from tests.server.conftest import ask, data_uri, user
@@ -160,12 +161,29 @@ def test_too_many_maps_are_refused_with_the_bound(client: FlaskClient, monkeypat
         ({"stop": ""}, "stop", "invalid_value"),
         ({"logit_bias": {"5": 101}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
-        ({"max_tokens": 100_000}, "messages", "context_length_exceeded"),
+        ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 10_000_001}, "max_tokens", "invalid_value"),
+        ({"max_completion_tokens": 0}, "max_tokens", "invalid_value"),
     ],
 )
 def test_what_cannot_be_applied_is_refused(client: FlaskClient, fields: dict[str, Any], param: str, code: str) -> None:
     error = refused(ask(client, data_uri(), QUESTION, **fields))
     assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_more_tokens_than_fit_are_cut_to_what_fits_and_told(
+    client: FlaskClient, engine: steering.Engine, name: str
+) -> None:
+    response = ask(client, QUESTION, **{"max_tokens": None, name: 32_000})
+    room = engine.max_length - response.json["usage"]["prompt_tokens"]
+    assert choice_of(response)["applied"] == {"max_tokens": room}
+    assert choice_of(response)["finish_reason"] == "stop"
+    assert "applied" not in choice_of(ask(client, QUESTION, **{"max_tokens": None, name: room}))
+    streamed = ask(client, QUESTION, stream=True, sage=False, **{"max_tokens": None, name: room + 1})
+    assert streamed.text.count(f'"applied":{{"max_tokens":{room}}}') == 1
+    too_long = refused(ask(client, QUESTION, force="red " * 5_000, **{"max_tokens": None, name: 32_000}))
+    assert too_long["code"] == "context_length_exceeded"
 
 
 def test_a_prompt_that_is_too_long_is_openais_error(client: FlaskClient) -> None:
@@ -239,6 +257,26 @@ def test_a_fault_ends_its_request_alone(fake: FakeEngine) -> None:
     assert choice_of(ask(client))["message"]["content"] == "Hello"
 
 
+def test_the_time_of_a_request_counts_from_its_arrival(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_app(Settings(request_timeout=50), engine=fake)  # type: ignore[arg-type]
+    now, deadlines = [1000.0], []
+    monkeypatch.setattr("server.app.time.monotonic", lambda: now[0])
+    submit, add = fake.submit, Watcher.add
+
+    def slowly(request: steering.Request) -> Any:
+        now[0] += 20
+        return submit(request)
+
+    def added(self: Watcher, connection: Any, deadline: float, give_up: Any) -> Any:
+        deadlines.append(deadline)
+        return add(self, connection, deadline, give_up)
+
+    monkeypatch.setattr(fake, "submit", slowly)
+    monkeypatch.setattr(Watcher, "add", added)
+    assert ask(app.test_client()).status_code == 200
+    assert deadlines == [1050.0]
+
+
 def test_an_unexpected_error_says_nothing_of_the_inside(fake: FakeEngine) -> None:
     client = create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
     fake.refusal = RuntimeError("secret path /root/x")
@@ -263,6 +301,23 @@ def test_unknown_routes_and_methods_are_error_objects(app: Flask) -> None:
     refused(response, 405)
     assert "POST" in response.headers["Allow"]
     refused(client.get("/v1//models"), 404)
+
+
+@pytest.mark.parametrize(
+    ("route", "instead"),
+    [
+        ("/v1/completions", "POST /v1/chat/completions"),
+        ("/v1/responses", "POST /v1/chat/completions"),
+        ("/v1/v1/responses", "POST /v1/chat/completions"),
+        ("/v1/embeddings", "Embeddings are not served"),
+        ("/chat/completions", "base URL ends with one /v1"),
+        ("/v1/v1/chat/completions", "base URL ends with one /v1"),
+    ],
+)
+def test_routes_of_other_servers_say_what_to_use(client: FlaskClient, route: str, instead: str) -> None:
+    error = refused(client.post(route, json={"model": "m", "input": "hi"}), 404)
+    assert instead in error["message"]
+    assert (error["type"], error["code"]) == ("not_found_error", "unknown_route")
 
 
 def test_least_and_exact_lengths(client: FlaskClient) -> None:

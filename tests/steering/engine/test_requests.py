@@ -102,6 +102,18 @@ def test_too_long_a_request_is_refused_in_the_words_of_openai(make_engine: MakeE
     assert engine.submit(Request(chat, greedy(60 - length)))
 
 
+def test_too_long_an_answer_may_be_cut_to_what_fits(make_engine: MakeEngine) -> None:
+    engine = make_engine("qwen2_vl", max_length=60)
+    chat = conversations("qwen2_vl")[0]
+    endless = dataclasses.replace(greedy(1000), ignore_eos=True)
+    cut = engine.submit(Request(chat, endless, clamp=True))
+    assert cut.prompt_tokens + cut.max_tokens == 60
+    assert run_down(engine, cut).completion_tokens == cut.max_tokens
+    assert engine.submit(Request(chat, greedy(1), clamp=True)).max_tokens == 1
+    with pytest.raises(ContextOverflow):  # what is given is read whole or not at all
+        engine.submit(Request(chat, endless, forced=(5,) * 60, clamp=True))
+
+
 def test_what_needs_more_slots_than_there_are_is_named(make_engine: MakeEngine) -> None:
     request = Request(conversations("qwen2_vl")[0], greedy())
     contrast = dataclasses.replace(request, interventions=(steering.Icd(),))
