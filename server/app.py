@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import logging
+import re
 import time
 import uuid
 from functools import partial
 
-from flask import Flask, Response, g, request
+from flask import Flask, Request, Response, g, request
 
 from server import errors
 from server.api import auth, catalog, chat, cors, hosts, operations
 from server.api.context import AppContext, context
-from server.api.metrics import Metrics
 from server.journal import routes as journal_routes
 from server.journal.words import with_numbers
 from server.journal.writer import Journal
@@ -21,8 +22,15 @@ from server.process.local import Servable, adapted
 from server.process.runtime import Runtime, Serving
 from server.process.watcher import Watcher
 from server.settings import Settings, SettingsError
+from server.telemetry.logs import NOTES, current
+from server.telemetry.metrics import Metrics
 from server.web import page
 from server.wire.chat import ChatRequest, with_interventions
+
+log = logging.getLogger("helmsight")
+
+WELL_FORMED = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
+"""An id of a request that is taken over."""
 
 
 def create_app(
@@ -88,23 +96,42 @@ def open_journal(settings: Settings) -> Journal:
 def _begin() -> None:
     """Name the request and start its clock."""
     g.started = time.monotonic()
-    g.request_id = f"req_{uuid.uuid4().hex}"
+    g.request_id = request_id(request.headers.get("X-Request-Id"))
+    current.set(g.request_id)
+    g.notes = request.environ[NOTES] = {"request_id": g.request_id, "route": grouped(request)}
+    log.debug("begun: %s %s", request.method, request.path, extra={"fields": {"event": "begun", **g.notes}})
+
+
+def request_id(given: str | None) -> str:
+    """The id that a client or a proxy gave, where it is well formed, else a new one."""
+    return given if given and WELL_FORMED.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+
+
+def grouped(asked: Request) -> str:
+    """The route of a request, as metrics and logs know it. The rule, not the path: paths come from clients and would make as
+    many time series as they like; and the pages with their files as one, of which nobody needs so many."""
+    if asked.url_rule is None:
+        return "unknown"
+    return "pages" if asked.blueprint == page.blueprint.name else asked.url_rule.rule
 
 
 def _finish(response: Response) -> Response:
     """Count the request when its last byte is handed over, which for a stream is long after its status."""
     response.headers["X-Request-Id"] = g.request_id
     response.headers["X-Content-Type-Options"] = "nosniff"
-    metrics, started = context().metrics, g.started
-    # The rule, not the path: paths come from clients and would make as many time series as they like.
-    route = request.url_rule.rule if request.url_rule else "unknown"
+    metrics, started, route = context().metrics, g.started, g.notes["route"]
     method = request.method if request.method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS") else "other"
+    code = g.get("error_code")
+    if code is not None:
+        g.notes["error"] = code
+        metrics.refused(response.status_code, code)
 
     def count() -> None:
         metrics.requests.labels(route, method, str(response.status_code)).inc()
         metrics.latency.labels(route).observe(time.monotonic() - started)
+        current.set(None)
 
     response.call_on_close(count)
-    if "error_code" in g and not g.get("leaves_rows") and response.status_code != errors.CLIENT_CLOSED:
-        context().journal.refuse(response.status_code, g.error_code, route)
+    if code is not None and not g.get("leaves_rows") and response.status_code != errors.CLIENT_CLOSED:
+        context().journal.refuse(response.status_code, code, route)
     return response

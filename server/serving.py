@@ -20,10 +20,10 @@ from prometheus_client import disable_created_metrics
 
 from demo import CHECKPOINT
 from server.allocator import bound_memory
-from server.logs import set_up_logging
 from server.openmp import set_wait_policy
 from server.process.worker import DRAIN_MARGIN
 from server.settings import Settings, SettingsError, warnings_for
+from server.telemetry.logs import logger_class, set_up_logging
 
 if TYPE_CHECKING:
     from flask import Flask
@@ -65,7 +65,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "accesslog": "-" if settings.access_log else None,
         "access_log_format": '%(h)s "%(m)s %(U)s %(H)s" %(s)s %(B)s %(M)sms %({x-request-id}o)s',
         "errorlog": "-",
-        "logger_class": "server.logs.Logger",
+        "logger_class": logger_class(settings.log_format),
         "loglevel": settings.log_level,
         "forwarder_headers": "",  # by default any local client could give SCRIPT_NAME, and with it the routes
         "control_socket_disable": True,
@@ -84,7 +84,9 @@ def worker_app(settings: Settings, begun: float | None = None) -> Flask:
     from server.process.runtime import Runtime
 
     transformers_logging.disable_progress_bar()  # it would be a smear in a log
-    set_up_logging(settings.log_level)
+    transformers_logging.disable_default_handler()  # what it has to say goes where all else is said
+    transformers_logging.enable_propagation()
+    set_up_logging(settings.log_level, settings.log_format)
     disable_created_metrics()  # one more series for each counter, which nobody asks for
 
     def give_up() -> None:
@@ -106,7 +108,7 @@ def worker_app(settings: Settings, begun: float | None = None) -> Flask:
 
 def serve(settings: Settings) -> None:
     """Serve until a signal ends it."""
-    set_up_logging(settings.log_level)
+    set_up_logging(settings.log_level, settings.log_format)
     for warning in warnings_for(settings):
         log.warning(warning)
     if not settings.host.startswith("unix:"):

@@ -159,6 +159,9 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severity that is logged: debug, info, warning or error"
     )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="form of the log: text, or json with an object a line"
+    )
 
     @field_validator("model")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from flask import Blueprint, Response, g, request
 
@@ -53,7 +53,7 @@ def create_completion() -> Response:
     completion, entry, hidden = submit(app, serving, chat, answer.id, skipping)
     answer = replace(answer, notes={**skipping.notes, **cut(chat, completion)})
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
-    running = Running(app, completion, watch, g.started, set(range(n)), answer.id, entry, hidden)
+    running = Running(app, completion, watch, g.started, n, answer.id, g.notes, entry, hidden)
     if not chat.stream:
         try:
             return json_response(answer.completion(running.whole()))
@@ -180,20 +180,24 @@ def with_readouts(request: steering.Request, more: frozenset[str]) -> steering.R
 
 @dataclass
 class Running:
-    """A completion on its way to one client. `unfinished` are the choices that have not ended; `entry` writes the journal,
-    None where there is none; `hidden` are the readouts that the client does not get."""
+    """A completion on its way to one client. `n` are its choices, `unfinished` those that have not ended; `entry` writes the
+    journal, None where there is none; `notes` are for the log; `hidden` are the readouts that the client does not get."""
 
     app: AppContext
     completion: ServedCompletion
     watch: Watch
     started: float
-    unfinished: set[int]
+    n: int
     answer_id: str
+    notes: dict[str, Any]
     entry: Entry | None = None
     hidden: frozenset[str] = frozenset()
     first_token: float | None = None
     broken: Literal["cancelled", "error", "shutdown"] = "cancelled"
     """What the rows of choices that come to no end are to say."""
+
+    def __post_init__(self) -> None:
+        self.unfinished = set(range(self.n))
 
     def chunks(self) -> Iterator[steering.Chunk]:
         """The engine's chunks, counted; raises when the answer was given up."""
@@ -253,6 +257,8 @@ class Running:
         """Stop watching and give up what is still running; harmless when repeated and after the end."""
         self.app.watcher.remove(self.watch)
         self.completion.cancel()
+        generated = sum(map(self.completion.generated, range(self.n)))
+        self.notes |= {"prompt_tokens": self.completion.prompt_tokens, "completion_tokens": generated}
         if self.entry is not None:
             total = time.monotonic() - self.started
             for index in sorted(self.unfinished):
@@ -277,6 +283,8 @@ def stream(running: Running, answer: Answer, n: int, with_usage: bool) -> Iterat
             yield answer.usage_event(running.completion.result())
         yield DONE
     except Exception as error:  # the status is out: whatever it is, it becomes an event
-        yield event(to_api_error(error).body())
+        problem = to_api_error(error)
+        running.notes["error"] = problem.code
+        yield event(problem.body())
     finally:
         running.close()

@@ -8,7 +8,6 @@ from functools import partial
 from flask import current_app
 
 from server.api.comparison import AnswerStates
-from server.api.metrics import Metrics
 from server.images import remote
 from server.images.load import ImageLoader
 from server.journal.writer import Journal
@@ -16,6 +15,7 @@ from server.presets.presets import Presets
 from server.process.runtime import Runtime
 from server.process.watcher import Watcher
 from server.settings import Settings
+from server.telemetry.metrics import Metrics
 from server.wire.chat import ChatRequest, DryRun, with_interventions
 
 

@@ -51,9 +51,11 @@ def _respond(app: Any, request: Request, response: wsgi.Response, environ: dict[
             response.write(piece)
         response.close()
     finally:
-        access.access(response, request, environ, datetime.now() - started)
-        if hasattr(pieces, "close"):
-            pieces.close()
+        try:
+            if hasattr(pieces, "close"):
+                pieces.close()
+        finally:  # of an answer that was given up it is known now how far it came
+            access.access(response, request, environ, datetime.now() - started)
 
 
 _UNFIT = Refused(

@@ -302,6 +302,7 @@ class Worker(BaseWorker):
         )
         app = self.wsgi.extensions["helmsight"]
         app.metrics.requests.labels("unread", "other", str(refusal.status)).inc()
+        app.metrics.refused(refusal.status, refusal.code)
         self._reading.pop(connection, None)
         connection.intake.drop()
         connection.state = "answering"

@@ -108,15 +108,15 @@ def live() -> Iterator[Callable[[Flask], str]]:
 
 
 @pytest.fixture
-def serve_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Flask], int]]:
-    """Serve applications with the worker that gunicorn runs, its loop in a thread; returns the port."""
+def serve_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Serve applications with the worker that gunicorn runs, its loop in a thread; returns the port. `accesslog`: a file."""
     with ExitStack() as stack:
 
-        def serve(app: Flask) -> int:
+        def serve(app: Flask, accesslog: str | None = None) -> int:
             cfg = Config()
             for name, value in gunicorn_options(app.extensions["helmsight"].settings).items():
                 cfg.set(name, value)
-            cfg.set("accesslog", None)
+            cfg.set("accesslog", accesslog)
             listener = socket.create_server(("127.0.0.1", 0), backlog=512)
             worker = Worker(1, os.getpid(), [listener], None, 30, cfg, cfg.logger_class(cfg))
             monkeypatch.setattr(os, "getppid", os.getpid)

@@ -184,8 +184,8 @@ def test_metrics_count_what_happened(engine: steering.Engine, settings: Settings
     chat = 'helmsight_requests_total{method="POST",route="/v1/chat/completions",status="%s"}'
     assert (after[chat % 200], after[chat % 400]) == (2, 1)
     assert after['helmsight_requests_total{method="GET",route="unknown",status="404"}'] == 1
-    assert after['helmsight_interventions_total{kind="steer",toward="text"}'] == 1
-    assert after['helmsight_interventions_total{kind="steer",toward="vision"}'] == 1
+    assert after['helmsight_interventions_total{kind="steering",toward="text"}'] == 1
+    assert after['helmsight_interventions_total{kind="steering",toward="vision"}'] == 1
     assert after['helmsight_interventions_total{kind="baseline",toward=""}'] == 1
     assert after['helmsight_diagnostics_total{readout="modality"}'] == 1
     assert after["helmsight_time_to_first_token_seconds_count"] == 2

@@ -87,7 +87,7 @@ def test_a_journal_that_is_off_does_nothing(begin: Begin, fake: FakeEngine) -> N
     for route in ("", "/summary", "/chatcmpl-1"):
         response = client.get(f"/v1/diagnostics{route}")
         assert (response.status_code, response.json["error"]["code"]) == (503, "journal_off")
-    assert not any("journal" in name for name in samples(client))
+    assert not any(name.startswith("helmsight_journal") for name in samples(client))
 
 
 def test_a_place_that_is_none_yet_is_tried_until_it_is_one(

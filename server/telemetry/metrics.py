@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-import steering
 from server.journal.scalars import scalars
 from server.journal.writer import Journal
 from server.process.runtime import Runtime
@@ -47,8 +46,6 @@ _NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
 """What is said of the histograms of scalars, and their buckets; those of others are `WIDE`."""
 CORRECT = "correct"
 """The truth that has a counter of its own, which is no flag."""
-_KINDS = {steering.Steering.name(): "steer"}
-"""What metrics call an intervention that they knew under another name before."""
 
 
 class EngineCollector(Collector):
@@ -100,6 +97,10 @@ class Metrics:
         registry.register(EngineCollector(runtime))
         registry.register(JournalCollector(journal))
         self.requests = Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
+        self.refusals = Counter(
+            "helmsight_refusals", "Requests that were refused, by the code of the error", ["status", "reason"],
+            registry=registry,
+        )  # fmt: skip
         self.latency = Histogram(
             "helmsight_request_seconds", "Time to the last byte", ["route"], buckets=SECONDS, registry=registry
         )
@@ -126,11 +127,15 @@ class Metrics:
             "helmsight_focus", "Finished answers whose focused image was the target", ["correct"], registry=registry
         )
 
+    def refused(self, status: int, reason: str) -> None:
+        """Count a request that got an error instead of an answer."""
+        self.refusals.labels(str(status), reason).inc()
+
     def asked(self, request: Request) -> None:
         """Count what an accepted request asks of the model."""
         for name, one in request.asked.items():
             for toward in one.toward:
-                self.interventions.labels(_KINDS.get(name, name), toward).inc()
+                self.interventions.labels(name, toward).inc()
         if request.baseline:
             self.interventions.labels("baseline", "").inc()
         for readout in sorted(request.readouts.include) if request.readouts else ():

@@ -1,0 +1,1 @@
+"""What those who run a server see of it: logs, metrics, traces."""

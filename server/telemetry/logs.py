@@ -1,0 +1,131 @@
+"""Logs that no client can write into: one event is one line, of text or of JSON, and those of a request have its id.
+
+Paths, header fields and messages of errors hold what clients sent; a decoded line break among them would begin a line that
+looks like the server's own. Of a request's content, and of its key, nothing is logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+from gunicorn.glogging import Logger as GunicornLogger
+
+FORMAT = "[%(asctime)s] [%(process)d] [%(levelname)s] %(message)s"
+DATES = "%Y-%m-%d %H:%M:%S %z"
+NOTES = "helmsight.notes"
+"""Key of a WSGI environment: what the application has to say of the request in the log, as a dict."""
+
+current: ContextVar[str | None] = ContextVar("helmsight_request_id", default=None)
+"""The id of the request that this thread answers."""
+
+
+def printable(text: str) -> str:
+    """The text with every character that is not printable as its escape, and backslashes doubled, so that none is faked."""
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(
+        char if char.isprintable() and char != "\\" else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
+
+
+class OneLine(logging.Formatter):
+    """Escapes the message; the lines of a traceback, which may quote a client too, are escaped and indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        named = current.get()
+        return super().formatMessage(record) + (f" ({named})" if named and named not in record.message else "")
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join("    " + printable(line) for line in super().formatException(ei).split("\n"))
+
+
+class OneObject(logging.Formatter):
+    """A JSON object a line: `time` (UTC), `level`, `logger`, `process`, `message`; where they are known, `request_id` and
+    `exception`; and what the record's `fields` say."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+            "message": record.getMessage(),
+        }
+        if (named := current.get()) is not None:
+            said["request_id"] = named
+        said |= getattr(record, "fields", {})
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        # Everything but ASCII is escaped: no reader then finds an end of line, or a command for a terminal, within it.
+        return json.dumps(said, default=str, separators=(",", ":")).replace("\x7f", "\\u007f")
+
+
+class Logger(GunicornLogger):
+    """gunicorn's logs in this format."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        self._format(self.error_log, OneLine(FORMAT, DATES))
+        self._format(self.access_log, OneLine(self.access_fmt))
+
+    @staticmethod
+    def _format(log: logging.Logger, formatter: logging.Formatter) -> None:
+        for handler in log.handlers:
+            handler.setFormatter(formatter)
+
+
+class JsonLogger(Logger):
+    """gunicorn's logs as JSON; a finished request is an object of fields."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        self._format(self.error_log, OneObject())
+        self._format(self.access_log, OneObject())
+
+    def access(self, resp: Any, req: Any, environ: Mapping[str, Any], request_time: Any) -> None:
+        if self.cfg.accesslog:
+            fields = finished(resp, environ, request_time.total_seconds())
+            self.access_log.info("%s %s", fields["method"], fields["path"], extra={"fields": fields})
+
+
+def finished(response: Any, environ: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """What the log says of an answered request, of a response as gunicorn has it; not its query, where some put keys."""
+    return {
+        "event": "request",
+        "client": environ.get("REMOTE_ADDR") or None,
+        "method": environ.get("REQUEST_METHOD"),
+        "path": environ.get("PATH_INFO"),
+        "status": int(str(response.status).split(" ", 1)[0]),
+        "bytes": response.sent,
+        "seconds": round(seconds, 6),
+        **environ.get(NOTES, {}),
+    }
+
+
+def logger_class(form: str) -> str:
+    """gunicorn's name for the logger that writes in a form, "text" or "json"."""
+    return f"{__name__}.{'JsonLogger' if form == 'json' else 'Logger'}"
+
+
+def set_up_logging(level: str, form: str = "text") -> None:
+    """Log to standard error, in the form of gunicorn's lines; as JSON also what Python warns of."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneObject() if form == "json" else OneLine(FORMAT, DATES))
+    logging.basicConfig(handlers=[handler])
+    if form == "json":
+        logging.captureWarnings(True)
+        warnings.formatwarning = _one_sentence
+    for name in ("helmsight", "steering"):
+        logging.getLogger(name).setLevel(level.upper())
+
+
+def _one_sentence(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: Any = None) -> str:
+    return f"{category.__name__}: {message} ({filename}:{lineno})"
