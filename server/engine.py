@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from steering import Auto, Chunk, Request, Result, Steer, TextBounds
+from steering import Auto, Bins, Chunk, Request, Result, Steer, TextBounds
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,10 @@ class ServedEngine(Protocol):
 
     def stats(self) -> Mapping[str, float]:
         """Counters since the start and gauges of now: "running", "waiting", "slots" and "max_waiting" at least."""
+
+    @property
+    def bins(self) -> Mapping[str, Bins]:
+        """How times and batches spread since the start, by the names of `server.telemetry.collectors`; some may lack."""
 
     # -- where `interventions` has "steering" --------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ for each other, and take the time from the very thread that they wait for.
 
 from steering.auto.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, decide, find, measure
 from steering.auto.surprise import Surprise, surprises
+from steering.bins import Bins
 from steering.engine.completion import Completion
 from steering.engine.engine import Engine
 from steering.engine.magnitudes import magnitudes
@@ -36,7 +37,7 @@ from steering.model.mllm import MLLM, load, refuse_structure
 from steering.prompt.bounds import TextBounds
 from steering.protocol.asked import Asked, Options
 from steering.protocol.readout import Diagnose, Earlier
-from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, TokenLogprob
+from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, Timing, TokenLogprob
 from steering.readouts import registry as _readouts  # noqa: F401
 from steering.readouts.drift import drift
 from steering.recorders import registry as _recorders  # noqa: F401
@@ -53,6 +54,7 @@ __all__ = [
     "TOWARD",
     "Asked",
     "Auto",
+    "Bins",
     "Busy",
     "Choice",
     "Chunk",
@@ -84,6 +86,7 @@ __all__ = [
     "Surprise",
     "TextBounds",
     "Think",
+    "Timing",
     "TokenLogprob",
     "Turn",
     "UnsupportedModel",

@@ -100,6 +100,7 @@ def submit(
         app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
         raise
     app.metrics.asked(resolved)
+    g.notes["interventions"] = sorted(resolved.asked)
     entry = Entry.of(app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief)
     g.leaves_rows = entry is not None
     return completion, entry, hidden_readouts(app, serving, resolved)
@@ -222,7 +223,7 @@ class Running:
             self.entry.heard(chunk.index, chunk.text)
         if chunk.choice is None:
             return chunk
-        self.app.metrics.finished(chunk.choice)
+        self.app.metrics.finished(chunk.choice, self.notes["interventions"])
         self.unfinished.discard(chunk.choice.index)
         self.app.states.keep(self.answer_id, chunk.choice)
         if self.entry is not None:

@@ -77,6 +77,10 @@ class LocalEngine:
     def stats(self) -> Mapping[str, float]:
         return self._engine.stats()
 
+    @property
+    def bins(self) -> Mapping[str, steering.Bins]:
+        return self._engine.bins
+
     def magnitudes(self) -> torch.Tensor:
         return steering.magnitudes(self._engine)
 

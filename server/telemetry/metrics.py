@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 
 from server.journal.scalars import scalars
 from server.journal.writer import Journal
 from server.process.runtime import Runtime
+from server.telemetry.collectors import EngineCollector, JournalCollector
 from steering import Choice, Request
 from steering.protocol.readout import REGISTRY as READOUTS
 
@@ -20,22 +19,6 @@ SLOPES = (-0.1, -0.03, -0.01, -0.003, -0.001, 0.0, 0.001, 0.003, 0.01, 0.03, 0.1
 DOSES = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0, 5.0)
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 2.0, 5.0)
 
-_GAUGES = {
-    "running": "Answers being generated now",
-    "waiting": "Answers waiting for a slot",
-    "slots": "Answers that fit at the same time",
-    "max_waiting": "Answers that may wait",
-    "image_cache_bytes": "Bytes of cached image embeddings",
-}
-_COUNTERS = {
-    "steps": "Engine steps",
-    "image_cache_hits": "Images whose embeddings were cached",
-    "image_cache_misses": "Images that were encoded",
-    "faults": "Sequences that ended in an error",
-    "cancelled": "Requests given up by their clients",
-}
-
-
 WIDE = tuple(base * 10.0**power for power in range(-3, 4) for base in (1, 3))
 _NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
     "attention_ratio": ("Attention ratio of finished answers", RATIOS),
@@ -44,49 +27,10 @@ _NUMBERS: dict[str, tuple[str, tuple[float, ...]]] = {
     "dose": ("Mean steering dose of finished answers", DOSES),
 }
 """What is said of the histograms of scalars, and their buckets; those of others are `WIDE`."""
+NONE = "none"
+"""The kind of intervention of an answer that has none."""
 CORRECT = "correct"
 """The truth that has a counter of its own, which is no flag."""
-
-
-class EngineCollector(Collector):
-    """The engine's own numbers, read when somebody asks for the metrics."""
-
-    def __init__(self, runtime: Runtime):
-        self.runtime = runtime
-
-    def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily("helmsight_ready", "1 while requests are served", float(self.runtime.state == "ready"))
-        if self.runtime.loaded is None:
-            return
-        stats = self.runtime.loaded.engine.stats()
-        for name, text in _GAUGES.items():
-            if name in stats:
-                yield GaugeMetricFamily(f"helmsight_{name}", text, stats[name])
-        for name, text in _COUNTERS.items():
-            if name in stats:
-                yield CounterMetricFamily(f"helmsight_{name}", text, stats[name])
-        tokens = CounterMetricFamily("helmsight_tokens", "Tokens through the engine", labels=["kind"])
-        for kind in ("prompt", "generated"):
-            tokens.add_metric([kind], stats.get(f"{kind}_tokens", 0))
-        yield tokens
-
-
-class JournalCollector(Collector):
-    """The journal's own numbers; none where it is switched off."""
-
-    def __init__(self, journal: Journal):
-        self.journal = journal
-
-    def collect(self) -> Iterable[Metric]:
-        journal = self.journal
-        if not journal.enabled:
-            return
-        yield GaugeMetricFamily("helmsight_journal_up", "1 while rows are written", float(journal.state == "ok"))
-        yield GaugeMetricFamily("helmsight_journal_waiting", "Rows that wait to be written", journal.waiting)
-        rows = CounterMetricFamily("helmsight_journal_rows", "Rows written, and rows lost", labels=["outcome"])
-        rows.add_metric(["written"], journal.written)
-        rows.add_metric(["dropped"], journal.dropped)
-        yield rows
 
 
 class Metrics:
@@ -96,6 +40,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         registry.register(EngineCollector(runtime))
         registry.register(JournalCollector(journal))
+        ProcessCollector(registry=registry)
         self.requests = Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
         self.refusals = Counter(
             "helmsight_refusals", "Requests that were refused, by the code of the error", ["status", "reason"],
@@ -116,6 +61,15 @@ class Metrics:
         self.choices = Counter("helmsight_choices", "Finished answers", ["finish_reason"], registry=registry)
         self.interventions = Counter(
             "helmsight_interventions", "Interventions asked for", ["kind", "toward"], registry=registry
+        )
+        self.answer_tokens = Counter(
+            "helmsight_intervention_tokens", "Tokens of finished answers, by intervention", ["kind"], registry=registry
+        )
+        self.answer_seconds = Counter(
+            "helmsight_intervention_decode_seconds",
+            "Time between the first token and the last of finished answers, by intervention",
+            ["kind"],
+            registry=registry,
         )
         self.readouts = Counter("helmsight_diagnostics", "Readouts asked for", ["readout"], registry=registry)
         kept = {name: kind for one in READOUTS.values() for name, kind in one.scalars.items()}
@@ -141,9 +95,13 @@ class Metrics:
         for readout in sorted(request.readouts.include) if request.readouts else ():
             self.readouts.labels(readout).inc()
 
-    def finished(self, choice: Choice) -> None:
-        """Count a finished answer and what its diagnostics say."""
+    def finished(self, choice: Choice, kinds: Collection[str]) -> None:
+        """Count a finished answer under interventions of these kinds, and what its diagnostics say."""
         self.choices.labels(choice.finish_reason).inc()
+        for kind in kinds or (NONE,):
+            self.answer_tokens.labels(kind).inc(len(choice.token_ids))
+            if choice.timing is not None:
+                self.answer_seconds.labels(kind).inc(choice.timing.last - choice.timing.first)
         found = scalars(choice.applied, choice.diagnostics)
         for name, value in found.items():
             if name in self.histograms and value is not None:

@@ -14,6 +14,11 @@ class KVPool:
         self.length = length
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    @property
+    def bytes(self) -> int:
+        """What all tensors take: slots x length x 2 x layers x KV heads x head width x bytes of the dtype."""
+        return sum(tensor.nbytes for tensors in list(self._layers.values()) for tensor in tensors)
+
     def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The two tensors of a layer, shaped after the first key and value that it gets."""
         if index not in self._layers:

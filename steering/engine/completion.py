@@ -9,7 +9,7 @@ from typing import Any
 from steering.errors import Fault
 from steering.protocol.intervention import applied
 from steering.protocol.readout import FinishedAnswer, Surroundings
-from steering.protocol.request import Choice, Chunk, Result, TokenLogprob
+from steering.protocol.request import Choice, Chunk, Result, Timing, TokenLogprob
 from steering.protocol.sequence import Sequence
 from steering.readouts.envelope import envelope
 
@@ -110,6 +110,7 @@ class Completion:
             diagnostics=self._diagnostics(sequence, baseline),
             baseline=None if baseline is None else self._finished(index, baseline, None),
             measured=sequence.taken,
+            timing=Timing(sequence.queued_at, sequence.admitted_at, sequence.first_at, sequence.last_at),
         )
 
     def _diagnostics(self, sequence: Sequence, baseline: Sequence | None) -> dict[str, Any] | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
+from steering.bins import Bins
 from steering.engine.admission import Limits, prepare
 from steering.engine.completion import Completion
 from steering.engine.steps import Steps
@@ -188,8 +189,15 @@ class Engine:
             "image_cache_hits": cache.hits,
             "image_cache_misses": cache.misses,
             "image_cache_bytes": cache.bytes,
+            **self._runner.sizes(),
+            "kv_tokens": sum(sequence.length for sequence in list(self._scheduler.running)),
             **self._steps.counts,
         }
+
+    @property
+    def bins(self) -> Mapping[str, Bins]:
+        """How times and batches spread since the start, in seconds and answers."""
+        return self._steps.bins
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
@@ -210,6 +218,8 @@ class Engine:
 
     def _count_anew(self) -> None:
         self._steps.counts.update(dict.fromkeys(self._steps.counts, 0))
+        for bins in self.bins.values():
+            bins.clear()
 
     def _enqueue(self, request: Request, refuse: Callable[[int], None], turn: Turn | None = None) -> Completion:
         waited = turn is not None and turn.served

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -85,6 +86,7 @@ class Scheduler:
     def _admit(self, batch: list[Sequence]) -> None:
         sequence = self.waiting.popleft()
         sequence.slot, sequence.state = len(self.running) + len(batch), State.PREFILL
+        sequence.admitted_at = time.monotonic()
         batch.append(sequence)
 
     def retry_alone(self, batch: list[Sequence]) -> None:

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import torch
 
+from steering.bins import Bins
 from steering.engine.scheduler import Scheduler
 from steering.errors import Fault, panics_raise
 from steering.model.mllm import MLLM
@@ -21,6 +22,15 @@ from steering.runner.sampler import Sampled
 from steering.runner.twins import Twins
 
 log = logging.getLogger(__name__)
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_BINS = {
+    "queue_seconds": SECONDS,
+    "prefill_seconds": SECONDS,
+    "inter_token_seconds": SECONDS,
+    "batch_size": tuple(2**power for power in range(11)),
+}
+"""By name: until an answer gets its slot, from there to its first token, between tokens of an answer; rows of one decode."""
 
 
 class Steps:
@@ -37,6 +47,7 @@ class Steps:
         self.counts = dict.fromkeys(
             ("steps", "prompt_tokens", "generated_tokens", "finished", "faults", "cancelled"), 0
         )
+        self.bins = {name: Bins(bounds) for name, bounds in _BINS.items()}
         self.rate = Rate()
         self.token_text = lru_cache(maxsize=100_000)(lambda token: token_bytes(mllm.tokenizer, token))
         self._budget = budget
@@ -87,7 +98,9 @@ class Steps:
             return
         for sequence in batch:
             self.scheduler.prefilled(sequence)
-            self.counts["prompt_tokens"] += 0 if sequence.is_twin else sequence.prompt.length
+            if not sequence.is_twin:
+                self.counts["prompt_tokens"] += sequence.prompt.length
+                self.bins["queue_seconds"].add(sequence.admitted_at - sequence.queued_at)
         for leader, row in leaders:
             self.twins.hold(leader, row)
             self._pair(leader)
@@ -110,6 +123,7 @@ class Steps:
                 _end_if_fatal(error)
                 self._fail(self.runner.blamed(error, running), error)
                 return
+        self.bins["batch_size"].add(len(running))
         for leader in due:
             self.twins.hold(leader, decoded.logits[leader.slot])
         for sequence, reason in decoded.spoilt.items():
@@ -138,6 +152,7 @@ class Steps:
         # The only place where the host waits for the device.
         tokens = sampled.tokens.tolist()
         finite = sampled.finite.tolist()
+        now = time.monotonic()
         alternatives = None
         if sampled.logprob is not None and sampled.top_logprob is not None and sampled.top_id is not None:
             alternatives = list(
@@ -156,7 +171,7 @@ class Steps:
                         logprobs.append(
                             self._logprob(tokens[row], *alternatives[row], keep=sequence.spec.sampling.logprobs)
                         )
-                    self._append(sequence, tokens[row], logprobs)
+                    self._append(sequence, tokens[row], logprobs, now)
             except Exception as error:
                 log.exception("A token could not be handed out.")
                 sequence.error = Fault(f"The request failed in the engine: {error}")
@@ -165,8 +180,14 @@ class Steps:
             for sequence in [s for s in sequences if s.done]:
                 self._leave(sequence)
 
-    def _append(self, sequence: Sequence, token: int, logprobs: list[TokenLogprob]) -> None:
+    def _append(self, sequence: Sequence, token: int, logprobs: list[TokenLogprob], now: float) -> None:
         self.counts["generated_tokens"] += 1
+        if sequence.first_at:
+            self.bins["inter_token_seconds"].add(now - sequence.last_at)
+        else:
+            self.bins["prefill_seconds"].add(now - sequence.admitted_at)
+            sequence.first_at = now
+        sequence.last_at = now
         for one in (sequence, sequence.twin):
             if one is not None:
                 one.tokens.append(token)

@@ -229,10 +229,20 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """When an answer was queued, got its slot, and had its first and its last token, in seconds of the monotonic clock."""
+
+    queued: float
+    admitted: float
+    first: float
+    last: float
+
+
+@dataclass(frozen=True)
 class Choice:
     """One finished answer. `finish_reason` is "stop" or "length"; `applied` and `diagnostics` follow the wire protocol.
 
-    `measured` is, by recorder and intervention, what was captured of it as tensors on the CPU.
+    `measured` is, by recorder and intervention, what was captured of it as tensors on the CPU; `timing` is when it was made.
     """
 
     index: int
@@ -244,6 +254,7 @@ class Choice:
     diagnostics: dict[str, Any] | None = None
     baseline: Choice | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
+    timing: Timing | None = field(default=None, compare=False)
 
     @property
     def states(self) -> torch.Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -98,6 +99,12 @@ class Sequence:
     finish_reason: str | None = None
     error: BaseException | None = None
     cancelled: bool = False
+
+    queued_at: float = field(default_factory=time.monotonic)
+    admitted_at: float = 0.0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    """When it got its slot, its first token and its last one so far, on the monotonic clock."""
 
     captured: dict[str, Any] = field(default_factory=dict)
     """By recorder or intervention, what its forward passes left behind outside of the slot."""

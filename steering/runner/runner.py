@@ -83,6 +83,12 @@ class Runner:
     def _every(self) -> tuple[Slots, ...]:
         return (*self.recorders.values(), *self.interventions.values(), self.rules)
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of all slots: of keys and values, made at the first prompt, with how many tokens fit; and of all else."""
+        parts = [part for slots in self._every for part in vars(slots).values()]
+        state = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
+        return {"kv_bytes": self.pool.bytes, "kv_max_tokens": self.pool.slots * self.pool.length, "state_bytes": state}
+
     def _concerned(self, sequences: list[Sequence]) -> _Concerned:
         """What has a say in a forward pass of these sequences; a step is short, and most concern nearly nothing."""
         asked: frozenset[str] = frozenset().union(*[sequence.spec.asked for sequence in sequences])

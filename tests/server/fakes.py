@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from server.engine import Capabilities
-from steering import Auto, Choice, Chunk, Request, Result, Steer, TextBounds
+from steering import Auto, Bins, Choice, Chunk, Request, Result, Steer, TextBounds
 from steering.protocol import intervention, readout
 
 
@@ -104,6 +104,10 @@ class FakeEngine:
 
     def stats(self) -> dict[str, float]:
         return dict(self.numbers)
+
+    @property
+    def bins(self) -> dict[str, Bins]:
+        return {}
 
     def start(self) -> None:
         self.healthy = True

@@ -1,0 +1,125 @@
+"""Numbers that others keep, read when somebody asks for the metrics: of the engine, its memory, its build, the journal."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+
+import torch
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from server.journal.writer import Journal
+from server.process.runtime import Runtime
+from steering import Bins
+
+_GAUGES = {
+    "running": ("running", "Answers being generated now"),
+    "waiting": ("waiting", "Answers waiting for a slot"),
+    "slots": ("slots", "Answers that fit at the same time"),
+    "max_waiting": ("max_waiting", "Answers that may wait"),
+    "kv_tokens": ("kv_cache_tokens", "Tokens whose keys and values are kept"),
+    "kv_max_tokens": ("kv_cache_max_tokens", "Tokens whose keys and values fit"),
+    "kv_bytes": ("kv_cache_bytes", "Bytes allotted for keys and values, from the first prompt on"),
+    "state_bytes": ("slot_state_bytes", "Bytes allotted for what interventions and recorders keep of every slot"),
+    "image_cache_bytes": ("image_cache_bytes", "Bytes of cached image embeddings"),
+}
+_COUNTERS = {
+    "steps": "Engine steps",
+    "image_cache_hits": "Images whose embeddings were cached",
+    "image_cache_misses": "Images that were encoded",
+    "faults": "Sequences that ended in an error",
+    "cancelled": "Requests given up by their clients",
+}
+_BINS = {
+    "queue_seconds": "Time that an answer waited for its slot",
+    "prefill_seconds": "Time from an answer's slot to its first token",
+    "inter_token_seconds": "Time between two tokens of an answer",
+    "batch_size": "Rows of one decode: answers, and twins of those that are contrasted",
+}
+
+
+class EngineCollector(Collector):
+    """The engine's own numbers, and what it is."""
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+
+    def collect(self) -> Iterable[Metric]:
+        yield InfoMetricFamily(
+            "helmsight_build",
+            "Versions",
+            {"version": version("helmsight"), "python": platform.python_version(), "torch": torch.__version__},
+        )
+        yield GaugeMetricFamily("helmsight_ready", "1 while requests are served", float(self.runtime.state == "ready"))
+        if self.runtime.loaded is None:
+            return
+        engine = self.runtime.loaded.engine
+        able, stats = engine.capabilities, engine.stats()
+        yield InfoMetricFamily(
+            "helmsight_model",
+            "What is served",
+            {"model": able.name, "fingerprint": able.fingerprint, "device": able.device, "dtype": able.dtype},
+        )
+        for name, (called, text) in _GAUGES.items():
+            if name in stats:
+                yield GaugeMetricFamily(f"helmsight_{called}", text, stats[name])
+        for name, text in _COUNTERS.items():
+            if name in stats:
+                yield CounterMetricFamily(f"helmsight_{name}", text, stats[name])
+        tokens = CounterMetricFamily("helmsight_tokens", "Tokens through the engine", labels=["kind"])
+        for kind in ("prompt", "generated"):
+            tokens.add_metric([kind], stats.get(f"{kind}_tokens", 0))
+        yield tokens
+        yield from _histograms(engine.bins)
+        yield from _gpu_memory(able.device)
+
+
+class JournalCollector(Collector):
+    """The journal's own numbers; none where it is switched off."""
+
+    def __init__(self, journal: Journal):
+        self.journal = journal
+
+    def collect(self) -> Iterable[Metric]:
+        journal = self.journal
+        if not journal.enabled:
+            return
+        yield GaugeMetricFamily("helmsight_journal_up", "1 while rows are written", float(journal.state == "ok"))
+        yield GaugeMetricFamily("helmsight_journal_waiting", "Rows that wait to be written", journal.waiting)
+        rows = CounterMetricFamily("helmsight_journal_rows", "Rows written, and rows lost", labels=["outcome"])
+        rows.add_metric(["written"], journal.written)
+        rows.add_metric(["dropped"], journal.dropped)
+        yield rows
+
+
+def _histograms(found: Mapping[str, Bins]) -> Iterable[Metric]:
+    for name, text in _BINS.items():
+        if (bins := found.get(name)) is not None:
+            bounds = [*map(floatToGoString, bins.bounds), "+Inf"]
+            buckets = list(zip(bounds, bins.cumulative(), strict=True))
+            yield HistogramMetricFamily(f"helmsight_{name}", text, buckets=buckets, sum_value=bins.total)
+
+
+def _gpu_memory(device: str) -> Iterable[Metric]:
+    """What of the GPU's memory tensors take, torch holds, and all processes have left; none without a GPU."""
+    if not device.startswith("cuda"):
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    for kind, text, size in (
+        ("allocated", "Bytes of GPU memory that tensors take", torch.cuda.memory_allocated(device)),
+        ("reserved", "Bytes of GPU memory that torch holds", torch.cuda.memory_reserved(device)),
+        ("free", "Bytes of GPU memory that nobody holds", free),
+        ("total", "Bytes of GPU memory", total),
+    ):
+        family = GaugeMetricFamily(f"helmsight_gpu_memory_{kind}_bytes", text, labels=["device"])
+        family.add_metric([device], size)
+        yield family

@@ -1,0 +1,129 @@
+"""What /metrics says of times, batches, memory and refusals, and that one page is not many series."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+from flask.testing import FlaskClient
+
+import steering
+from server.app import create_app
+from server.settings import Settings
+from server.telemetry import collectors
+from steering import Bins
+from tests.server.api.test_operations import samples
+from tests.server.conftest import ask, data_uri
+from tests.server.fakes import FakeEngine
+
+
+def test_a_spread_counts_as_prometheus_does() -> None:
+    bins = Bins((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7.0):
+        bins.add(value)
+    assert bins.cumulative() == [2, 3, 4]
+    assert bins.total == pytest.approx(7.65)
+    bins.clear()
+    assert (bins.cumulative(), bins.total) == ([0, 0, 0], 0.0)
+
+
+def test_times_and_batches_of_an_answer(engine: steering.Engine, settings: Settings) -> None:
+    client = create_app(settings, engine=engine).test_client()
+    before = samples(client)
+    answer = ask(client, max_tokens=5)
+    tokens = answer.json["usage"]["completion_tokens"]
+    after = samples(client)
+
+    def more(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert more("helmsight_queue_seconds_count") == more("helmsight_prefill_seconds_count") == 1
+    assert more("helmsight_inter_token_seconds_count") == tokens - 1
+    assert more('helmsight_batch_size_bucket{le="1.0"}') == more("helmsight_batch_size_count") == tokens - 1
+    assert more("helmsight_batch_size_sum") == tokens - 1
+    plain = '{kind="none"}'
+    assert after[f"helmsight_intervention_tokens_total{plain}"] == tokens
+    # An application that is new: what its own counter says of the answer is what the engine says of all that came since.
+    assert after[f"helmsight_intervention_decode_seconds_total{plain}"] == pytest.approx(
+        more("helmsight_inter_token_seconds_sum")
+    )
+
+
+def test_each_intervention_of_an_answer_counts_its_tokens(client: FlaskClient) -> None:
+    def counted() -> dict[str, float]:
+        head = 'helmsight_intervention_tokens_total{kind="'
+        return {name: value for name, value in samples(client).items() if name.startswith(head)}
+
+    before = counted()
+    answer = ask(client, data_uri(), "What is it?", steering={"toward": "text"}, contrast={"kind": "icd"}, max_tokens=3)
+    tokens = answer.json["usage"]["completion_tokens"]
+    grown = {name: value - before.get(name, 0) for name, value in counted().items() if value != before.get(name)}
+    named = 'helmsight_intervention_tokens_total{kind="%s"}'
+    assert grown == {named % "steering": tokens, named % "contrast.icd": tokens}
+
+
+def test_memory_and_builds(engine: steering.Engine, settings: Settings) -> None:
+    client = create_app(settings, engine=engine).test_client()
+    ask(client)
+    found = samples(client)
+    config = engine.mllm.model.config.get_text_config()
+    width = config.num_key_value_heads * (config.hidden_size // config.num_attention_heads)
+    a_token = 2 * config.num_hidden_layers * width * 4  # keys and values of every layer, in float32
+    assert found["helmsight_kv_cache_max_tokens"] == 4 * engine.max_length
+    assert found["helmsight_kv_cache_bytes"] == 4 * engine.max_length * a_token
+    assert found["helmsight_slot_state_bytes"] > 0
+    assert found["process_resident_memory_bytes"] > 2**20
+    build = next(name for name in found if name.startswith("helmsight_build_info"))
+    assert f'torch="{torch.__version__}"' in build
+    model = next(name for name in found if name.startswith("helmsight_model_info"))
+    assert f'model="{engine.mllm.name}"' in model
+    assert not any(name.startswith("helmsight_gpu") for name in found)
+
+
+def test_memory_of_a_gpu(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = SimpleNamespace(
+        mem_get_info=lambda device: (10, 80), memory_allocated=lambda device: 50, memory_reserved=lambda device: 60
+    )
+    monkeypatch.setattr(collectors.torch, "cuda", told)
+    fake.can(device="cuda:1")
+    found = samples(create_app(Settings(), engine=fake).test_client())  # type: ignore[arg-type]
+    sizes = {
+        kind: found[f'helmsight_gpu_memory_{kind}_bytes{{device="cuda:1"}}']
+        for kind in ("allocated", "reserved", "free", "total")
+    }
+    assert sizes == {"allocated": 50, "reserved": 60, "free": 10, "total": 80}
+
+
+def test_refusals_are_counted_by_reason(fake: FakeEngine) -> None:
+    client = create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
+    fake.refusal = steering.Busy(64, retry_after=2.3)
+    ask(client)
+    fake.refusal = None
+    ask(client, temperature=-1)
+    client.get("/nowhere/at/all", buffered=True)
+    found = {name: value for name, value in samples(client).items() if "refusals_total" in name}
+    refused = 'helmsight_refusals_total{reason="%s",status="%d"}'
+    assert found == {
+        refused % ("rate_limit_exceeded", 429): 1,
+        refused % ("invalid_value", 400): 1,
+        refused % ("unknown_route", 404): 1,
+    }
+
+
+def test_pages_and_their_files_are_one_route(fake: FakeEngine) -> None:
+    client = create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
+    for path in ("/", "/dashboard", "/static/playground.js", "/static/style.css"):
+        client.get(path, buffered=True)
+    routes = {name.partition('route="')[2].partition('"')[0] for name in samples(client) if "request_seconds" in name}
+    assert routes == {"pages"}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_no_fault(client: FlaskClient) -> None:
+    ask(client, data_uri(), "What is it?", steering=True, diagnostics=True)
+    said = client.get("/metrics").data
+    checked = subprocess.run(["promtool", "check", "metrics"], input=said, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
