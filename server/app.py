@@ -17,6 +17,7 @@ from server.api.context import AppContext, context
 from server.journal import routes as journal_routes
 from server.journal.words import with_numbers
 from server.journal.writer import Journal
+from server.keys.ring import KeyRing
 from server.presets.presets import Presets
 from server.process.local import Servable, adapted
 from server.process.runtime import Runtime, Serving
@@ -64,8 +65,8 @@ def create_app(
     errors.register(app)
     cors.register(app, settings)
     app.before_request(_begin)
-    hosts.register(app, settings, settings.keys)
-    auth.register(app, auth.Keys(settings.keys))
+    hosts.register(app, settings)
+    auth.register(app, KeyRing(settings.keys, settings.named_key_file))
     for module in (chat, catalog, operations, page, journal_routes):
         app.register_blueprint(module.blueprint)
     app.after_request(_finish)
@@ -126,7 +127,11 @@ def _finish(response: Response) -> Response:
         g.notes["error"] = code
         metrics.refused(response.status_code, code)
 
+    name = auth.holder().name
+
     def count() -> None:
+        if name is not None:
+            metrics.of_keys.labels(name, str(response.status_code)).inc()
         metrics.requests.labels(route, method, str(response.status_code)).inc()
         metrics.latency.labels(route).observe(time.monotonic() - started)
         current.set(None)

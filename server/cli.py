@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": ("server.commands.serve", "serve a model over HTTP"),
     "doctor": ("server.commands.doctor", "look at all that a server rests on, and say what to do"),
     "vectors": ("server.commands.vectors", "list, show, build, compose, export and import steering vectors"),
+    "keys": ("server.commands.keys", "make, list and revoke keys with names, roles and limits"),
     "journal": ("server.commands.journal", "export, prune or summarise the journal of answers"),
     "probe": ("probes.command", "build a modality-preference vector for a model"),
     "eval": ("probes.command", "run a benchmark"),

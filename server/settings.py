@@ -110,6 +110,10 @@ class Settings(BaseModel):
         default=(), description="key that clients must send as a bearer token (repeatable)"
     )
     api_key_file: str | None = Field(default=None, description="file with one API key a line")
+    named_key_file: str | None = Field(
+        default=None,
+        description="file of keys with names, roles and limits, which 'helmsight keys' writes; read anew when it changes",
+    )
     allow_host: tuple[str, ...] = Field(
         default=(),
         description="further name that requests may give as Host, and pages as Origin: a name, *.domain or * (repeatable); "
@@ -216,6 +220,11 @@ class Settings(BaseModel):
         return tuple(keys)
 
     @property
+    def asks_for_key(self) -> bool:
+        """Whether requests need a key."""
+        return self.named_key_file is not None or bool(self.keys)
+
+    @property
     def public_bind(self) -> bool:
         """Whether other machines may reach the server."""
         if self.host == "localhost" or self.host.startswith("unix:"):
@@ -238,6 +247,6 @@ class Settings(BaseModel):
 
 def warnings_for(settings: Settings) -> Sequence[str]:
     """What an operator should know before serving with these settings."""
-    if settings.public_bind and not settings.keys:
+    if settings.public_bind and not settings.asks_for_key:
         return [f"listening on {settings.host} without an API key: anyone who reaches this port can use the model"]
     return []

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 
-def write_atomically(path: str | Path, data: bytes) -> Path:
+def write_atomically(path: str | Path, data: bytes, mode: int = 0o644) -> Path:
     """Write a file so that a reader sees the old one or the whole new one; a failed write leaves the old one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -18,7 +18,7 @@ def write_atomically(path: str | Path, data: bytes) -> Path:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

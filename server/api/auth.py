@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Iterable
-
-from flask import Flask, request
+from flask import Flask, Response, g, request
 
 from server.errors import ApiError
+from server.keys.limiter import Limiter
+from server.keys.named import Role
+from server.keys.ring import ANYONE, Holder, KeyRing
 
 OPEN_ROUTES = ("/health", "/ready", "/", "/vectors", "/model", "/dashboard", "/docs", "/openapi.json")
 OPEN_FOLDER = "/static/"
 """What load balancers ask without a key, the pages, which hold nothing but a field for the key, and the document of the API,
 which says nothing that the source does not."""
+CHAT = "/v1/chat/completions"
+"""The route that rates and numbers at once are of: the others cost little, and a page asks many of them."""
+VECTORS = "/v1/steering/vectors"
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="helmsight"'}
 
 
-class Keys:
-    """The accepted keys, kept as digests, so that comparing takes the same time for every wrong key."""
-
-    def __init__(self, keys: Iterable[str]):
-        self._digests = tuple(_digest(key) for key in keys)
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def accepts(self, key: str) -> bool:
-        """Whether `key` is one of them; every stored key is compared, in constant time."""
-        digest = _digest(key)
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+def roles_for(rule: str, method: str) -> tuple[Role, ...]:
+    """The roles of which a key needs one for a route."""
+    if rule == "/metrics" or rule.startswith("/v1/diagnostics"):
+        return ("journal",)
+    if rule.startswith(VECTORS):
+        return ("vectors",) if method in ("POST", "DELETE") else ("use", "vectors")
+    return ("use",)
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def holder() -> Holder:
+    """Who asks."""
+    found: Holder = g.get("holder", ANYONE)
+    return found
 
 
-def register(app: Flask, keys: Keys) -> None:
-    """Ask for a key before every route but the open ones."""
+def register(app: Flask, keys: KeyRing) -> None:
+    """Ask for a key before every route but the open ones, one that may do what is asked, and as often."""
     if not keys:
         return
+    limiter = Limiter()
 
     @app.before_request
     def check_key() -> None:
@@ -46,14 +46,36 @@ def register(app: Flask, keys: Keys) -> None:
             return
         if request.method == "OPTIONS":  # a browser's preflight carries no key, and its answer says nothing secret
             return
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        challenge = {"WWW-Authenticate": 'Bearer realm="helmsight"'}
-        if scheme.lower() != "bearer" or not key.strip():
+        g.holder = _holder(keys)
+        if request.url_rule is None:
+            return
+        rule, needed = request.url_rule.rule, roles_for(request.url_rule.rule, request.method)
+        if not g.holder.roles.intersection(needed):
+            named = " or ".join(repr(role) for role in needed)
             raise ApiError(
-                401,
-                "An API key is required: send it as 'Authorization: Bearer KEY'.",
-                code="missing_api_key",
-                headers=challenge,
+                403, f"The key {g.holder.name!r} lacks the role {named}, which this needs.", code="missing_role"
             )
-        if not keys.accepts(key.strip()):
-            raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=challenge)
+        if rule == CHAT:
+            g.leave = limiter.enter(g.holder)
+
+    @app.after_request
+    def leave(response: Response) -> Response:
+        if "leave" in g:
+            response.call_on_close(g.leave)  # not before the last byte of a stream is handed over
+        return response
+
+
+def _holder(keys: KeyRing) -> Holder:
+    """Whose key the request carries; raises a 401."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise ApiError(
+            401,
+            "An API key is required: send it as 'Authorization: Bearer KEY'.",
+            code="missing_api_key",
+            headers=_CHALLENGE,
+        )
+    found = keys.holder(key.strip())
+    if found is None:
+        raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=_CHALLENGE)
+    return found

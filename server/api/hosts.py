@@ -7,7 +7,6 @@ the name in the request gives it away. An address cannot be rebound, so Host may
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from flask import Flask, request
@@ -79,13 +78,13 @@ def is_address(name: str) -> bool:
     return True
 
 
-def register(app: Flask, settings: Settings, keys: Iterable[str]) -> None:
+def register(app: Flask, settings: Settings) -> None:
     """Refuse other hosts and origins before every route.
 
     Not where a key is needed, which such a page does not have, nor on a Unix socket, which no page reaches; there only
     when names were stated.
     """
-    if (any(keys) or settings.host.startswith("unix:")) and not settings.allow_host:
+    if (settings.asks_for_key or settings.host.startswith("unix:")) and not settings.allow_host:
         return
     hosts = Hosts(settings)
 

@@ -36,12 +36,12 @@ TAGS = {
 ERRORS = {
     400: "A field or a parameter is wrong; `param` names it.",
     401: "A key is needed, or it is wrong.",
-    403: "Not allowed here: the Host or Origin of the request, or what this server has switched off.",
+    403: "Not allowed here: the Host or Origin of the request, what its key is not for, or what is switched off.",
     404: "There is none of that name.",
     409: "It is in the way of what there is.",
     413: "The body is too large.",
     415: "The body is of another media type, or compressed.",
-    429: "Too many requests wait already.",
+    429: "Too many requests wait already, or the key has had its share.",
     500: "The server's own fault; it has been logged.",
     503: "Not served now: the model is loading, draining or has failed, or the journal cannot be read.",
     504: "The answer took longer than the server allows.",
@@ -68,7 +68,7 @@ def document(app: Flask, context: AppContext) -> dict[str, Any]:
 
 def _made(app: Flask, context: AppContext) -> dict[str, Any]:
     schemas = Schemas()
-    keys = bool(context.settings.keys)
+    keys = context.settings.asks_for_key
     paths: dict[str, Any] = {}
     for rule, operation, description in operations(app):
         path = _VARIABLE.sub(r"{\1}", rule.rule)
@@ -89,7 +89,7 @@ def _made(app: Flask, context: AppContext) -> dict[str, Any]:
                 BEARER: {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "A key of the server, where it was started with `--api-key`.",
+                    "description": "A key of the server, where it was started with `--api-key` or `--named-key-file`.",
                 }
             },
         },

@@ -21,6 +21,7 @@ from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError
 
+from server.keys.ring import checked
 from server.settings import Settings, SettingsError
 
 TESTED = frozenset(
@@ -53,6 +54,8 @@ def preflight(settings: Settings, place: bool = True) -> None:
         _ = settings.keys
     except (OSError, ValueError) as error:
         raise SettingsError(f"--api-key-file {settings.api_key_file}: {_reason(error)}") from None
+    if settings.named_key_file is not None:
+        checked(Path(settings.named_key_file).expanduser())
     if look(settings):
         _ask_transformers(settings)
     if place:

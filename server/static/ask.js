@@ -5,6 +5,7 @@ import { seconds } from "./dom.js";
 import { bodyOf } from "./request.js";
 
 const TRIES = 20;
+const LONGEST = 120; // seconds: the share of a key may be one of a day
 
 function pause(milliseconds, signal) {
   return new Promise((resolve, reject) => {
@@ -27,9 +28,10 @@ export async function ask(form, { signal, said, waiting }) {
     try {
       return await stream(form, signal, said);
     } catch (error) {
-      if (error.status !== 429 || error.retryAfter === null || tries === TRIES) throw error;
-      for (let left = Math.ceil(error.retryAfter); left > 0; left -= 1) {
-        waiting(`The server is full. Trying again in ${left} s…`);
+      const { status, code, retryAfter, message } = error;
+      if (status !== 429 || retryAfter === null || retryAfter > LONGEST || tries === TRIES) throw error;
+      for (let left = Math.ceil(retryAfter); left > 0; left -= 1) {
+        waiting(`${code?.startsWith("key_") ? message : "The server is full."} Trying again in ${left} s…`);
         await pause(1000, signal);
       }
       waiting("");

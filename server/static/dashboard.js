@@ -4,7 +4,7 @@ import { getBlob, getJson } from "./api.js";
 import { dotChart } from "./charts.js";
 import { byId, h } from "./dom.js";
 import { keepPage } from "./drops.js";
-import { askForKey, onKey } from "./key.js";
+import { askForKey, onKey, wantsKey } from "./key.js";
 import { measure } from "./names.js";
 import { colourOf, interventionsOf, raised, rowDetail, tableRow, timeOf } from "./rows.js";
 import { saveBlob } from "./save.js";
@@ -113,7 +113,7 @@ function fail(error, what) {
     byId("status").textContent = words;
     byId("status").className = "model off";
   }
-  if (error.status === 401) return askForKey(error);
+  if (wantsKey(error)) return askForKey(error);
   if (error.code === "journal_off") {
     state.paused = true;
     showPause();

@@ -3,6 +3,9 @@
 import { storeKey, storedKey } from "./api.js";
 import { byId } from "./dom.js";
 
+/** Whether the server refused for want of a key, or of one that may do this. */
+export const wantsKey = (error) => error.status === 401 || error.code === "missing_role";
+
 /** Show the form; `error` is the server's refusal. */
 export function askForKey(error) {
   byId("key-error").textContent = storedKey() ? error.message : "";

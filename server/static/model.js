@@ -4,7 +4,7 @@ import { getJson } from "./api.js";
 import { byId, definitions, h, percent, short } from "./dom.js";
 import { keepPage } from "./drops.js";
 import { optionsOf } from "./interventions.js";
-import { askForKey, onKey } from "./key.js";
+import { askForKey, onKey, wantsKey } from "./key.js";
 import { labelOf, title, words } from "./names.js";
 import { follow, tellModel, tellProblem } from "./status.js";
 
@@ -15,7 +15,7 @@ async function connect() {
     tellModel(model);
     show(model, presets, about);
   } catch (error) {
-    if (error.status === 401) askForKey(error);
+    if (wantsKey(error)) askForKey(error);
     tellProblem(error.status === 401 ? "API key needed" : error.message);
   }
 }

@@ -8,7 +8,7 @@ import { DEFAULT_VECTOR, Helm, sideOf } from "./helm.js";
 import { showHistory } from "./history.js";
 import { Interventions } from "./interventions.js";
 import * as keep from "./keep.js";
-import { askForKey, onKey } from "./key.js";
+import { askForKey, onKey, wantsKey } from "./key.js";
 import { words } from "./names.js";
 import { Tray, asPicture, listen } from "./pictures.js";
 import { DRAWN } from "./readouts.js";
@@ -46,7 +46,7 @@ async function connect() {
     tellModel(state.model);
     update();
   } catch (error) {
-    if (error.status === 401) askForKey(error);
+    if (wantsKey(error)) askForKey(error);
     tellProblem(error.status === 401 ? "API key needed" : error.message);
   }
 }
@@ -229,7 +229,7 @@ async function run(form, variants, baseline) {
 
 /** Tell why there is no answer; a picture that the server cannot read goes away. */
 function refuse(error, form) {
-  if (error.status === 401) return askForKey(error);
+  if (wantsKey(error)) return askForKey(error);
   const picture = unreadable(error, form);
   if (!picture) return showError(error, state.interventions);
   const number = picturesOf(form).indexOf(picture) + 1;

@@ -4,7 +4,7 @@ import { getJson, send } from "./api.js";
 import { lineChart } from "./charts.js";
 import { byId, definitions, h, percent, rawJson, short } from "./dom.js";
 import { keepPage } from "./drops.js";
-import { askForKey, onKey } from "./key.js";
+import { askForKey, onKey, wantsKey } from "./key.js";
 import { saveBlob } from "./save.js";
 import { follow, tellModel, tellProblem } from "./status.js";
 
@@ -18,7 +18,7 @@ async function connect() {
     tellModel(model);
     await show();
   } catch (error) {
-    if (error.status === 401) askForKey(error);
+    if (wantsKey(error)) askForKey(error);
     tellProblem(error.status === 401 ? "API key needed" : error.message);
   }
 }
@@ -40,7 +40,7 @@ async function attempt(work) {
   try {
     await work();
   } catch (error) {
-    if (error.status === 401) return askForKey(error);
+    if (wantsKey(error)) return askForKey(error);
     byId("problem").textContent = error.message;
     byId("problem").hidden = false;
     byId("problem").scrollIntoView({ block: "nearest" });

@@ -46,6 +46,9 @@ class Metrics:
             "helmsight_refusals", "Requests that were refused, by the code of the error", ["status", "reason"],
             registry=registry,
         )  # fmt: skip
+        self.of_keys = Counter(
+            "helmsight_key_requests", "HTTP requests by the name of their key", ["key", "status"], registry=registry
+        )
         self.latency = Histogram(
             "helmsight_request_seconds", "Time to the last byte", ["route"], buckets=SECONDS, registry=registry
         )

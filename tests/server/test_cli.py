@@ -51,6 +51,7 @@ def test_every_command_is_there() -> None:
         *(f"helmsight eval {one}" for one in ("alarm", "faithfulness", "mc2", "mm-sap", "sage", "spd-faith", "stme")),
         *(f"helmsight eval {one}" for one in ("ambigcaps", "chair", "mme", "phd", "pope", "tallyqa", "vsr")),
         *("helmsight vectors", *(f"helmsight vectors {one}" for one in VECTORS)),
+        *("helmsight keys", *(f"helmsight keys {one}" for one in ("add", "list", "revoke"))),
         *("helmsight journal", *(f"helmsight journal {one}" for one in ("export", "prune", "summary"))),
         *("helmsight demo", *(f"helmsight demo {one}" for one in ("train", "evaluate", "scene", "samples", "conflicts"))),
         "helmsight demo organisms",

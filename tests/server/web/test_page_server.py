@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from flask import Flask
 
@@ -13,6 +14,7 @@ from server.process.local import adapted
 from server.process.runtime import Runtime, Serving
 from server.settings import PresetTable, Settings
 from tests.server.fakes import FakeEngine
+from tests.server.keys.conftest import KeyFile
 from tests.server.web.browser import Visit, until
 from tests.server.web.playing import GREEN, pick, send
 
@@ -85,6 +87,32 @@ def test_the_key_is_asked_for_and_kept_in_the_tab(
     assert "$HELMSIGHT_API_KEY" in page.locator("#code-text").text_content()
     assert page.evaluate("JSON.stringify({...localStorage}) + document.cookie + location.href").count("0123") == 0
     assert page.evaluate("JSON.stringify({...sessionStorage})").count("sk-0123456789") == 1
+
+
+def test_a_key_that_may_not_or_not_so_often_is_told(
+    visit: Callable[..., Visit], live: Callable[[Flask], str], tmp_path: Path
+) -> None:
+    keys = KeyFile(tmp_path / "keys.json")
+    given = {
+        name: keys.add(name, role, rate=rate)["Authorization"].removeprefix("Bearer ")
+        for name, role, rate in (("reader", "journal", None), ("app", "use", "1/minute"))
+    }
+    settings = Settings(vectors=(), named_key_file=str(keys.path), journal="off")  # type: ignore[arg-type]
+    opened = visit()
+    opened.expected = ("401", "403", "429")
+    page = opened.page
+    page.goto(live(create_app(settings, engine=FakeEngine())))  # type: ignore[arg-type]
+    field, use = page.get_by_label("This server asks for an API key."), page.get_by_role("button", name="Use key")
+    field.fill(given["reader"])
+    use.click()
+    page.locator("#key-error", has_text="The key 'reader' lacks the role 'use'").wait_for()
+    field.fill(given["app"])
+    use.click()
+    page.locator("#question").fill("hi")
+    page.locator("#send:enabled").click()
+    until(page, "document.getElementById('answer-live')?.textContent === 'Hello world'")
+    page.locator("#send:enabled").click()
+    page.get_by_text("The key 'app' may ask once in a minute. Trying again in").wait_for()
 
 
 def test_what_a_model_says_is_text(visit: Callable[..., Visit], live: Callable[[Flask], str]) -> None:

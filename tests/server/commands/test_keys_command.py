@@ -1,0 +1,80 @@
+"""`helmsight keys`: what it prints, keeps and refuses."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from server.cli import main
+from server.keys.ring import KeyRing
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def test_a_key_is_printed_once_and_its_digest_kept(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--role", "use", "--role", "journal", "--rate", "60/minute", "--concurrent", "4", "--file", str(path))
+    assert main(["keys", "add", "app", *flags]) == 0
+    key = capsys.readouterr().out.strip()
+    assert len(key) > 40
+    text = path.read_text()
+    assert key not in text
+    (kept,) = json.loads(text)["keys"]
+    assert kept["digest"] == sha256(key.encode()).hexdigest()
+    assert (kept["roles"], kept["rate"], kept["concurrent"]) == (["use", "journal"], "60/minute", 4)
+    assert path.stat().st_mode & 0o777 == 0o600
+    holder = KeyRing(named=str(path)).holder(key)
+    assert holder is not None
+    assert (holder.name, holder.roles, holder.concurrent) == ("app", {"use", "journal"}, 4)
+    assert KeyRing(named=str(path)).holder(key[:-1]) is None
+    assert main(["keys", "list", "--file", str(path)]) == 0
+    listed = capsys.readouterr().out
+    assert "60/minute" in listed
+    assert kept["digest"] not in listed
+
+
+def test_a_key_is_replaced_and_revoked(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path_flag = ("--file", str(path))
+    assert main(["keys", "add", "app", *path_flag]) == 0
+    assert main(["keys", "add", "other", *path_flag]) == 0
+    path.chmod(0o640)
+    assert main(["keys", "add", "app", "--replace", *path_flag]) == 0
+    first, other, second = capsys.readouterr().out.split()
+    assert path.stat().st_mode & 0o777 == 0o640
+    ring = KeyRing(named=str(path))
+    assert [ring.holder(key) is None for key in (first, other, second)] == [True, False, False]
+    assert main(["keys", "revoke", "app", *path_flag]) == 0
+    assert [ring.holder(key) is None for key in (other, second)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("add", "app"), "there is a key 'app' in"),
+        (("add", "a b"), "'name': must match"),
+        (("add", "x", "--role", "admin"), "'roles': must be 'use', 'journal' or 'vectors'"),
+        (("add", "x", "--rate", "often"), "a rate is written as 60/minute"),
+        (("revoke", "x"), "there is no key 'x' in"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert main(["keys", "add", "app", "--file", str(path)]) == 0
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert main(["keys", *arguments, "--file", str(path)]) != 0
+    told = capsys.readouterr()
+    assert said in told.err
+    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_not_there_is_said(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "list", "--file", str(path)]) != 0
+    assert "'helmsight keys add NAME' makes it" in capsys.readouterr().err
