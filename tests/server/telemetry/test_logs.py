@@ -43,6 +43,12 @@ def test_a_traceback_that_quotes_a_client_begins_no_line() -> None:
     assert all(line.startswith("    ") for line in others)
 
 
+@pytest.fixture(autouse=True)
+def no_request() -> None:
+    """Answers that tests before did not take to their end leave their request current."""
+    current.set(None)
+
+
 NASTY = "a\nb\r\x1b[31m\x85\u2028\x7f\u202e"
 
 
