@@ -1,4 +1,4 @@
-"""What deploy/ says agrees with the code."""
+"""The image agrees with the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from server.process.sources import PREFIX
 from server.settings import Settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 
 
@@ -28,5 +28,5 @@ def test_the_image_holds_every_package_and_the_same_torch() -> None:
 
 
 def test_the_image_does_not_run_as_root() -> None:
-    user = DOCKERFILE.index("\nUSER helmsight")
+    user = DOCKERFILE.index("\nUSER 10001\n")
     assert user < DOCKERFILE.index("\nCMD ")

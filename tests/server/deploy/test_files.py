@@ -1,0 +1,226 @@
+"""What the files of deploy/ say agrees with the code: ports, routes, settings, times, the names of metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_origin
+
+import pytest
+import yaml
+
+import steering
+from server import settings as server_settings
+from server.api.auth import OPEN_ROUTES
+from server.app import WELL_FORMED
+from server.commands.example import example
+from server.process.sources import PREFIX
+from server.process.worker import DRAIN_MARGIN
+from server.settings import Settings
+from tests.server.telemetry.exposed import families
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+BASE = DEPLOY / "kubernetes" / "base"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+NGINX = (DEPLOY / "nginx.conf").read_text()
+UNIT = (DEPLOY / "helmsight.service").read_text()
+ADAPTER = BASE / "prometheus-adapter.yaml"
+IMAGE = dict(re.findall(rf"\b{PREFIX}(\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
+PORT = int(IMAGE["PORT"])
+SECONDS = Settings().graceful_timeout + DRAIN_MARGIN
+"""From SIGTERM until a server at its work has ended."""
+
+
+def texts() -> dict[str, str]:
+    return {str(file.relative_to(DEPLOY)): file.read_text() for file in DEPLOY.rglob("*") if file.is_file()}
+
+
+def objects() -> dict[str, Any]:
+    """The base's objects by kind, as they stand in its files."""
+    listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    assert {BASE / name for name in listed} == set(BASE.glob("*.yaml")) - {BASE / "kustomization.yaml", ADAPTER}
+    found = [yaml.safe_load((BASE / name).read_text()) for name in listed]
+    return {one["kind"]: one for one in found}
+
+
+OBJECTS = objects()
+POD = OBJECTS["Deployment"]["spec"]["template"]["spec"]
+(SERVER,) = POD["containers"]
+
+
+@pytest.mark.parametrize("name", sorted(texts()))
+def test_files_set_only_variables_that_exist(name: str) -> None:
+    known = {field.upper() for field in Settings.model_fields} | {"CONFIG"}
+    assert set(re.findall(rf"\b{PREFIX}([A-Z_]+[A-Z])\b", texts()[name])) <= known
+
+
+def test_the_example_has_every_setting_with_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = (DEPLOY / "helmsight.toml").read_text()
+    assert tomllib.loads(file) == {}
+    monkeypatch.setattr(server_settings, "DEFAULT_JOURNAL", "~/.helmsight/journal.db")
+    assert file == example(), "python -m server.commands.example > deploy/helmsight.toml"
+    taken = tomllib.loads("\n".join(re.findall(r"(?m)^# (\w+ = .+)$", file.partition("# == Presets")[0])))
+    assert Settings(**taken) == Settings()
+    unset = set(re.findall(r"(?m)^# (\w+) =$", file))
+    tables = {name for name, field in Settings.model_fields.items() if get_origin(field.annotation) is dict}
+    assert taken.keys() | unset == Settings.model_fields.keys() - tables
+    preset = tomllib.loads("\n".join(re.findall(r"(?m)^# (.+)$", file.partition("# == Presets")[2])))
+    assert preset["presets"]["careful"]["steering"] == {"toward": "vision", "strength": 0.5}
+
+
+def test_probes_ask_what_needs_no_key() -> None:
+    probes = {kind: SERVER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
+    assert {kind: probe["path"] for kind, probe in probes.items()} == {
+        "startup": "/ready", "readiness": "/ready", "liveness": "/health",
+    }  # fmt: skip
+    assert {probe["path"] for probe in probes.values()} < set(OPEN_ROUTES)
+    assert {probe["port"] for probe in probes.values()} == {"http"}
+
+
+def test_ports_are_the_images() -> None:
+    assert SERVER["ports"] == [{"name": "http", "containerPort": PORT}]
+    assert OBJECTS["Service"]["spec"]["ports"][0]["targetPort"] == "http"
+    ingress = OBJECTS["NetworkPolicy"]["spec"]["ingress"][0]["ports"]
+    assert [port["port"] for port in ingress] == [PORT]
+    assert OBJECTS["Deployment"]["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(PORT)
+    assert COMPOSE["services"]["helmsight"]["ports"] == [f"127.0.0.1:{PORT}:{PORT}"]
+    scraped = yaml.safe_load((DEPLOY / "monitoring" / "prometheus.yml").read_text())["scrape_configs"][0]
+    assert scraped["static_configs"] == [{"targets": [f"helmsight:{PORT}"]}]
+    assert f"server 127.0.0.1:{Settings().port} " in NGINX
+
+
+def test_selectors_find_the_pods() -> None:
+    labels = yaml.safe_load((BASE / "kustomization.yaml").read_text())["labels"]
+    assert [one["includeTemplates"] for one in labels] == [True]
+    (pairs,) = [one["pairs"] for one in labels]
+    assert OBJECTS["Service"]["spec"]["selector"] == pairs
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        assert OBJECTS[kind]["spec"]["selector"] == {"matchLabels": pairs}
+    assert OBJECTS["NetworkPolicy"]["spec"]["podSelector"] == {"matchLabels": pairs}
+    scaled = OBJECTS["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    assert (scaled["kind"], scaled["name"]) == ("Deployment", OBJECTS["Deployment"]["metadata"]["name"])
+
+
+def test_pods_have_no_rights_and_write_nowhere_but_into_volumes() -> None:
+    assert POD["securityContext"]["runAsNonRoot"]
+    assert f"\nUSER {POD['securityContext']['runAsUser']}\n" in (DEPLOY / "Dockerfile").read_text()
+    own = SERVER["securityContext"]
+    assert own == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    mounted = {mount["mountPath"] for mount in SERVER["volumeMounts"]}
+    environ = {one["name"]: one.get("value") for one in SERVER["env"]}
+    assert {IMAGE["VECTORS"], environ["HOME"], "/dev/shm"} <= mounted
+    assert {mount["name"] for mount in SERVER["volumeMounts"]} == {volume["name"] for volume in POD["volumes"]}
+    secret = {"secretKeyRef": {"name": "helmsight-journal", "key": "url"}}
+    assert {"name": f"{PREFIX}JOURNAL", "valueFrom": secret} in SERVER["env"]
+    assert POD["automountServiceAccountToken"] is False
+    compose = COMPOSE["services"]["helmsight"]
+    assert (compose["read_only"], compose["cap_drop"], compose["environment"]["HOME"]) == (True, ["ALL"], "/tmp")
+
+
+def test_running_answers_get_their_time_everywhere() -> None:
+    before = SERVER["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert POD["terminationGracePeriodSeconds"] > before + SECONDS
+    assert int(COMPOSE["services"]["helmsight"]["stop_grace_period"].removesuffix("s")) > SECONDS
+    assert int(re.findall(r"TimeoutStopSec=(\d+)", UNIT)[0]) > SECONDS
+
+
+def test_nginx_lets_through_what_the_server_allows() -> None:
+    bounds = dict(re.findall(r"(?m)^ +(\w+) (\d+)[ms];", NGINX))
+    settings = Settings()
+    assert int(bounds["client_max_body_size"]) * server_settings.MEBI > settings.max_body
+    assert int(bounds["proxy_read_timeout"]) > settings.request_timeout
+    assert int(bounds["client_body_timeout"]) >= settings.read_timeout
+    assert "proxy_buffering off;" in NGINX
+    (pattern,) = re.findall(r'"~(\S+)" \$http_x_request_id', NGINX)
+    for given in ("abc-1:4/x=@+", "x" * 128, "x" * 129, "a b", "", "grün", 'a"b'):
+        assert bool(re.search(pattern, given)) == bool(WELL_FORMED.fullmatch(given)), given
+
+
+def test_secrets_stand_in_no_file() -> None:
+    for service in COMPOSE["services"].values():
+        for name, value in service.get("environment", {}).items():
+            if "PASSWORD" in name:
+                assert value.startswith("${"), name
+    assert "${POSTGRES_PASSWORD" in COMPOSE["services"]["helmsight"]["environment"][f"{PREFIX}JOURNAL"]
+    assert not any(one.get("kind") == "Secret" for one in OBJECTS.values())
+
+
+def test_what_compose_mounts_is_there() -> None:
+    for service in COMPOSE["services"].values():
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert source in COMPOSE["volumes"] or (DEPLOY / source).is_file(), volume
+
+
+def asked(name: str, text: str) -> Iterator[str]:
+    """The metrics that a file of rules or of panels asks for."""
+    source = json.dumps(json.loads(text)["panels"]) if name.endswith(".json") else text
+    yield from re.findall(r"\b(?:helmsight|process)_\w+", source)
+
+
+def test_rules_and_panels_ask_for_metrics_that_exist(engine: steering.Engine, tmp_path: Path) -> None:
+    known = families(engine, tmp_path)
+    suffixed = {
+        f"{name}_{part}" for name, kind in known.items() if kind == "histogram" for part in ("bucket", "sum", "count")
+    }
+    names = ("monitoring/alerts.yml", "monitoring/dashboard.json", str(ADAPTER.relative_to(DEPLOY)))
+    for name in names:
+        found = set(asked(name, texts()[name]))
+        assert found, name
+        assert found <= known.keys() | suffixed, f"{sorted(found - known.keys() - suffixed)} of {name}"
+    scaled = OBJECTS["HorizontalPodAutoscaler"]["spec"]["metrics"][0]["pods"]["metric"]["name"]
+    (rule,) = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]
+    assert rule["name"]["as"] == scaled
+    assert known[scaled] == "gauge"
+
+
+def test_panels_are_told_apart() -> None:
+    panels = json.loads((DEPLOY / "monitoring" / "dashboard.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels) > 12
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}
+    assert len(places) == len(panels)
+
+
+def passes(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def needs(tool: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
+
+
+@needs("nginx")
+def test_nginx_reads_its_file(tmp_path: Path) -> None:
+    server = NGINX.replace("/var/log/nginx", str(tmp_path)).replace("listen 80;", "listen 127.0.0.1:18080;")
+    (tmp_path / "helmsight.conf").write_text(server)
+    (tmp_path / "nginx.conf").write_text(
+        f"pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}} http {{ include {tmp_path}/helmsight.conf; }}"
+    )
+    passes("nginx", "-t", "-c", str(tmp_path / "nginx.conf"))
+
+
+@needs("promtool")
+def test_promtool_reads_rules_and_settings() -> None:
+    passes("promtool", "check", "rules", str(DEPLOY / "monitoring" / "alerts.yml"))
+    passes("promtool", "check", "config", "--syntax-only", str(DEPLOY / "monitoring" / "prometheus.yml"))
+
+
+@needs("systemd-analyze")
+def test_systemd_reads_its_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "helmsight.service"
+    unit.write_text(UNIT.replace("/opt/helmsight/bin/helmsight", shutil.which("true") or ""))
+    passes("systemd-analyze", "verify", str(unit))
+
+
+@needs("kubectl")
+@pytest.mark.parametrize("name", ["base", "gpu"])
+def test_kustomize_builds(name: str) -> None:
+    passes("kubectl", "kustomize", str(DEPLOY / "kubernetes" / name))
