@@ -1,0 +1,99 @@
+"""nginx as deploy/nginx.conf sets it up, in front of a server: streams at once, ids, bodies, a server that is not there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import requests
+
+from server.app import create_app
+from server.settings import Settings
+from tests.server.conftest import user
+from tests.server.deploy.test_files import NGINX, needs
+from tests.server.fakes import FakeEngine
+
+pytestmark = needs("nginx")
+NAME = "helmsight.example.org"
+CHAT = {"messages": [user("hi")], "stream": True}
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as held:
+        return int(held.getsockname()[1])
+
+
+Front = Callable[[int], str]
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Front]:
+    """Start nginx in front of a port of this machine; returns its URL."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(port: int) -> str:
+        own = free_port()
+        text = NGINX.replace("/var/log/nginx", str(tmp_path))
+        text = re.sub(r"(?m)^    listen 80;", f"    listen 127.0.0.1:{own};", text).replace(":8000", f":{port}")
+        folders = "".join(
+            f"{kind}_temp_path {tmp_path}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        main = tmp_path / "nginx.conf"
+        main.write_text(
+            f"daemon off; master_process off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}}\n"
+            f"http {{ {folders}\n{text} }}"
+        )
+        started.append(subprocess.Popen([shutil.which("nginx") or "", "-c", str(main)]))
+        for _ in range(500):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", own)) == 0:
+                    return f"http://127.0.0.1:{own}"
+            time.sleep(0.01)
+        raise AssertionError((tmp_path / "error.log").read_text())
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(10)
+
+
+def test_a_stream_comes_piece_by_piece_with_the_id_it_was_asked_with(
+    front: Front, serve_worker: Callable[..., int], tmp_path: Path
+) -> None:
+    heard = threading.Event()
+    engine = FakeEngine("first", heard, " second")
+    app = create_app(Settings(allow_host=(NAME,)), engine=engine)  # type: ignore[arg-type]
+    url = front(serve_worker(app))
+    head = {"Host": NAME, "X-Request-ID": "mine-1"}
+    with requests.post(f"{url}/v1/chat/completions", json=CHAT, headers=head, stream=True, timeout=20) as answer:
+        assert (answer.status_code, answer.headers["X-Request-Id"]) == (200, "mine-1")
+        pieces = answer.iter_content(None)
+        text = b""
+        while b"first" not in text:  # nothing more is there to come before it is heard
+            text += next(pieces)
+        heard.set()
+        assert b" second" in b"".join(pieces)
+    made = requests.get(f"{url}/health", headers={"Host": NAME, "X-Request-ID": "not well formed"}, timeout=20)
+    assert re.fullmatch(r"[0-9a-f]{32}", made.headers["X-Request-Id"]), "nginx's own"
+    assert '"request_id":"mine-1"' in (tmp_path / "helmsight.log").read_text()
+
+
+def test_what_nginx_says_itself_is_an_error_as_the_servers_are(front: Front) -> None:
+    url = front(free_port())
+    head = {"Host": NAME, "Content-Type": "application/json"}
+    down = requests.post(f"{url}/v1/chat/completions", json=CHAT, headers=head, timeout=20)
+    assert (down.status_code, down.headers["Retry-After"], down.json()["error"]["code"]) == (
+        503,
+        "2",
+        "server_unreachable",
+    )
+    large = requests.post(f"{url}/v1/chat/completions", data=bytes(34 * 2**20), headers=head, timeout=20)
+    assert (large.status_code, large.json()["error"]["type"]) == (413, "invalid_request_error")
