@@ -94,8 +94,9 @@ class ServedEngine(Protocol):
     def stop(self, drain: float = 0.0) -> None:
         """Refuse new requests, let running ones finish for `drain` seconds, cancel the rest; returns when done."""
 
-    def turn(self) -> AbstractContextManager[ServedTurn]:
-        """A place in the queue until the end of the block. What is submitted in it is answered while the engine drains."""
+    def turn(self, group: str = "") -> AbstractContextManager[ServedTurn]:
+        """A place in the queue until the end of the block, in turns with those of other groups. What is submitted in it is
+        answered while the engine drains."""
 
     def stats(self) -> Mapping[str, float]:
         """Counters since the start and gauges of now: "running", "waiting", "slots" and "max_waiting" at least."""

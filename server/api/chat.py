@@ -11,6 +11,7 @@ from flask import Blueprint, Response, g, request
 
 import steering
 from server.api.answers import DONE, Answer, event
+from server.api.auth import holder
 from server.api.body import read_json
 from server.api.context import AppContext, context
 from server.api.resolve import automatic, resolve
@@ -88,7 +89,7 @@ def submit(
         resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
         auto = automatic(chat, serving, app.settings, skipping)
     try:
-        with serving.engine.turn() as turn:
+        with serving.engine.turn(holder().group) as turn:
             if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
                 with skipping.of(steering.Steering.name()):
                     resolved = decided(app, turn, resolved, auto)

@@ -70,8 +70,8 @@ class LocalEngine:
         self._engine.stop(drain)
 
     @contextmanager
-    def turn(self) -> Iterator[LocalTurn]:
-        with self._engine.turn() as turn:
+    def turn(self, group: str = "") -> Iterator[LocalTurn]:
+        with self._engine.turn(group) as turn:
             yield LocalTurn(turn)
 
     def stats(self) -> Mapping[str, float]:

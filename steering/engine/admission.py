@@ -125,9 +125,10 @@ def prepare(
     token_text: Callable[[int], Text],
     wake: Callable[[], None],
     waited: bool = False,
+    group: str = "",
 ) -> Completion:
     """The completion of a request, with a sequence for each of its answers and baselines; raises as `admit`. token_text: the
-    text and the bytes of a token. wake: is called when it is cancelled. waited: as of `Sequence`."""
+    text and the bytes of a token. wake: is called when it is cancelled. waited, group: as of `Sequence`."""
     admitted = admit(mllm, request, limits)
     around = _surroundings(mllm, request, admitted.prompt.layout, limits.focus_layers, token_text)
     completion = Completion(admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, wake, around)
@@ -147,7 +148,7 @@ def prepare(
                 forced=admitted.forced,
             )
             text = TextStream(mllm.tokenizer, request.sampling.stop)
-            made = Sequence(spec, text, completion.receive, fork_of=first, waited=waited)
+            made = Sequence(spec, text, completion.receive, fork_of=first, waited=waited, group=group)
             made.expects_forks = first is None and request.n > 1
             if spec.contrast is not None:
                 made.pair = Pair(made, admitted.twin_prompt)

@@ -96,10 +96,11 @@ class Engine:
         return self._enqueue(request, lambda answers: self._refuse(answers, turn), turn)
 
     @contextmanager
-    def turn(self) -> Iterator[Turn]:
-        """A place in the queue for several requests that depend on one another. The engine counts them as one that runs,
+    def turn(self, group: str = "") -> Iterator[Turn]:
+        """A place in the queue for several requests that depend on one another, among those of a group, who get their turn
+        however many others of another group wait. The engine counts them as one that runs,
         from the first that it takes to the end of the block: they are answered while it drains, too."""
-        turn = Turn(self)
+        turn = Turn(self, group)
         try:
             yield turn
         finally:
@@ -223,7 +224,8 @@ class Engine:
 
     def _enqueue(self, request: Request, refuse: Callable[[int], None], turn: Turn | None = None) -> Completion:
         waited = turn is not None and turn.served
-        completion = prepare(self.mllm, request, self.limits, self._steps.token_text, self._wake, waited)
+        group = "" if turn is None else turn.group
+        completion = prepare(self.mllm, request, self.limits, self._steps.token_text, self._wake, waited, group)
         with self._changed:
             refuse(len(completion.sequences))
             if turn is not None:

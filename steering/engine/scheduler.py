@@ -12,7 +12,10 @@ from steering.protocol.sequence import Sequence, State
 class Scheduler:
     """Slots 0..len(running)-1 decode; a sequence that is still in prefill holds the slot behind them.
 
-    `budget` bounds the prompt tokens (padding included) of one step, so that running answers do not stall.
+    `budget` bounds the prompt tokens (padding included) of one step, so that running answers do not stall. Groups get slots
+    in turns, however many sequences each has waiting: start-time fair queueing (Goyal, Vin and Cheng 1996) of equal weights,
+    each answer of length 1. A sequence starts where the one before it of its group ends, but not before the one that got a
+    slot last; the least start is next, and of equal ones who came first.
     """
 
     def __init__(self, slots: int, budget: int, move: Callable[[int, int, int], None]):
@@ -22,6 +25,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.filling: Sequence | None = None
         self._move = move
+        self._now = 0  # the start of the last sequence that got a slot
+        self._ends: dict[str, int] = {}  # by group, where the last one that got a slot ends
 
     def next_forks(self) -> list[Sequence]:
         """Waiting sequences at the head of the queue whose prompt only needs to be copied; slots are assigned."""
@@ -42,10 +47,33 @@ class Scheduler:
         return fitting
 
     def enqueue(self, sequences: list[Sequence]) -> None:
-        """Put them behind all others; those that have waited in another's place, before all that have not."""
+        """Put those of one request where it is their group's turn, together; those that have waited in another's place,
+        before all that have not."""
+        if not self.waiting:
+            self._now, self._ends = 0, {}
+        start = self._next_start(sequences[0].group)
         for sequence in sequences:
-            ahead = sum(1 for one in self.waiting if one.is_twin or one.waited)
-            self.waiting.insert(ahead if sequence.waited else len(self.waiting), sequence)
+            sequence.start = start
+            if sequence.waited:
+                place = sum(1 for one in self.waiting if one.is_twin or one.waited)
+            else:
+                place = len(self.waiting)
+                while place and self._is_queued(self.waiting[place - 1]) and self.waiting[place - 1].start > start:
+                    place -= 1
+            self.waiting.insert(place, sequence)
+
+    def _next_start(self, group: str) -> int:
+        """Where the next sequence of a group starts, behind those of it that wait."""
+        end = max(self._now, self._ends.get(group, 0))
+        for sequence in self.waiting:
+            if sequence.group == group and self._is_queued(sequence):
+                end = max(end, sequence.start) + 1
+        return end
+
+    @staticmethod
+    def _is_queued(sequence: Sequence) -> bool:
+        """Whether it waits for its group's turn."""
+        return not (sequence.is_twin or sequence.waited)
 
     def enqueue_twin(self, twin: Sequence) -> None:
         """Put a twin before everything that has no leader."""
@@ -86,6 +114,9 @@ class Scheduler:
     def _admit(self, batch: list[Sequence]) -> None:
         sequence = self.waiting.popleft()
         sequence.slot, sequence.state = len(self.running) + len(batch), State.PREFILL
+        if self._is_queued(sequence):
+            self._now = max(self._now, sequence.start)
+            self._ends[sequence.group] = max(self._ends.get(sequence.group, 0), sequence.start) + 1
         sequence.admitted_at = time.monotonic()
         batch.append(sequence)
 

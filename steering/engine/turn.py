@@ -27,8 +27,9 @@ class Turn:
     came before, or is refused, as any request; what it asks once that is answered goes before those who came later,
     and is taken while the engine drains."""
 
-    def __init__(self, engine: Queue):
+    def __init__(self, engine: Queue, group: str = ""):
         self.mllm = engine.mllm
+        self.group = group
         self.served = False
         """Whether it was answered, so that what it asks now has waited already."""
         self._engine = engine

@@ -85,6 +85,8 @@ class Sequence:
     fork_of: Sequence | None = None  # a sequence with the same prompt and interventions, whose prefill can be copied
     expects_forks: bool = False
     waited: bool = False  # in the place of a request that it depends on (see `Turn`)
+    group: str = ""  # whose it is: those of several groups get slots in turns
+    start: int = 0  # when it is its turn, in answers of each group (see `Scheduler`)
     alone: bool = False  # prefill it in a batch of its own
     replay: tuple[int, ...] = ()  # of a twin that joins late: what was generated before
     pair: Pair | None = None

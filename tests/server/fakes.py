@@ -71,12 +71,14 @@ class FakeEngine:
         self.numbers = {"running": 0, "waiting": 0, "slots": 2, "max_waiting": 2}
         self.script: tuple[Any, ...] = script or ("Hello", " world")
         self.requests: list[Request] = []
+        self.groups: list[str] = []
         self.completions: list[FakeCompletion] = []
         self.stopped: float | None = None
         self.diagnostics: dict[str, Any] | None = None
 
     @contextmanager
-    def turn(self) -> Iterator[FakeEngine]:
+    def turn(self, group: str = "") -> Iterator[FakeEngine]:
+        self.groups.append(group)
         yield self
 
     def submit(self, request: Request) -> FakeCompletion:

@@ -113,3 +113,15 @@ def test_metrics_and_journal_tell_what_was_refused_and_whose_it_was(
         {"status": 403, "code": "missing_role", "route": "/v1/diagnostics", "count": 1},
     ]
     app.extensions["helmsight"].journal.close()
+
+
+def test_what_is_asked_with_one_key_waits_in_one_group(keys: KeyFile, locked: Locked, fake: FakeEngine) -> None:
+    client = locked(api_keys=(SecretStr("sk-0123456789"), SecretStr("sk-9876543210"))).test_client()
+    plain = [{"Authorization": f"Bearer sk-{digits}"} for digits in ("0123456789", "9876543210")]
+    app, other = keys.add("app"), keys.add("other")
+    for header in (app, other, app, *plain):
+        assert chat(client, header).status_code == 200
+    first, second, again, *rest = fake.groups
+    assert first == again
+    assert len({first, second, *rest}) == 4
+    assert not any("0123456789" in group for group in fake.groups)
