@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from probes.harness.benchmark import Benchmark, Findings
-from probes.harness.options import Defaults, sample_option
+from probes.harness.options import Defaults, file_option, sample_option
 from probes.harness.session import Session, Setup
 
 if TYPE_CHECKING:
@@ -32,10 +32,17 @@ def _options(
             "be right and wrong",
         ),
     ] = NOISES,
+    keep: Annotated[
+        bool,
+        file_option("--keep", help="keep the alarm in the model's folder: the readout 'alarm' then says it of answers"),
+    ] = False,
+    replace: Annotated[bool, file_option("--replace", help="in place of one that is there")] = False,
 ) -> AlarmOptions:
-    from probes.alarm.run import AlarmOptions
+    from probes.alarm.run import AlarmOptions, check_keep
 
-    return AlarmOptions(data, tuple(noise), defaults.draw.get("alarm"))
+    if keep:
+        check_keep(setup, replaced=replace)
+    return AlarmOptions(data, tuple(noise), defaults.draw.get("alarm"), keep)
 
 
 def _run(options: AlarmOptions, session: Session) -> Findings:

@@ -7,7 +7,7 @@ combination, the threshold. All that is reported is of the other half.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,15 @@ from probes.answering.base import Answerer, Question, Reply
 from probes.answering.replies import replies
 from probes.harness.bootstrap import area, area_with_interval, wilson
 from steering import Diagnose
+from steering.model.alarm import Alarm
 from steering.protocol.readout import REGISTRY
+from steering.readouts.alarm import AlarmReadout, numbers_of
 from steering.readouts.envelope import summary
 
-READ = Diagnose(frozenset(name for name, readout in REGISTRY.items() if readout.scalars and readout.part_of is None))
+NAMES = tuple(
+    name for name, one in REGISTRY.items() if one.scalars and one.part_of is None and name != AlarmReadout.name
+)
 """Every readout that has numbers for the journal."""
-
-SCALARS = [name for readout in REGISTRY.values() for name, kind in readout.scalars.items() if kind is not int]
-"""Those that are more or less of something; a whole number is that of an image."""
 
 MAX_TOKENS = 40
 FALSE_ALARMS = 0.05
@@ -55,7 +56,7 @@ def ask(answerer: Answerer, samples: Sequence[Checked], *, quiet: bool = False) 
 
     def questions() -> Iterator[Question]:
         for sample in samples:
-            yield Question(sample.chat(), max_tokens=MAX_TOKENS, diagnose=READ, logprobs=True)
+            yield Question(sample.chat(), max_tokens=MAX_TOKENS, diagnose=Diagnose(frozenset(NAMES)))
 
     parts = [sample.part for sample in samples]
     said = list(replies(answerer, questions(), parts, title="Answers", quiet=quiet))
@@ -68,12 +69,9 @@ def ask(answerer: Answerer, samples: Sequence[Checked], *, quiet: bool = False) 
 
 
 def numbers(reply: Reply) -> dict[str, Any]:
-    """What the journal would keep of an answer's readouts, and what its log-probabilities (nats) say."""
+    """What the journal would keep of an answer's readouts."""
     said = summary(reply.diagnostics) if reply.diagnostics else {}
-    found: dict[str, Any] = {name: said.get(name) for name in SCALARS}
-    if reply.logprobs:
-        found |= {"mean_logprob": float(np.mean(reply.logprobs)), "least_logprob": float(np.min(reply.logprobs))}
-    return found
+    return {name: said.get(name) for name in numbers_of(NAMES)}
 
 
 def _number(value: Any) -> float:
@@ -94,55 +92,42 @@ def halves(judged: Judged, seed: int) -> tuple[Judged, Judged]:
     return fitted, tested
 
 
-@dataclass(frozen=True)
-class Combination:
-    """score = bias + weights . (x - centre) / scale, with x at its centre where it is not defined: the log-odds that an
-    answer is wrong. The alarm is raised above `threshold`."""
-
-    names: tuple[str, ...]
-    centre: np.ndarray
-    scale: np.ndarray
-    weights: np.ndarray
-    bias: float
-    threshold: float
-
-    def scores(self, judged: Judged) -> np.ndarray:
-        """(n,)"""
-        return self.bias + self._standardised(judged) @ self.weights
-
-    def _standardised(self, judged: Judged) -> np.ndarray:
-        raw = np.stack([judged.values[name] for name in self.names], 1)
-        return np.nan_to_num((raw - self.centre) / self.scale)
-
-    def to_json(self) -> dict[str, Any]:
-        rows = zip(self.names, self.centre, self.scale, self.weights, strict=True)
-        weights = {name: {"centre": float(c), "scale": float(s), "weight": float(w)} for name, c, s, w in rows}
-        return {"bias": self.bias, "threshold": self.threshold, "weights": weights}
+def scores(alarm: Alarm, judged: Judged) -> np.ndarray:
+    """(n,)"""
+    columns = zip(*(judged.values[name].tolist() for name in alarm.numbers), strict=True)
+    return np.array([alarm.score(dict(zip(alarm.numbers, row, strict=True))) for row in columns])
 
 
-def fit(judged: Judged) -> Combination:
-    """The logistic regression of being wrong on every number, standardised, and the threshold that a share of FALSE_ALARMS
-    of the right answers is above."""
+def fit(judged: Judged, among: Sequence[str] | None = None) -> Alarm | None:
+    """The logistic regression of being wrong on every number, or those named, standardised, and the threshold that a share
+    of FALSE_ALARMS of the right answers is above. None where there is no such number."""
     from statsmodels.genmod.families import Binomial  # noqa: PLC0415 -- comes with an extra
     from statsmodels.genmod.generalized_linear_model import GLM  # noqa: PLC0415
 
-    names = tuple(name for name, one in judged.values.items() if np.nanstd(one) > 0)
+    names = [name for name, one in judged.values.items() if among is None or name in among]
+    names = [name for name in names if np.nanstd(judged.values[name]) > 0]
+    if not names:
+        return None
     raw = np.stack([judged.values[name] for name in names], 1)
     centre, scale = np.nanmean(raw, 0), np.nanstd(raw, 0)
-    plain = Combination(names, centre, scale, np.zeros(len(names)), 0.0, 0.0)
-    columns = np.column_stack([np.ones(len(raw)), plain._standardised(judged)])
+    columns = np.column_stack([np.ones(len(raw)), np.nan_to_num((raw - centre) / scale)])
     penalty = np.array([0.0, *[RIDGE] * len(names)])
-    found = GLM(judged.wrong.astype(float), columns, Binomial()).fit_regularized(alpha=penalty, L1_wt=0.0)
-    combined = replace(plain, weights=np.array(found.params[1:]), bias=float(found.params[0]))
-    right = combined.scores(judged)[~judged.wrong]
-    return replace(combined, threshold=float(np.quantile(right, 1 - FALSE_ALARMS)))
+    bias, *weights = (
+        GLM(judged.wrong.astype(float), columns, Binomial()).fit_regularized(alpha=penalty, L1_wt=0.0).params
+    )
+    parts = zip(names, centre, scale, weights, strict=True)
+    numbers = {name: {"centre": float(c), "scale": float(s), "weight": float(w)} for name, c, s, w in parts}
+    fitted = Alarm(numbers, float(bias), 0.0, len(judged.wrong), {})
+    right = scores(fitted, judged)[~judged.wrong]
+    return replace(fitted, threshold=float(np.quantile(right, 1 - FALSE_ALARMS)))
 
 
-def evaluate(judged: Judged, *, seed: int = 0) -> dict[str, Any]:
-    """By part and of all: AUROC of every number and of the combination, among all answers and among alike ones, and how
-    often the alarm is raised. Raises ValueError where there are too few right or wrong answers."""
+def evaluate(judged: Judged, *, among: Sequence[str] | None = None, seed: int = 0) -> dict[str, Any]:
+    """By part and of all: AUROC of every number, of all of them combined and of the alarm, among all answers and among alike
+    ones, and how often the alarm is raised. among: the numbers that the alarm goes by, which are those that its readout
+    reads. Raises ValueError where there are too few right or wrong answers."""
     fitted, tested = halves(judged, seed)
-    combined = fit(fitted)
+    combined, alarm = fit(fitted), fit(fitted, numbers_of() if among is None else among)
     signs = {name: _sign(fitted, one) for name, one in fitted.values.items()}
     parts = ["all", *dict.fromkeys(judged.part)]
     report: dict[str, Any] = {}
@@ -153,10 +138,20 @@ def evaluate(judged: Judged, *, seed: int = 0) -> dict[str, Any]:
         if min(wrong, len(half.wrong) - wrong) < LEAST:
             continue
         scored = {name: signs[name] * half.values[name] for name in signs}
-        scored["combination"] = combined.scores(half)
+        scored |= {name: scores(one, half) for name, one in (("combination", combined), ("alarm", alarm)) if one}
         report[part]["auroc"] = {name: _areas(half, one) for name, one in scored.items()}
-        report[part]["alarm"] = _raised(half, combined)
-    return {"parts": report, "signs": signs, "combination": combined.to_json()}
+        report[part]["alarm"] = alarm and _raised(half, alarm)
+    return {
+        "parts": report, "signs": signs, "combination": combined and asdict(combined),
+        "alarm": alarm and asdict(replace(alarm, raised=_rates(report["all"]))),
+    }  # fmt: skip
+
+
+def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's calibration says of its alarm."""
+    told = {"right": (found["alarm"], "false_alarms"), "wrong": (found["alarm"], "caught")}
+    told |= {"area": (found["auroc"]["alarm"], "auroc"), "alike": (found["auroc"]["alarm"], "alike")}
+    return {name: None if one[key] is None else [one[key], *one[f"{key}_95"]] for name, (one, key) in told.items()}
 
 
 def _sign(fitted: Judged, values: np.ndarray) -> int:
@@ -176,10 +171,10 @@ def _areas(half: Judged, values: np.ndarray) -> dict[str, Any]:
     return found
 
 
-def _raised(half: Judged, combined: Combination) -> dict[str, Any]:
+def _raised(half: Judged, alarm: Alarm) -> dict[str, Any]:
     """On which share of the right and of the wrong answers the alarm is raised, and how many of those that raise it are
     wrong, each with Wilson's interval."""
-    raised = combined.scores(half) > combined.threshold
+    raised = scores(alarm, half) > alarm.threshold
     shares = {
         "false_alarms": (raised & ~half.wrong, ~half.wrong),
         "caught": (raised & half.wrong, half.wrong),

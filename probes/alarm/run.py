@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from probes.alarm.evaluate import ask, evaluate
 from probes.alarm.report import report
 from probes.alarm.samples import Checked, load
+from probes.calibration.measure import known
+from probes.calibration.run import check_place
 from probes.harness.benchmark import Findings
 from probes.harness.session import Session, Setup
+from steering.model.alarm import Alarm
 
 
 @dataclass(frozen=True)
 class AlarmOptions:
-    """What the benchmark is asked for besides what every one is: a file, or what `demo(count, seed, noises)` draws."""
+    """What the benchmark is asked for besides what every one is: a file, or what `demo(count, seed, noises)` draws, and
+    whether the alarm is kept with the model."""
 
     data: str | None
     noises: tuple[float, ...]
     demo: Callable[[int, int, Sequence[float]], Sequence[Checked]] | None
+    keep: bool = False
 
     def __post_init__(self) -> None:
         if self.data is None and self.demo is None:
@@ -46,6 +51,13 @@ class AlarmOptions:
         )
 
 
+def check_keep(setup: Setup, *, replaced: bool) -> None:
+    """Raise ValueError, FileExistsError or PermissionError where the model's alarm cannot be kept with it."""
+    if setup.base_url is not None:
+        raise ValueError("--keep is for a model in this process: it writes into the model's folder")
+    check_place(setup.model.path, "alarm", replaced=replaced)
+
+
 def run(options: AlarmOptions, session: Session) -> Findings:
     """Ask every question, and see what tells the wrong answers."""
     if session.endpoint is not None and not session.endpoint.is_helmsight:
@@ -57,4 +69,8 @@ def run(options: AlarmOptions, session: Session) -> Findings:
         "model": session.model, "data": options.origin(len(samples), setup.seed), "questions": len(samples),
         "seed": setup.seed, "versions": session.versions,
     }  # fmt: skip
+    if options.keep and session.engine is not None:
+        if found["alarm"] is None:
+            raise ValueError("--keep: none of the numbers that an alarm goes by was different between these answers")
+        replace(known(session.engine), alarm=Alarm.of(found["alarm"])).save(Path(setup.model.path))
     return Findings(report(about, found), about, {}, found)

@@ -28,7 +28,7 @@ def calibrate_think(engine: Engine, samples: Sequence[ConflictSample], quiet: bo
         for sample in tracked(samples, len(samples), "Divergence", unit="samples", quiet=quiet)
     )
     values = [result.choices[0].divergence for result in engine.generate(requests)]
-    return _known(engine).with_divergence(torch.cat([value for value in values if value is not None], 1), len(samples))
+    return known(engine).with_divergence(torch.cat([value for value in values if value is not None], 1), len(samples))
 
 
 def calibrate_sinks(engine: Engine, samples: Sequence[ConflictSample], quiet: bool = False) -> Calibration:
@@ -47,7 +47,7 @@ def calibrate_sinks(engine: Engine, samples: Sequence[ConflictSample], quiet: bo
                 maps.append(torch.tensor(patches["rho"]).unflatten(1, tuple(image["grid"])))
     if not maps:
         raise ValueError("No sample holds an image whose tokens are a grid.")
-    return _known(engine).with_sinks(attraction(maps), len(maps))
+    return known(engine).with_sinks(attraction(maps), len(maps))
 
 
 def calibrate_flags(
@@ -56,7 +56,7 @@ def calibrate_flags(
     """Thresholds of the flags, and the answers that they were chosen and measured on; raises ValueError where these are all
     right or all wrong."""
     answers = flags.ask(engine, samples, seed, quiet)
-    return replace(_known(engine), flags=flags.calibrate(answers)), answers
+    return replace(known(engine), flags=flags.calibrate(answers)), answers
 
 
 def calibrate_surprise(
@@ -73,9 +73,9 @@ def calibrate_surprise(
             bar.advance(by=len(part))
     if not values:
         raise ValueError("No sample has a text context of two tokens.")
-    return _known(engine).with_surprise(torch.tensor(values))
+    return known(engine).with_surprise(torch.tensor(values))
 
 
-def _known(engine: Engine) -> Calibration:
+def known(engine: Engine) -> Calibration:
     """What was measured before, to which a calibration adds."""
     return engine.mllm.calibration or Calibration(engine.mllm.fingerprint)

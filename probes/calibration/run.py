@@ -40,34 +40,31 @@ class CalibrationOptions:
     markdown: Path | None
     quiet: bool
 
-    @property
-    def folder(self) -> Path:
-        """The model's."""
-        return Path(self.model.path)
 
-    def check_folder(self) -> None:
-        """Raise ValueError, FileExistsError or PermissionError where the calibration cannot be kept there."""
-        if not self.folder.is_dir():
-            raise ValueError(
-                f"--model {self.model.path}: the calibration is kept in the model's folder, and this is none"
-            )
-        if (name := _KEPT[self.part]) in measured(self.folder) and not self.replace:
-            raise FileExistsError(f"{self.folder / FILE} has the {name} already; --replace measures it anew")
-        check_writable(self.folder)
+def check_place(model: str, name: str, *, replaced: bool) -> Path:
+    """The folder of a model, where the part of this name can be kept; raises ValueError, FileExistsError or PermissionError
+    where it cannot."""
+    folder = Path(model)
+    if not folder.is_dir():
+        raise ValueError(f"--model {model}: the calibration is kept in the model's folder, and this is none")
+    if name in measured(folder) and not replaced:
+        raise FileExistsError(f"{folder / FILE} has the {name} already; --replace measures it anew")
+    check_writable(folder)
+    return folder
 
 
 def run(options: CalibrationOptions) -> None:
     """Measure the part, keep it, and print what was measured."""
-    options.check_folder()  # before there was any work
+    folder = check_place(options.model.path, _KEPT[options.part], replaced=options.replace)  # before there was any work
     if options.part == "flags":
         check_statistics()
     samples = options.data.draw(options.samples, PROBE_SEEDS + options.data.seed)
     engine = options.model.engine(options.quiet)
     if options.part == "flags":
-        _flags(options, engine, samples)
+        _flags(options, folder, engine, samples)
         return
     calibration = _MEASURES[options.part](engine, samples, options.quiet)
-    print("\n".join(_said(options.part, calibration, calibration.save(options.folder))))
+    print("\n".join(_said(options.part, calibration, calibration.save(folder))))
 
 
 def _said(part: CalibrationPart, found: Calibration, path: Path) -> list[str]:
@@ -91,12 +88,12 @@ def _said(part: CalibrationPart, found: Calibration, path: Path) -> list[str]:
     ]
 
 
-def _flags(options: CalibrationOptions, engine: Engine, samples: Sequence[ConflictSample]) -> None:
+def _flags(options: CalibrationOptions, folder: Path, engine: Engine, samples: Sequence[ConflictSample]) -> None:
     calibration, answers = calibrate_flags(engine, samples, options.data.seed, options.quiet)
     assert calibration.flags is not None
     data_from = origin(options.data, samples, PROBE_SEEDS + options.data.seed)
     page = flags_report.report(engine.mllm.name, data_from, answers, calibration.flags)
-    path = calibration.save(options.folder)
+    path = calibration.save(folder)
     if options.markdown is not None:
         write_atomically(options.markdown, page.markdown().encode())
     print(page.markdown())

@@ -110,6 +110,7 @@ def about(mllm: steering.MLLM) -> dict[str, Any]:
             "sinks": known and known.sinks and {"images": known.images},
             "surprise": known and known.surprise and {"bound": known.surprise, "contexts": known.contexts},
             "flags": known and known.flags and asdict(known.flags),
+            "alarm": known and known.alarm and asdict(known.alarm),
         },
     }
 

@@ -39,7 +39,7 @@ _GPUS = ("nvidia[0-9]*", "nvidiactl", "nvhost-gpu", "nvgpu", "kfd", "dxg")
 """Of /dev: those of NVIDIA's driver, Jetson's, AMD's and Windows' own."""
 CALIBRATION = "helmsight.calibration/1"
 _PARTS: dict[str, Any] = {
-    **dict.fromkeys(("divergence", "sinks"), list), "flags": dict, "surprise": (int, float),
+    **dict.fromkeys(("divergence", "sinks"), list), **dict.fromkeys(("flags", "alarm"), dict), "surprise": (int, float),
     **dict.fromkeys(("samples", "tokens", "images", "contexts"), int), "fingerprint": str, "format": str,
 }  # fmt: skip
 MAX_HEADER = 100_000_000

@@ -120,18 +120,19 @@ function check(said, families) {
 }
 
 const COMMANDS = {
-  think: ["SAGE's Think", "--calibrate-sage"],
-  sinks: ["attention sinks", "--calibrate-sinks"],
-  flags: ["flags", "--calibrate-flags"],
-  surprise: ["surprise of text contexts", "--calibrate-surprise"],
+  think: ["SAGE's Think", "probe --calibrate-sage"],
+  sinks: ["attention sinks", "probe --calibrate-sinks"],
+  flags: ["flags", "probe --calibrate-flags"],
+  alarm: ["alarm", "eval alarm --keep"],
+  surprise: ["surprise of text contexts", "probe --calibrate-surprise"],
 };
 
 function calibration(found) {
-  const rows = Object.entries(COMMANDS).map(([name, [said, flag]]) => [
+  const rows = Object.entries(COMMANDS).map(([name, [said, command]]) => [
     said,
-    found[name] ? measured(name, found[name]) : `not measured: helmsight probe ${flag}`,
+    found[name] ? measured(name, found[name]) : `not measured: helmsight ${command}`,
   ]);
-  const raised = Object.entries(found.flags?.raised ?? {}).map(([name, rates]) => [
+  const raised = Object.entries({ ...found.flags?.raised, ...(found.alarm && { alarm: found.alarm.raised }) }).map(([name, rates]) => [
     title(name),
     `raised on ${percent(rates.right?.[0])} of right and ${percent(rates.wrong?.[0])} of wrong answers`,
   ]);
@@ -145,6 +146,7 @@ function measured(name, said) {
   if (name === "think") return `${short(said.tokens)} tokens of ${short(said.samples)} prompts`;
   if (name === "sinks") return `${short(said.images)} images`;
   if (name === "surprise") return `bound ${short(said.bound)} nats, ${short(said.contexts)} contexts`;
+  if (name === "alarm") return `${short(said.answers)} answers; raised above ${short(said.threshold)}`;
   return `${short(said.answers)} answers; thresholds: attention ${short(said.attention)}, activation ${short(said.activation)}, agreement ${short(said.agreement)}`;
 }
 

@@ -12,6 +12,7 @@ const CARDS = {
   decay: (said, { other }) => decayCard(said, other?.decay),
   residual: (said, { other }) => wide(residualCard(said, other?.residual)),
   flags: (said) => flagsCard(said),
+  alarm: (said) => alarmCard(said),
 };
 const MAPS = ["patches", "tam"]; // laid over the pictures: see look.js
 const ABOUT = ["version", "images", "rows", "heatmaps"];
@@ -227,9 +228,30 @@ const MEANINGS = {
 const BESIDE_FLAGS = ["concentration", "thresholds", "calibration"];
 const UNKNOWN = "There is no map of the picture, or it has too few patches, or the model was not calibrated for it.";
 
+function flagItem(name, value, [raised, clear] = ["", ""], unknown = UNKNOWN) {
+  const [kind, said, meaning] =
+    value === null ? ["unknown", "not known", unknown] : value ? ["raised", "raised", raised] : ["clear", "clear", clear];
+  return h("li", { class: kind }, h("b", {}, title(name)), h("span", { class: "chip" }, said), h("small", {}, meaning));
+}
+
+function alarmCard(said) {
+  const right = percent(said.calibration?.raised.right[0] ?? 0);
+  const wrong = percent(said.calibration?.raised.wrong[0] ?? 0);
+  const meanings = [
+    `The numbers are as those of answers that may be wrong. It is raised on ${wrong} of wrong answers, and on ${right} of right ones.`,
+    `The numbers are as those of right answers; ${wrong} of wrong ones raise it.`,
+  ];
+  const numbers = [["score", said.score], ["threshold", said.threshold], ...Object.entries(said.numbers ?? {})];
+  return card(
+    "alarm",
+    "Alarm",
+    null,
+    h("ul", { class: "flags" }, flagItem("alarm", said.alarm, meanings, "The model was not calibrated for it.")),
+    definitions(numbers.map(([name, value]) => [words(name), short(value)])),
+  );
+}
+
 function flagsCard(flags) {
-  const state = (value, [raised, clear] = ["", ""]) =>
-    value === null ? ["unknown", "not known", UNKNOWN] : value ? ["raised", "raised", raised] : ["clear", "clear", clear];
   const numbers = [
     ...Object.entries(flags.concentration ?? {}),
     ...Object.entries(flags.thresholds ?? {}).map(([name, value]) => [`threshold: ${name}`, value]),
@@ -243,16 +265,7 @@ function flagsCard(flags) {
       { class: "flags" },
       Object.entries(flags)
         .filter(([name]) => !BESIDE_FLAGS.includes(name))
-        .map(([name, value]) => {
-          const [kind, said, meaning] = state(value, MEANINGS[name]);
-          return h(
-            "li",
-            { class: kind },
-            h("b", {}, title(name)),
-            h("span", { class: "chip" }, said),
-            h("small", {}, meaning),
-          );
-        }),
+        .map(([name, value]) => flagItem(name, value, MEANINGS[name])),
     ),
     definitions(numbers.map(([name, value]) => [words(name), short(value)])),
   );

@@ -248,6 +248,7 @@ class MeasuredFor(AnswerBody):
     sinks: Object | None
     surprise: Object | None
     flags: Object | None
+    alarm: Object | None
 
 
 class About(AnswerBody):

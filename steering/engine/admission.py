@@ -173,4 +173,5 @@ def _surroundings(
         pictures if any(one.needs_pictures for one in readouts) else (),
         None if sinks is None else torch.tensor(sinks),
         None if calibration is None else calibration.flags,
+        None if calibration is None else calibration.alarm,
     )

@@ -119,4 +119,8 @@ class Completion:
             return None
         compared = None if baseline is None else baseline.taken
         layout, fed = sequence.prompt.layout, sequence.fed
-        return envelope(FinishedAnswer(layout, options, sequence.tokens, fed, sequence.taken, self._around, compared))
+        return envelope(
+            FinishedAnswer(
+                layout, options, sequence.tokens, fed, sequence.taken, self._around, compared, sequence.scores
+            )
+        )

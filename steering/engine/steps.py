@@ -16,6 +16,7 @@ from steering.errors import Fault, panics_raise
 from steering.model.mllm import MLLM
 from steering.protocol.request import TokenLogprob
 from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
 from steering.protocol.text import token_bytes
 from steering.runner.runner import Runner
 from steering.runner.sampler import Sampled
@@ -171,7 +172,8 @@ class Steps:
                         logprobs.append(
                             self._logprob(tokens[row], *alternatives[row], keep=sequence.spec.sampling.logprobs)
                         )
-                    self._append(sequence, tokens[row], logprobs, now)
+                    score = alternatives[row][0] if alternatives and sequence.wants(Signal.LOGPROBS) else None
+                    self._append(sequence, tokens[row], score, logprobs, now)
             except Exception as error:
                 log.exception("A token could not be handed out.")
                 sequence.error = Fault(f"The request failed in the engine: {error}")
@@ -180,7 +182,9 @@ class Steps:
             for sequence in [s for s in sequences if s.done]:
                 self._leave(sequence)
 
-    def _append(self, sequence: Sequence, token: int, logprobs: list[TokenLogprob], now: float) -> None:
+    def _append(
+        self, sequence: Sequence, token: int, score: float | None, logprobs: list[TokenLogprob], now: float
+    ) -> None:
         self.counts["generated_tokens"] += 1
         if sequence.first_at:
             self.bins["inter_token_seconds"].add(now - sequence.last_at)
@@ -194,6 +198,8 @@ class Steps:
         ended = token in self.mllm.stop_ids and not sequence.spec.sampling.ignore_eos
         if not ended:
             sequence.logprobs.extend(logprobs)
+            if score is not None:
+                sequence.scores.append(score)
         piece = "" if ended else sequence.text.feed(token)
         if ended or sequence.text.stopped:
             sequence.finish_reason = "stop"

@@ -12,6 +12,7 @@ import torch
 
 from steering.errors import UnsupportedModel
 from steering.files import write_atomically
+from steering.model.alarm import Alarm
 from steering.model.thresholds import Thresholds
 
 FORMAT = "helmsight.calibration/1"
@@ -26,8 +27,8 @@ SURPRISE = 0.98
 class Calibration:
     """divergence: for each layer the quantiles of D (see `interventions.think`) at `SHARES`, over `tokens` prompt tokens
     of `samples` prompts. sinks: (layers, rows, columns) as `diagnostics.sinks.attraction`, over `images`. flags: where its
-    numbers become flags. surprise: the `SURPRISE` quantile of how surprising clean text contexts are (see `surprise`), over
-    `contexts`. Each None, or 0, until it was measured."""
+    numbers become flags. alarm: what tells that an answer may be wrong. surprise: the `SURPRISE` quantile of how surprising
+    clean text contexts are (see `surprise`), over `contexts`. Each None, or 0, until it was measured."""
 
     fingerprint: str
     divergence: tuple[tuple[float, ...], ...] | None = None
@@ -36,6 +37,7 @@ class Calibration:
     sinks: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     images: int = 0
     flags: Thresholds | None = None
+    alarm: Alarm | None = None
     surprise: float | None = None
     contexts: int = 0
 
@@ -91,11 +93,15 @@ class Calibration:
                 sinks = tuple(tuple(tuple(map(float, row)) for row in layer) for layer in sinks)
                 if len(sinks) != layers or len({(len(layer), len(layer[0])) for layer in sinks}) != 1:
                     raise ValueError(f"must hold the sinks of {layers} layers")
-            flags, surprise = content.pop("flags", None), content.get("surprise")
+            flags, alarm, surprise = content.pop("flags", None), content.pop("alarm", None), content.get("surprise")
             if surprise is not None and not (isinstance(surprise, float) and math.isfinite(surprise)):
                 raise ValueError("must hold a bound of surprise that is a number")
             loaded = cls(
-                flags=None if flags is None else Thresholds.of(flags), divergence=table, sinks=sinks, **content
+                flags=None if flags is None else Thresholds.of(flags),
+                alarm=None if alarm is None else Alarm.of(alarm),
+                divergence=table,
+                sinks=sinks,
+                **content,
             )
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise UnsupportedModel(f"{path} is no calibration: {error}. Make it anew or remove it.") from error

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from steering.errors import RequestError
+from steering.model.alarm import Alarm
 from steering.model.mllm import MLLM
 from steering.model.thresholds import Thresholds
 from steering.prompt.layout import ImageSpan, Layout
@@ -42,7 +43,7 @@ Scalar = float | int | bool | None
 class Surroundings:
     """What readouts need besides an answer's readings: N of the focus metrics, the text of a token, how each image is tiled
     (None where it is not, or nobody knows), the request's pictures (where readouts need them), the model's sinks
-    (layers, rows, columns) where they are known, and its thresholds of flags."""
+    (layers, rows, columns) where they are known, its thresholds of flags, and its alarm."""
 
     focus_layers: int
     token_text: Callable[[int], str] = str
@@ -50,6 +51,7 @@ class Surroundings:
     pictures: Sequence[Image.Image] = ()
     sinks: torch.Tensor | None = None
     flags: Thresholds | None = None
+    alarm: Alarm | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,8 @@ class Diagnose:
 @dataclass(frozen=True)
 class FinishedAnswer:
     """One finished answer as its readouts see it. taken: by recorder, what was measured of it. fed: how many of its tokens
-    went through the model. baseline: the same of the answer without interventions."""
+    went through the model. baseline: the same of the answer without interventions. scores: the log-probabilities (nats) of
+    the tokens, without the one that ends the answer, where they were captured."""
 
     layout: Layout
     options: Diagnose
@@ -177,6 +180,7 @@ class FinishedAnswer:
     taken: Mapping[str, Any]
     around: Surroundings
     baseline: Mapping[str, Any] | None = None
+    scores: Sequence[float] = ()
 
     @property
     def images(self) -> tuple[ImageSpan, ...]:

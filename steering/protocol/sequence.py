@@ -98,6 +98,7 @@ class Sequence:
     rope_delta: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)  # log-probabilities of what is said, where they are wanted
     finish_reason: str | None = None
     error: BaseException | None = None
     cancelled: bool = False

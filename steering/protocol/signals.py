@@ -36,3 +36,5 @@ class Signal(Enum):
     """How far the updates of every prompt token diverge in each layer."""
     REPLY = auto()
     """Log-probabilities of a reply that the prompt ends with."""
+    LOGPROBS = auto()
+    """The log-probability of each generated token."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from steering.protocol.readout import register
+from steering.readouts.alarm import AlarmReadout
 from steering.readouts.anchor import AnchorReadout
+from steering.readouts.confidence import ConfidenceReadout
 from steering.readouts.decay import DecayLayersReadout, DecayReadout
 from steering.readouts.drift import DriftReadout
 from steering.readouts.flags import FlagsReadout
@@ -24,3 +26,5 @@ register(FlagsReadout())
 register(AnchorReadout())
 register(HeatmapsReadout())
 register(DriftReadout())
+register(ConfidenceReadout())
+register(AlarmReadout())

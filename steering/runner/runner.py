@@ -234,7 +234,8 @@ class Runner:
             if changed.shape != logits.shape:
                 raise RuntimeError(f"{part.name} made logits {tuple(changed.shape)} of {tuple(logits.shape)}.")
             logits = changed
-        needs = Needs.of([sequence.spec.sampling for sequence in sequences])
+        scored = any(sequence.wants(Signal.LOGPROBS) for sequence in sequences)
+        needs = Needs.of([sequence.spec.sampling for sequence in sequences], scored=scored)
         sampled = sample(logits, self.sampler, rows, positions, needs)
         _force(sampled, logits, sequences)
         return sampled

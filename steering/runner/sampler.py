@@ -25,8 +25,8 @@ class Needs:
     top_logprobs: int | None
 
     @classmethod
-    def of(cls, settings: list[Sampling]) -> Needs:
-        """The union over the rows of a batch."""
+    def of(cls, settings: list[Sampling], *, scored: bool = False) -> Needs:
+        """The union over the rows of a batch. scored: log-probabilities of the tokens are read beside an answer."""
         reported = [s.logprobs for s in settings if s.logprobs is not None]
         return cls(
             sampling=not all(s.greedy for s in settings),
@@ -34,7 +34,7 @@ class Needs:
             penalties=any(s.repetition_penalty != 1 or s.frequency_penalty or s.presence_penalty for s in settings),
             bias=any(s.logit_bias for s in settings),
             least=any(s.min_tokens for s in settings),
-            top_logprobs=max(reported) if reported else None,
+            top_logprobs=max(reported) if reported else 0 if scored else None,
         )
 
 

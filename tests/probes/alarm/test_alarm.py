@@ -12,11 +12,12 @@ import pytest
 from PIL import Image
 
 from demo.world.checked import checked_samples
-from probes.alarm.evaluate import LEAST, Judged, ask, evaluate, fit, halves, numbers
+from probes.alarm.evaluate import LEAST, Judged, ask, evaluate, fit, halves, numbers, scores
 from probes.alarm.report import report
 from probes.alarm.samples import Checked, load
 from probes.answering.base import Question, Reply
 from probes.harness import bootstrap
+from steering.model.alarm import Alarm
 
 IMAGE = Image.new("RGB", (84, 84), "red")
 
@@ -45,27 +46,33 @@ def judged(count: int = 2000, seed: int = 0) -> Judged:
 def test_the_area_of_shifted_normals_is_that_of_the_formula() -> None:
     """Of N(1, 1) against N(0, 1) it is Phi(1 / sqrt 2) = 0.760; two such numbers together have Phi(1) = 0.841."""
     found = evaluate(judged(5000))
-    scores = found["parts"]["all"]["auroc"]
-    assert scores["tells"]["auroc"] == pytest.approx(0.760, abs=0.02)
-    assert scores["tells"]["auroc_95"][0] < 0.760 < scores["tells"]["auroc_95"][1]
+    areas = found["parts"]["all"]["auroc"]
+    assert areas["tells"]["auroc"] == pytest.approx(0.760, abs=0.02)
+    assert areas["tells"]["auroc_95"][0] < 0.760 < areas["tells"]["auroc_95"][1]
     assert (found["signs"]["tells"], found["signs"]["also"]) == (1, -1)
-    assert scores["also"]["auroc"] == pytest.approx(0.760, abs=0.02)
-    assert scores["noise"]["auroc"] == pytest.approx(0.5, abs=0.03)
-    assert scores["level"]["auroc"] > 0.6
-    assert scores["level"]["alike"] == pytest.approx(0.5)
-    assert scores["combination"]["alike"] > 0.84
-    assert scores["rarely"]["n"] < scores["tells"]["n"]
+    assert areas["also"]["auroc"] == pytest.approx(0.760, abs=0.02)
+    assert areas["noise"]["auroc"] == pytest.approx(0.5, abs=0.03)
+    assert areas["level"]["auroc"] > 0.6
+    assert areas["level"]["alike"] == pytest.approx(0.5)
+    assert areas["combination"]["alike"] > 0.84
+    assert areas["rarely"]["n"] < areas["tells"]["n"]
+    assert "alarm" not in areas, "none of these is what an alarm goes by"
 
 
 def test_the_alarm_is_raised_on_as_many_right_answers_as_were_allowed() -> None:
     fitted = judged(5000)
     combined = fit(fitted)
-    right = combined.scores(fitted)[~fitted.wrong]
+    assert combined is not None
+    right = scores(combined, fitted)[~fitted.wrong]
     assert (right > combined.threshold).mean() == pytest.approx(0.05, abs=0.002)
-    alarm = evaluate(fitted)["parts"]["all"]["alarm"]
+    found = evaluate(fitted, among=("tells", "also"))
+    assert set(found["alarm"]["numbers"]) == {"tells", "also"}
+    alarm = found["parts"]["all"]["alarm"]
     assert alarm["false_alarms"] == pytest.approx(0.05, abs=0.015)
     assert alarm["caught"] > 0.3
     assert alarm["caught_95"][0] < alarm["caught"] < alarm["caught_95"][1]
+    assert found["alarm"]["raised"]["wrong"] == [alarm["caught"], *alarm["caught_95"]]
+    assert Alarm.of(json.loads(json.dumps(found["alarm"]))) == Alarm(**found["alarm"])
 
 
 def test_what_decides_is_not_what_is_reported() -> None:
@@ -75,8 +82,10 @@ def test_what_decides_is_not_what_is_reported() -> None:
     values = {f"x{number}": rng.normal(size=120) for number in range(50)}
     many = Judged(wrong, np.full(120, "made"), np.full(120, ""), values)
     fitted, _ = halves(many, 0)
-    scores = fit(fitted).scores(fitted)
-    assert scores[fitted.wrong].mean() > scores[~fitted.wrong].mean() + 1
+    combined = fit(fitted)
+    assert combined is not None
+    told = scores(combined, fitted)
+    assert told[fitted.wrong].mean() > told[~fitted.wrong].mean() + 1
     low, high = evaluate(many)["parts"]["all"]["auroc"]["combination"]["auroc_95"]
     assert low < 0.5 < high
 
@@ -95,11 +104,12 @@ class Scripted:
     def answers(self, questions: Any) -> Iterator[Reply]:
         for number, question in enumerate(questions):
             assert isinstance(question, Question)
-            assert question.logprobs
+            assert "confidence" in question.diagnose.include
             wrong = number % 3 == 0
             flags = {"perceptual_blindness": wrong, "dissociation": None}
-            said = {"version": 2, "flags": flags, "decay": {"slope": -0.5 * wrong}}
-            yield Reply("It is blue." if wrong else "It is RED!", said, None, [-1.0, -3.0 if wrong else -2.0])
+            sure = {"mean_logprob": -2.0 if wrong else -1.5, "least_logprob": -3.0 if wrong else -2.0}
+            said = {"version": 2, "flags": flags, "decay": {"slope": -0.5 * wrong}, "confidence": sure}
+            yield Reply("It is blue." if wrong else "It is RED!", said)
 
 
 def test_answers_are_checked_and_their_numbers_kept() -> None:

@@ -1,0 +1,51 @@
+"""Whether an answer may be wrong, as the numbers beside it tell: no paper's, but measured for each model.
+
+`helmsight eval alarm` measures how well every number tells wrong answers from right ones, and `--keep` leaves the sum of
+those that are cheap to read, with its threshold, in the model's calibration.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from steering.protocol.readout import REGISTRY, SPANS, Diagnose, FinishedAnswer, Readout, Scalar
+from steering.protocol.signals import Signal
+
+READ = ("confidence", "focus", "modality", "decay")
+"""The readouts that an alarm goes by: next to free, so that it can stand beside every answer."""
+
+
+def numbers_of(names: tuple[str, ...] = READ) -> tuple[str, ...]:
+    """The scalars of readouts that are more or less of something; a whole number is that of an image."""
+    return tuple(scalar for name in names for scalar, kind in REGISTRY[name].scalars.items() if kind is not int)
+
+
+class AlarmReadout(Readout):
+    """Its score, the log-odds that the answer is wrong, and whether that is above the threshold; None without a calibration,
+    and with spans of the decay that it was not made with."""
+
+    name = "alarm"
+    scalars: ClassVar[dict[str, type]] = {"alarm": bool}
+
+    def signals(self, options: Diagnose) -> frozenset[Signal]:
+        return frozenset().union(*(REGISTRY[name].signals(options) for name in READ))
+
+    def read(self, answer: FinishedAnswer) -> dict[str, Any]:
+        alarm = answer.around.alarm if answer.options.spans == SPANS[0] else None
+        if alarm is None:
+            return {"alarm": None, "score": None, "threshold": None, "numbers": None, "calibration": None}
+        found: dict[str, Any] = {}
+        for name in READ:
+            said = REGISTRY[name].read(answer)
+            found |= {} if said is None else REGISTRY[name].summary(said)
+        score = alarm.score(found)
+        return {
+            "alarm": score > alarm.threshold,
+            "score": score,
+            "threshold": alarm.threshold,
+            "numbers": {name: found.get(name) for name in alarm.numbers},
+            "calibration": {"answers": alarm.answers, "raised": alarm.raised},
+        }
+
+    def summary(self, said: Any) -> dict[str, Scalar]:
+        return {"alarm": said["alarm"]}
