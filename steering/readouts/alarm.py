@@ -1,4 +1,5 @@
-"""Whether an answer may be wrong, as the numbers beside it tell: no paper's, but measured for each model.
+"""How sure the model was of what it said, and whether the answer may be wrong, as the numbers beside it tell: the latter no
+paper's, but measured for each model.
 
 `helmsight eval alarm` measures how well every number tells wrong answers from right ones, and `--keep` leaves the sum of
 those that are cheap to read, with its threshold, in the model's calibration.
@@ -18,6 +19,31 @@ READ = ("confidence", "focus", "modality", "decay")
 def numbers_of(names: tuple[str, ...] = READ) -> tuple[str, ...]:
     """The scalars of readouts that are more or less of something; a whole number is that of an image."""
     return tuple(scalar for name in names for scalar, kind in REGISTRY[name].scalars.items() if kind is not int)
+
+
+class ConfidenceReadout(Readout):
+    """Their mean and the least of them, in nats, and the token that has it. They are what `logprobs` says: of the
+    distribution before temperature and truncation, behind contrasts, without the token that ends the answer."""
+
+    name = "confidence"
+    scalars: ClassVar[dict[str, type]] = {"mean_logprob": float, "least_logprob": float}
+
+    def signals(self, options: Diagnose) -> frozenset[Signal]:
+        return frozenset({Signal.LOGPROBS})
+
+    def read(self, answer: FinishedAnswer) -> dict[str, Any]:
+        scores = answer.scores
+        if not scores:
+            return {"mean_logprob": None, "least_logprob": None, "least_token": None}
+        least = min(range(len(scores)), key=scores.__getitem__)
+        return {
+            "mean_logprob": sum(scores) / len(scores),
+            "least_logprob": scores[least],
+            "least_token": {"index": least, "text": answer.around.token_text(answer.tokens[least])},
+        }
+
+    def summary(self, said: Any) -> dict[str, Scalar]:
+        return {name: said[name] for name in self.scalars}
 
 
 class AlarmReadout(Readout):

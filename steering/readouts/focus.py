@@ -91,3 +91,22 @@ class FocusReadout(Readout):
     def summary(self, said: Any) -> dict[str, Scalar]:
         keys = {"focused_image": "image", "focus_share": "share", "target_image": "target_image", "correct": "correct"}
         return {name: said[key] for name, key in keys.items()}
+
+
+class AnchorReadout(Readout):
+    """Which of the images before it the last image looked at: the image-attention factor between images (IVM paper, section 3)."""
+
+    name = "anchor"
+
+    def signals(self, options: Diagnose) -> frozenset[Signal]:
+        return frozenset({Signal.ANCHOR})
+
+    def read(self, answer: FinishedAnswer) -> dict[str, Any] | None:
+        before = len(answer.images) - 1
+        if before < 1:
+            return None
+        taken: Attention = answer.taken[NAME]
+        sums, tokens = taken.anchor[:, FIRST_IMAGE : FIRST_IMAGE + before], answer.image_tokens
+        sigma = image_attention_factor(sums, int(tokens[-1]), tokens[:before])
+        image = m_lnd(sigma[-answer.around.focus_layers :])
+        return {"sigma": sigma.tolist(), "image": None if image is None else image + 1}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from steering.protocol.readout import register
-from steering.readouts.alarm import AlarmReadout
-from steering.readouts.anchor import AnchorReadout
-from steering.readouts.confidence import ConfidenceReadout
+from steering.readouts.alarm import AlarmReadout, ConfidenceReadout
 from steering.readouts.decay import DecayLayersReadout, DecayReadout
 from steering.readouts.drift import DriftReadout
 from steering.readouts.flags import FlagsReadout
-from steering.readouts.focus import FocusReadout
+from steering.readouts.focus import AnchorReadout, FocusReadout
 from steering.readouts.modality import ModalityReadout
 from steering.readouts.patches import HeatmapsReadout, PatchesReadout
 from steering.readouts.residual import ResidualReadout
