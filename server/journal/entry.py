@@ -176,8 +176,8 @@ def steered_toward(steers: tuple[Steer, ...]) -> str:
 
 
 def columns_of(found: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Scalars in columns of their own, and all others in one."""
-    more = {name: value for name, value in found.items() if name not in DIAGNOSTICS}
+    """Scalars in columns of their own, and all others that are known in one."""
+    more = {name: value for name, value in found.items() if name not in DIAGNOSTICS and value is not None}
     return {name: found.get(name) for name in DIAGNOSTICS} | {"readouts": dumps(more) if more else None}
 
 

@@ -15,6 +15,7 @@ from server.encode import dumps
 from server.journal.database import Database
 from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.words import NONE
+from steering.readouts.envelope import summary
 
 CHUNK = 500
 """Rows read at a time when many are streamed: no transaction stays open while a slow client reads."""
@@ -182,7 +183,11 @@ def shown(row: RowMapping) -> dict[str, Any]:
         "usage": {"prompt_tokens": row["prompt_tokens"], "completion_tokens": row["completion_tokens"]},
         "images": row["images"],
         "latency": {"first_token": row["first_token"], "total": row["total"]},
-        "diagnostics": {name: row[name] for name in DIAGNOSTICS} | (_parsed(row["readouts"]) or {}),
+        "diagnostics": {
+            **summary(None),
+            **{name: row[name] for name in DIAGNOSTICS},
+            **(_parsed(row["readouts"]) or {}),
+        },
         "metadata": _parsed(row["metadata"]),
         "texts": texts,
     }
@@ -190,8 +195,8 @@ def shown(row: RowMapping) -> dict[str, Any]:
 
 def flat(row: dict[str, Any]) -> dict[str, Any]:
     """A row for a table: nested numbers in columns of their own, the rest as JSON; no text begins a formula."""
-    more = dict(row["diagnostics"])
-    nested: dict[str, Any] = {name: more.pop(name) for name in DIAGNOSTICS}
+    nested: dict[str, Any] = {name: row["diagnostics"][name] for name in DIAGNOSTICS}
+    more = {name: value for name, value in row["diagnostics"].items() if name not in nested and value is not None}
     for name in ("sampling", "usage", "latency", "texts"):
         nested |= row[name] or {}
     nested |= {name: None if row[name] is None else dumps(row[name]) for name in ("asked", "applied", "metadata")}

@@ -94,7 +94,7 @@ class FocusReadout(Readout):
 
 
 class AnchorReadout(Readout):
-    """Which of the images before it the last image looked at: the image-attention factor between images (IVM paper, section 3)."""
+    """Which of the images before it the last image looked at, by the image-attention factor between images (section 3)."""
 
     name = "anchor"
 

@@ -23,6 +23,8 @@ from server.journal.writer import Journal
 HOUR = 472_222
 START = HOUR * 3600.0
 """A full hour in 2023."""
+NOTHING_SAID = dict.fromkeys((*DIAGNOSTICS, "mean_logprob", "least_logprob", "alarm"))
+"""The numbers of an answer beside which nothing is read."""
 
 
 def row(number: int = 0, **columns: Any) -> dict[str, Any]:

@@ -13,12 +13,12 @@ import pytest
 import steering
 from server.app import create_app
 from server.journal.entry import steered_toward
-from server.journal.schema import DIAGNOSTICS
 from server.settings import Settings, SettingsError
 from tests.server.api.test_operations import samples
 from tests.server.api.test_streams import Live, events, post_and_hold, wait_for
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
+from tests.server.journal.journals import NOTHING_SAID
 from tests.server.journal.rows import Serve, journal_of, rows_of
 
 NOTHING = dict.fromkeys(("steering", "sage", "contrast", "refusal_prompt", "diagnostics")) | {"baseline": False}
@@ -44,7 +44,7 @@ def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
         "sampling": {"temperature": 0.0, "top_p": 0.9, "max_tokens": 5, "seed": 7, "n": 1},
         "usage": {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")},
         "images": 1,
-        "diagnostics": dict.fromkeys(DIAGNOSTICS),
+        "diagnostics": NOTHING_SAID,
         "metadata": None,
         "texts": None,
     }
@@ -167,7 +167,9 @@ def test_readouts_for_the_journal_alone_are_not_the_clients(serve: Serve) -> Non
 
 
 def test_readouts_for_the_journal_have_numbers() -> None:
-    with pytest.raises(SettingsError, match="numbers: focus, modality, decay, residual, flags; got 'tam'"):
+    with pytest.raises(
+        SettingsError, match="numbers: focus, modality, decay, residual, flags, confidence, alarm; got 'tam'"
+    ):
         create_app(Settings(journal="off", journal_readouts=("focus", "tam")), engine=FakeEngine())  # type: ignore[arg-type]
 
 
@@ -219,7 +221,7 @@ def test_a_fault_after_the_start_says_so(fake: FakeEngine, serve: Serve, stream:
     ask(client, stream=stream)
     (row,) = rows_of(client, 1)
     assert (row["finish_reason"], row["usage"]["completion_tokens"]) == ("error", 1)
-    assert row["diagnostics"] == dict.fromkeys(DIAGNOSTICS)
+    assert row["diagnostics"] == NOTHING_SAID
 
 
 def test_answers_that_the_servers_end_cuts_off_say_so(fake: FakeEngine, serve: Serve) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 import steering
 from server.journal.entry import Entry
-from server.journal.schema import DIAGNOSTICS
 from server.wire.chat import ChatRequest, with_interventions
 from server.wire.parse import parse
 from steering.protocol import intervention, readout
 from tests.server.conftest import ask, user
 from tests.server.fakes import FakeEngine
+from tests.server.journal.journals import NOTHING_SAID
 from tests.server.journal.rows import Serve, journal_of, rows_of
 from tests.toys.odd import Odd
 from tests.toys.whisper import Whisper
@@ -42,8 +42,8 @@ def test_what_is_registered_has_its_rows_and_filters(
     assert row["interventions"] == ["contrast.vcd", "toys.nudge", "sage.see"]
     assert row["asked"]["toys"] == {"nudge": {"whisper": "(14 characters)"}}
     assert row["applied"] == {"toys": {"nudge": {"by": 1.0, "whisper": "(14 characters)", "steps": 2}}}
-    assert row["diagnostics"] == dict.fromkeys(DIAGNOSTICS) | {"norm": 2.5, "odd": True}
-    assert broken["diagnostics"] == dict.fromkeys(DIAGNOSTICS) | {"norm": None, "odd": None}
+    assert row["diagnostics"] == NOTHING_SAID | {"norm": 2.5, "odd": True}
+    assert broken["diagnostics"] == NOTHING_SAID | {"norm": None, "odd": None}
     for query, expected in (
         ("intervention=toys.nudge&flag=odd", ["chatcmpl-toy"]),
         ("intervention=toys.nudge&sage=see&contrast=vcd", ["chatcmpl-toy"] * 2),

@@ -271,8 +271,10 @@ def test_the_keys_of_every_readout_are_pinned(make_engine: MakeEngine) -> None:
     assert readout is not None
     assert list(readout) == [
         *("version", "images", "rows", "focus", "modality", "decay", "residual", "patches", "tam", "flags", "anchor"),
-        *("heatmaps", "drift"),
+        *("heatmaps", "drift", "confidence", "alarm"),
     ]
+    assert list(readout["confidence"]) == ["mean_logprob", "least_logprob", "least_token"]
+    assert list(readout["alarm"]) == ["alarm", "score", "threshold", "numbers", "calibration"]
     assert list(readout["images"][0]) == ["image", "tokens", "grid", "overview"]
     assert list(readout["decay"]) == ["vision", "system", "user", "spans", "slope", "by_layer"]
     assert list(readout["residual"]) == [
