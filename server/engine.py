@@ -23,7 +23,8 @@ class Capabilities:
     `image_size` (width, height) the one that all images are brought to, None where they keep their own.
     `generation_defaults` are the checkpoint's own sampling values; `about` is what else a person may want to know of the
     model, as JSON has it. `interventions` and `readouts` are the names of those
-    that can be asked for; a request for another one is refused before it gets here.
+    that can be asked for; a request for another one is refused before it gets here, and so is a grammar where it follows no
+    `grammars`.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Capabilities:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     interventions: frozenset[str] = frozenset()
     readouts: frozenset[str] = frozenset()
+    grammars: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 
 

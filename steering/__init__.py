@@ -24,6 +24,7 @@ from steering.errors import (
     UnsupportedModel,
     VectorError,
 )
+from steering.grammar.grammar import Grammar
 from steering.interventions import registry as _interventions  # noqa: F401
 from steering.interventions.contrast import Contrast, Icd, Vcd
 from steering.interventions.generate import Generate
@@ -67,6 +68,7 @@ __all__ = [
     "Engine",
     "Fault",
     "Generate",
+    "Grammar",
     "Icd",
     "Inapplicable",
     "Options",

@@ -16,6 +16,7 @@ FLOORS = (
     "decoder",
     "model",
     "prompt",
+    "grammar",
     "protocol",
     "vectors",
     "recorders",

@@ -34,6 +34,13 @@ def resolve(
     if not 1 <= n <= settings.max_choices:
         raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
     sampling = sampling_of(chat, serving.able.generation_defaults)
+    grammar = None if chat.response_format is None else chat.response_format.grammar
+    if grammar is not None and not serving.able.grammars:
+        raise Inapplicable(
+            "'response_format' is not supported by this server's engine.",
+            param="response_format",
+            code="unsupported_value",
+        )
     interventions = _interventions(chat, serving, settings, skipping)
     diagnose: Diagnose | None = None
     with skipping.of("diagnostics"):
@@ -41,7 +48,15 @@ def resolve(
     messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
     forced = () if chat.force is None else chat.force
     return Request(
-        messages, sampling, interventions, diagnose, n=n, baseline=bool(chat.baseline), forced=forced, clamp=True
+        messages,
+        sampling,
+        interventions,
+        diagnose,
+        n=n,
+        baseline=bool(chat.baseline),
+        forced=forced,
+        clamp=True,
+        grammar=grammar,
     )
 
 

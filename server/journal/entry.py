@@ -183,11 +183,13 @@ def columns_of(found: Mapping[str, Scalar]) -> dict[str, Any]:
 
 def as_asked(chat: ChatRequest) -> dict[str, Any]:
     """The interventions and readouts as the client wrote them; None is off."""
+    form = chat.response_format
     return {
         **dict.fromkeys(chat.asking),
         **{name: given.sent for name, given in chat.interventions.items()},
         "baseline": bool(chat.baseline),
         **({} if chat.force is None else {"force": True}),
+        **({} if form is None or form.type == "text" else {"response_format": form.type}),
         "diagnostics": None if chat.diagnostics is None else chat.diagnostics.model_dump(exclude_unset=True) or True,
     }
 

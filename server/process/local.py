@@ -56,6 +56,7 @@ class LocalEngine:
             generation_defaults=mllm.generation_defaults,
             interventions=engine.interventions,
             readouts=engine.readouts,
+            grammars=True,
             about=about(mllm),
         )
 

@@ -25,6 +25,7 @@ from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
 from server.wire.strangers import ELSEWHERE, check_names
+from server.wire.structured import ResponseFormat
 from steering import Asked, Steering
 from steering.protocol.request import RANGES
 
@@ -36,7 +37,6 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
 _TOKEN = re.compile("0|[1-9][0-9]{0,9}")
-_NULL: dict[str, Any] = {"type": "null"}
 
 NOTES = ("preset", "skipped", "max_tokens")
 """Keys of `applied` beside those of interventions."""
@@ -101,7 +101,6 @@ MetadataForm = Annotated[
     ],
     Field(max_length=MAX_METADATA),
 ]
-_TEXT_FORMAT = {"anyOf": [{"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]}, _NULL]}
 _NOTHING: dict[str, Any] = {"enum": [None, [], {}, "", False, 0]}
 _NO_CALL = {"enum": [None, "none", "auto"]}
 
@@ -173,8 +172,8 @@ class ChatRequest(BaseModel):
     """Give the log-probability of every token, before temperature and penalties."""
     top_logprobs: Integer | None = Field(None, json_schema_extra=within("top_logprobs"))
     """With `logprobs`: so many of the likeliest tokens beside each."""
-    response_format: Annotated[Any, WithJsonSchema(_TEXT_FORMAT)] = None
-    """Text is the only one."""
+    response_format: ResponseFormat | None = None
+    """Have the answer be JSON, or what a JSON schema describes."""
     tools: Annotated[Any, WithJsonSchema(_NOTHING)] = None
     """This server calls no tools."""
     tool_choice: Annotated[Any, WithJsonSchema(_NO_CALL)] = None
@@ -245,13 +244,6 @@ class ChatRequest(BaseModel):
     def _text_only(cls, value: Any) -> Any:
         if value not in (None, [], ["text"]):
             raise PydanticCustomError("unsupported", "must be ['text']; nothing else is supported")
-        return value
-
-    @field_validator("response_format")
-    @classmethod
-    def _plain_text(cls, value: Any) -> Any:
-        if value is not None and not (isinstance(value, dict) and value.get("type") == "text"):
-            raise PydanticCustomError("unsupported", "must be {'type': 'text'}; nothing else is supported")
         return value
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ import torch
 
 from steering.engine.completion import Completion
 from steering.errors import ContextOverflow, Fault, RequestError, fitting, panics_raise
+from steering.grammar.compiled import Grammars
 from steering.model.mllm import MLLM
 from steering.prompt.bounds import TextBounds, count_ahead, texts_of
 from steering.prompt.chat import pictures_of
@@ -124,12 +125,14 @@ def prepare(
     limits: Limits,
     token_text: Callable[[int], Text],
     wake: Callable[[], None],
+    grammars: Grammars,
     waited: bool = False,
     group: str = "",
 ) -> Completion:
     """The completion of a request, with a sequence for each of its answers and baselines; raises as `admit`. token_text: the
     text and the bytes of a token. wake: is called when it is cancelled. waited, group: as of `Sequence`."""
     admitted = admit(mllm, request, limits)
+    start = None if request.grammar is None else grammars.start(request.grammar)
     around = _surroundings(mllm, request, admitted.prompt.layout, limits.focus_layers, token_text)
     completion = Completion(admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, wake, around)
     seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
@@ -148,7 +151,8 @@ def prepare(
                 forced=admitted.forced,
             )
             text = TextStream(mllm.tokenizer, request.sampling.stop)
-            made = Sequence(spec, text, completion.receive, fork_of=first, waited=waited, group=group)
+            matcher = None if start is None else start.copy()
+            made = Sequence(spec, text, completion.receive, fork_of=first, waited=waited, group=group, matcher=matcher)
             made.expects_forks = first is None and request.n > 1
             if spec.contrast is not None:
                 made.pair = Pair(made, admitted.twin_prompt)

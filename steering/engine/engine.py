@@ -16,6 +16,7 @@ from steering.engine.completion import Completion
 from steering.engine.steps import Steps
 from steering.engine.turn import Turn
 from steering.errors import Busy, Fault, RequestError, UnsupportedModel
+from steering.grammar.compiled import Grammars
 from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
@@ -66,6 +67,7 @@ class Engine:
         self.readouts = frozenset(readout.REGISTRY)
         if self_check:
             check_model(mllm, compiled)
+        self._grammars = Grammars(mllm)
         self._runner = Runner(mllm, slots, self.max_length, max_images, ImageCache(image_cache_bytes), compiled)
         self._changed = threading.Condition()
         self._steps = Steps(mllm, self._runner, slots, prefill_budget, self._changed)
@@ -225,7 +227,9 @@ class Engine:
     def _enqueue(self, request: Request, refuse: Callable[[int], None], turn: Turn | None = None) -> Completion:
         waited = turn is not None and turn.served
         group = "" if turn is None else turn.group
-        completion = prepare(self.mllm, request, self.limits, self._steps.token_text, self._wake, waited, group)
+        completion = prepare(
+            self.mllm, request, self.limits, self._steps.token_text, self._wake, self._grammars, waited, group
+        )
         with self._changed:
             refuse(len(completion.sequences))
             if turn is not None:

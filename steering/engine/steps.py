@@ -12,7 +12,7 @@ import torch
 
 from steering.bins import Bins
 from steering.engine.scheduler import Scheduler
-from steering.errors import Fault, panics_raise
+from steering.errors import Fault, RequestError, panics_raise
 from steering.model.mllm import MLLM
 from steering.protocol.request import TokenLogprob
 from steering.protocol.sequence import Sequence
@@ -103,7 +103,7 @@ class Steps:
                 self.counts["prompt_tokens"] += sequence.prompt.length
                 self.bins["queue_seconds"].add(sequence.admitted_at - sequence.queued_at)
         for leader, row in leaders:
-            self.twins.hold(leader, row)
+            self.twins.hold(leader, self.runner.masked([leader], row[None])[0])
             self._pair(leader)
         if sampled is not None:
             self._hand_out(first, sampled)
@@ -174,6 +174,8 @@ class Steps:
                         )
                     score = alternatives[row][0] if alternatives and sequence.wants(Signal.LOGPROBS) else None
                     self._append(sequence, tokens[row], score, logprobs, now)
+            except RequestError as error:  # its grammar takes too much
+                sequence.error = error
             except Exception as error:
                 log.exception("A token could not be handed out.")
                 sequence.error = Fault(f"The request failed in the engine: {error}")
@@ -186,6 +188,8 @@ class Steps:
         self, sequence: Sequence, token: int, score: float | None, logprobs: list[TokenLogprob], now: float
     ) -> None:
         self.counts["generated_tokens"] += 1
+        if sequence.matcher is not None:
+            sequence.matcher.advance(token)
         if sequence.first_at:
             self.bins["inter_token_seconds"].add(now - sequence.last_at)
         else:

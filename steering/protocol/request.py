@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from steering.errors import RequestError
+from steering.grammar.grammar import Grammar
 from steering.protocol.asked import Asked, Part
 from steering.protocol.messages import chat_of
 from steering.protocol.readout import Diagnose
@@ -48,7 +49,8 @@ class Sampling:
     `top_p` 1, `min_p` 0 are off.
 
     `logprobs` is None (off) or how many alternatives (0..20) to report per token; log-probabilities are those of the
-    model's distribution (interventions included), before temperature, penalties, bias and truncation. `stop` may be one
+    model's distribution (interventions included; of an answer that follows a grammar, among the tokens that are possible
+    under it), before temperature, penalties, bias and truncation. `stop` may be one
     string. An answer that is to `ignore_eos` goes on behind a token that ends it; one of at least `min_tokens` gets none
     before. Raises RequestError for what is out of its range, see `RANGES`.
     """
@@ -121,6 +123,7 @@ class Request:
     read, not generated: the prompt ends with it, as the model's template renders an answer to the chat, and its tokens'
     log-probabilities come from the prefill. `clamp` shortens a `max_tokens` that does not fit to what fits, which is
     otherwise refused; `Completion.max_tokens` tells what became of it.
+    An answer is of a `grammar` where one is given, whatever the model prefers.
 
     Raises RequestError, which names what is wrong in `param`; what depends on the model is checked when it is submitted.
     """
@@ -137,6 +140,7 @@ class Request:
     forced: tuple[int, ...] | str = ()
     reply: str | None = None
     clamp: bool = False
+    grammar: Grammar | None = None
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -158,6 +162,7 @@ class Request:
             object.__setattr__(self, "forced", whole_numbers("forced", self.forced))
         if not isinstance(self.reply, str | None):
             raise must("reply", "be a string", self.reply)
+        _check_grammar(self)
         whole: list[Asked] = []
         parts: dict[type[Part], list[Part]] = {}
         for one in _each(self.interventions):
@@ -189,6 +194,17 @@ class Request:
     def readouts(self) -> Diagnose | None:
         """The readouts that it asks for, and how; None for none."""
         return self.diagnose if isinstance(self.diagnose, Diagnose) else None
+
+
+def _check_grammar(request: Request) -> None:
+    """Raise RequestError where a request asks for a grammar and for what leaves nothing to it."""
+    grammar = request.grammar
+    if not isinstance(grammar, Grammar | None):
+        raise must("grammar", "be a Grammar", grammar)
+    against = {"force": request.forced, "reply": request.reply is not None, "ignore_eos": request.sampling.ignore_eos}
+    for name, asked in against.items():
+        if grammar is not None and asked:
+            raise RequestError(f"'{grammar.param}' and '{name}' exclude one another.", param=name)
 
 
 def _each(given: Any) -> Iterator[Asked | Part]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from steering.grammar.compiled import Matcher
 from steering.model.embedded import Embedded
 from steering.prompt.layout import Prompt
 from steering.protocol.asked import Asked
@@ -90,6 +91,7 @@ class Sequence:
     alone: bool = False  # prefill it in a batch of its own
     replay: tuple[int, ...] = ()  # of a twin that joins late: what was generated before
     pair: Pair | None = None
+    matcher: Matcher | None = None  # where it stands in its grammar
 
     state: State = State.WAITING
     slot: int = -1
@@ -185,7 +187,7 @@ class Sequence:
 
     def release(self) -> None:
         """Let go of everything large that an ended sequence no longer needs; the layout stays for its readings."""
-        self.embedded = self.prompt_left = self.prompt_logits = None
+        self.embedded = self.prompt_left = self.prompt_logits = self.matcher = None
         self.captured = {}
         if self.pair is not None and self.is_leader:
             self.pair.held = self.pair.prompt = None

@@ -13,6 +13,7 @@ import torch.fx.experimental._config
 from steering.decoder.attention import Decode, Prefill
 from steering.decoder.hooks import AttentionHook, Hook, Hooks, LayerHook, Observer
 from steering.decoder.kv import KVPool
+from steering.grammar.masks import Masks
 from steering.model.embedded import Embedded
 from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
@@ -45,8 +46,8 @@ class _Computed(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What a decode said. logits: (rows, vocabulary) before any contrast. spoilt: sequences of which something could not be
-    kept, and why."""
+    """What a decode said. logits: (rows, vocabulary) before any contrast, as grammars leave them. spoilt: sequences of which
+    something could not be kept, and why."""
 
     sampled: Sampled
     logits: torch.Tensor
@@ -67,6 +68,7 @@ class Runner:
             length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
         self.pool = KVPool(slots, length)
         self.sampler = SamplerRows(slots, mllm.vocab_size, mllm.stop_ids, mllm.device)
+        self.masks = Masks(mllm.vocab_size, mllm.device)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
         self.position = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
         self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
@@ -212,6 +214,7 @@ class Runner:
         for sequence in sequences:
             if sequence.held:  # meanwhile, its row counted tokens that are none
                 self._place_sampler(sequence)
+        logits = self.masked(sequences, logits)
         rows = torch.tensor([sequence.slot for sequence in sequences], device=logits.device)
         sampled = self._sampled(sequences, self._concerned(sequences).acting, rows, self.position[rows], logits)
         self.token[rows] = sampled.tokens
@@ -219,6 +222,11 @@ class Runner:
             if sequence.twin is not None:
                 self.token[sequence.twin.slot] = sampled.tokens[row]
         return sampled
+
+    def masked(self, sequences: list[Sequence], logits: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocabulary) of what the sequences' grammars allow. Before any contrast, so that what is plausible is
+        so among these; those of a sequence that waits were masked when it began to."""
+        return self.masks.apply([None if one.held else one.matcher for one in sequences], logits)
 
     def _sampled(
         self,
@@ -250,6 +258,7 @@ class Runner:
         decoded = self._decode(running)
         logits = decoded.computed.logits
         assert logits is not None
+        logits = self.masked(running, logits)
         combined: Combined = twins.combine(running, logits)
         rows = decoded.batch.rows
         sampled = self._sampled(running, decoded.concerned.acting, rows, self.position[rows] + 1, combined.logits)

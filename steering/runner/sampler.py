@@ -124,7 +124,9 @@ def sample(
     if needs.least:
         early = positions < settings.may_end[rows]
         ends = adjusted[:, settings.stop_ids].masked_fill(early[:, None], -torch.inf)
-        adjusted = adjusted.index_copy(1, settings.stop_ids, ends)
+        longer = adjusted.index_copy(1, settings.stop_ids, ends)
+        over = longer.amax(-1, keepdim=True).isneginf()  # nothing else is possible: a grammar has come to its end
+        adjusted = torch.where(over, adjusted, longer)
     if adjusted is not logits:
         tokens = adjusted.argmax(-1)
     if needs.sampling:

@@ -59,7 +59,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": False}, "tool_choice", "unsupported_value"),
     ({"function_call": {"name": "f"}}, "function_call", "unsupported_value"),
     ({"modalities": ["audio"]}, "modalities", "unsupported_value"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": "hi"}, "messages", "invalid_value"),
     ({"messages": [1]}, "messages[0]", "invalid_value"),

@@ -1,0 +1,60 @@
+"""What an answer must be: a JSON object, what a JSON schema describes, what a regular expression matches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llguidance import LLMatcher
+
+from steering.errors import RequestError
+
+MAX_SCHEMA = 65_536
+"""Characters of a schema or an expression: what is compiled on a stack of `compiled.STACK` bytes, with room to spare."""
+ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""JSON of one line, with or without blanks: where white space may go on, a small model writes nothing else."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Which texts an answer may be. text: as llguidance reads it. strict: that a lenient one would leave more aside. param:
+    what messages call it."""
+
+    text: str
+    strict: bool = field(default=False, compare=False)
+    param: str = field(default="grammar", compare=False)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any], *, strict: bool = True, param: str = "grammar") -> Grammar:
+        """One line of JSON that a schema describes, its properties in the schema's order. Where it is not `strict`, keywords
+        that cannot be enforced are left aside, and `oneOf` is read as `anyOf`. Raises RequestError for what is no schema."""
+        if not isinstance(schema, Mapping):
+            raise RequestError(f"'{param}' must be a JSON schema, an object.", param=param)
+        if "x-guidance" in schema:
+            raise RequestError(f"'{param}.x-guidance' is not supported.", param=param, code="unsupported_value")
+        options: Any = {**ONE_LINE, "lenient": not strict, "coerce_one_of": not strict}
+        try:
+            written = json.dumps(dict(schema), allow_nan=False)
+            text = LLMatcher.grammar_from_json_schema(_short(written, param), overrides=options)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"'{param}' cannot be read as JSON: {error}.", param=param) from error
+        return cls(text, strict, param)
+
+    @classmethod
+    def json_object(cls, *, param: str = "grammar") -> Grammar:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"}, param=param)
+
+    @classmethod
+    def regex(cls, pattern: str, *, param: str = "grammar") -> Grammar:
+        """What a regular expression matches from its first character to its last; it has no look-around and no references
+        back."""
+        return cls(LLMatcher.grammar_from_regex(_short(pattern, param)), param=param)
+
+
+def _short(text: str, param: str) -> str:
+    if len(text) > MAX_SCHEMA:
+        raise RequestError(f"'{param}' may have at most {MAX_SCHEMA} characters; got {len(text)}.", param=param)
+    return text

@@ -1,0 +1,47 @@
+"""What grammars leave of logits: tokens that lead nowhere become impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from llguidance import LLExecutor
+
+from steering.grammar.compiled import Matcher
+
+BITS = 32
+"""Of a word of a packed mask."""
+
+
+class Masks:
+    """Masks logits of one vocabulary on one device. All rows of a step are worked out at once, on the CPU, while a GPU may
+    be busy with the logits themselves, and are copied as one bit for each token."""
+
+    def __init__(self, vocabulary: int, device: torch.device):
+        self._vocabulary = vocabulary
+        self._words = -(-vocabulary // BITS)
+        self._device = device
+
+    def apply(self, matchers: Sequence[Matcher | None], logits: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocabulary) with -inf for what a row's grammar does not go on with; rows without one keep every
+        bit, and without any the logits come back as they are."""
+        if not any(matchers):
+            return logits
+        rows = torch.tensor([row for row, matcher in enumerate(matchers) if matcher], device=logits.device)
+        possible = self.possible([matcher for matcher in matchers if matcher])
+        return logits.index_copy(0, rows, logits[rows].masked_fill(~possible, -torch.inf))
+
+    def possible(self, matchers: Sequence[Matcher]) -> torch.Tensor:
+        """(matchers, vocabulary) bool: the tokens that each may go on with, those that end an answer where it may end."""
+        pinned = self._device.type == "cuda"
+        packed = torch.empty(len(matchers), self._words, dtype=torch.int32, pin_memory=pinned)
+        asked = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(asked, packed.data_ptr(), self._words * BITS // 8, len(matchers))
+        words = packed.to(self._device, non_blocking=True)
+        bits = words[..., None] >> torch.arange(BITS, dtype=torch.int32, device=self._device) & 1
+        return bits.flatten(1)[:, : self._vocabulary].bool()
+
+    @cached_property
+    def _executor(self) -> LLExecutor:
+        return LLExecutor(torch.get_num_threads())

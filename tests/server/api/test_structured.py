@@ -1,0 +1,110 @@
+"""Answers that must be JSON, over HTTP: of the embedded model, which of itself says nothing of the kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+import openai
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, Field
+
+from server.app import create_app
+from server.settings import Settings
+from tests.server.api.choices import QUESTION, choice_of, refused
+from tests.server.conftest import data_uri, user
+from tests.server.fakes import FakeEngine
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green", "blue"]},
+        "size": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["colour", "size"],
+    "additionalProperties": False,
+}
+CHAT = "/v1/chat/completions"
+
+
+def asking(schema: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA if schema is None else schema}}
+    return {"messages": [user(data_uri(), QUESTION)], "max_tokens": 80, "response_format": form, **fields}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"temperature": 1.5, "seed": 4, "n": 2},
+        {"steering": {"toward": "vision"}, "diagnostics": True},
+        {"sage": True},
+        {"contrast": {"kind": "vcd"}, "temperature": 1.0},
+    ],
+)
+def test_an_answer_is_what_the_schema_describes(client: FlaskClient, more: dict[str, Any]) -> None:
+    response = client.post(CHAT, json=asking(**more))
+    choice_of(response)
+    for choice in response.json["choices"]:
+        Draft202012Validator(SCHEMA).validate(json.loads(choice["message"]["content"]))
+        assert choice["finish_reason"] == "stop"
+
+
+def test_a_stream_adds_up_to_the_same_answer(client: FlaskClient) -> None:
+    whole = choice_of(client.post(CHAT, json=asking(baseline=True, logprobs=True)))
+    text = client.post(CHAT, json=asking(stream=True)).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    said = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    assert said == whole["message"]["content"] == whole["baseline"]["message"]["content"]
+    assert "".join(token["token"] for token in whole["logprobs"]["content"]) == said
+
+
+def test_a_json_object_is_one(client: FlaskClient) -> None:
+    choice = choice_of(client.post(CHAT, json=asking(response_format={"type": "json_object"}, max_tokens=200)))
+    assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
+    assert choice["message"]["content"].startswith("{")
+
+
+def test_an_answer_that_is_cut_off_says_so(client: FlaskClient) -> None:
+    assert choice_of(client.post(CHAT, json=asking(max_tokens=4)))["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"schema": {"not": {"type": "null"}}}, "response_format.json_schema.schema", "not"),
+        ({"schema": {"type": "string", "pattern": "(?<=a)b"}}, "response_format.json_schema.schema", "look-behind"),
+        ({"schema": {"enum": ["x" * 70_000]}}, "response_format.json_schema.schema", "65536"),
+        ({"force": "red"}, "force", "response_format"),
+        ({"ignore_eos": True}, "ignore_eos", "response_format"),
+    ],
+)
+def test_what_cannot_be_enforced_is_named(client: FlaskClient, fields: dict[str, Any], param: str, said: str) -> None:
+    error = refused(client.post(CHAT, json=asking(**fields)))
+    assert error["param"] == param
+    assert said in error["message"]
+
+
+def test_an_engine_without_grammars_is_asked_for_none(fake: FakeEngine) -> None:
+    client = create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
+    error = refused(client.post(CHAT, json=asking()))
+    assert (error["param"], error["code"]) == ("response_format", "unsupported_value")
+
+
+def test_the_openai_package_parses_what_it_asked_for(app: Flask, live: Callable[[Flask], str]) -> None:
+    class Thing(BaseModel):
+        colour: Literal["red", "green"]
+        sure: list[bool] = Field(max_length=3)
+
+    with openai.OpenAI(base_url=f"{live(app)}/v1", api_key="none", max_retries=0) as sdk:
+        completion = sdk.chat.completions.parse(
+            model="helmsight-demo",
+            messages=[{"role": "user", "content": QUESTION}],
+            response_format=Thing,
+            max_tokens=100,
+        )
+    assert isinstance(completion.choices[0].message.parsed, Thing)

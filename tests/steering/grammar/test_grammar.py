@@ -1,0 +1,254 @@
+"""Answers that follow a grammar: what they are, what is sampled from, and what becomes of their neighbours."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from typing import Any
+
+import pytest
+import torch
+from jsonschema import Draft202012Validator
+
+from steering import Choice, Engine, Grammar, Icd, Request, RequestError, Sampling, Steer, Steering, Vcd
+from steering.grammar import compiled
+from steering.grammar.compiled import Grammars
+from steering.protocol.text import token_bytes
+from tests import families
+from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.engine.asking import exact, greedy, user
+from tests.steering.interventions.pushes import make_vector
+
+FAMILY = "qwen2_vl"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green", "blue"]},
+        "names": {"type": "array", "items": {"type": "string", "maxLength": 4}, "minItems": 1, "maxItems": 2},
+        "count": {"type": "integer", "minimum": -3, "maximum": 99},
+        "sure": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+    },
+    "required": ["colour", "names", "count", "sure"],
+    "additionalProperties": False,
+}
+VALID = Draft202012Validator(SCHEMA)
+WARM = Sampling(max_tokens=120, temperature=1.5, seed=5)
+CHAT = user("What colour is the small ball?")
+
+
+@pytest.fixture(scope="module")
+def engine(make_engine: MakeEngine) -> Engine:
+    return make_engine(FAMILY, slots=12)
+
+
+def test_what_is_sampled_from_is_the_models_distribution_over_the_tokens_that_lead_to_a_text_of_the_grammar(
+    engine: Engine, load_plain: LoadPlain
+) -> None:
+    texts = [b'"red"', b'"rest"', b'"green"']
+    grammar = Grammar.json_schema({"enum": ["red", "rest", "green"]})
+    mllm = engine.mllm
+    spelt = [bytes(token_bytes(mllm.tokenizer, token)[1]) for token in range(len(mllm.tokenizer))]
+    special = set(mllm.tokenizer.added_tokens_decoder)
+    for seed in range(3):
+        sampling = Sampling(max_tokens=20, temperature=1.0, seed=seed, logprobs=20)
+        (choice,) = engine.generate([Request(CHAT, sampling, grammar=grammar)])[0].choices
+        assert choice.text.encode() in texts
+        assert choice.finish_reason == "stop"
+        plain = load_plain(FAMILY).answer(CHAT, len(choice.token_ids), forced=choice.token_ids)
+        written = b""
+        assert choice.logprobs is not None
+        for row, said in zip(plain.logits, choice.logprobs, strict=False):
+            left = [text for text in texts if text.startswith(written)]
+            possible = [
+                token
+                for token in range(len(spelt))
+                if token not in special
+                and spelt[token]
+                and any(text.startswith(written + spelt[token]) for text in left)
+            ]
+            if len(left) == 1:  # what is certain is written as the tokenizer writes it
+                possible = mllm.tokenizer.encode(left[0][len(written) :].decode(), add_special_tokens=False)[:1]
+            possible += sorted(mllm.stop_ids) if written in texts else []
+            expected = dict(zip(possible, row[possible].log_softmax(-1).tolist(), strict=True))
+            assert said.logprob == pytest.approx(expected[said.token_id], abs=1e-4)
+            assert {one.token_id: one.logprob for one in said.top} == pytest.approx(expected, abs=1e-4)
+            written += spelt[said.token_id]
+
+
+def test_every_answer_is_valid_whatever_else_happens_to_it(engine: Engine) -> None:
+    picture = families.example_messages(FAMILY, 1)
+    steer = Steering([Steer(make_vector(engine.mllm), 3.0)])
+    grammar = Grammar.json_schema(SCHEMA)
+    requests = [
+        Request(CHAT, WARM, grammar=grammar, n=2),
+        Request(CHAT, Sampling(max_tokens=120), [steer], grammar=grammar, baseline=True),
+        Request(
+            picture, WARM, [Vcd(beta=1.0)], grammar=grammar
+        ),  # of which nothing but the likeliest token is plausible
+        Request(CHAT, WARM, [Icd()], grammar=grammar, n=2),
+        Request(
+            CHAT, Sampling(max_tokens=120, temperature=2.0, top_p=0.5, frequency_penalty=2.0, seed=1), grammar=grammar
+        ),
+        Request(CHAT, Sampling(max_tokens=120, logit_bias=dict.fromkeys(range(60), -100)), grammar=grammar),
+    ]
+    results = engine.generate(requests)
+    choices = [choice for result in results for choice in result.choices]
+    choices += [choice.baseline for choice in choices if choice.baseline is not None]
+    assert len(choices) == 9
+    for choice in choices:
+        assert choice.finish_reason == "stop", choice.text
+        VALID.validate(json.loads(choice.text))
+    assert len({choice.text for choice in choices}) > 4
+
+
+def test_a_row_without_a_grammar_keeps_every_bit(engine: Engine) -> None:
+    plain = Request(CHAT, greedy(12))
+    warm = Request(user("Why?"), Sampling(max_tokens=12, temperature=1.0, seed=2, logprobs=3, ignore_eos=True))
+    other = Request(CHAT, Sampling(max_tokens=12, ignore_eos=True))  # in the place of the others, for the same shapes
+    alone = engine.generate([other, plain, other, warm])
+    follows = Request(CHAT, WARM, grammar=Grammar.json_schema(SCHEMA))
+    beside = engine.generate([follows, plain, follows, warm])
+    for i in (1, 3):
+        assert exact(alone[i].choices[0]) == exact(beside[i].choices[0])
+
+
+def test_without_grammars_logits_are_not_touched(engine: Engine) -> None:
+    logits = torch.randn(2, engine.mllm.vocab_size)
+    assert engine._runner.masks.apply([None, None], logits) is logits
+
+
+def only(engine: Engine, grammar: Grammar, **sampling: Any) -> Choice:
+    return engine.generate([Request(CHAT, Sampling(**sampling), grammar=grammar)])[0].choices[0]
+
+
+def test_an_answer_that_is_cut_off_says_so(engine: Engine) -> None:
+    choice = only(engine, Grammar.json_schema(SCHEMA), max_tokens=3)
+    assert (choice.finish_reason, len(choice.token_ids)) == ("length", 3)
+
+
+def test_a_stop_string_ends_it_and_a_least_length_does_not_outlast_the_grammar(engine: Engine) -> None:
+    letters = Grammar.regex("[ab]{3,8}")
+    least = only(engine, letters, max_tokens=20, min_tokens=4, logit_bias=dict.fromkeys(engine.mllm.stop_ids, 100.0))
+    assert len(least.token_ids) >= 5 or len(least.text) == 8
+    assert only(engine, letters, max_tokens=20, min_tokens=19).finish_reason == "stop"
+    assert only(engine, Grammar.regex("ab{9}"), max_tokens=20, stop=("b",)).text == "a"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"forced": "red"}, "force"),
+        ({"reply": "red"}, "reply"),
+        ({"sampling": Sampling(ignore_eos=True)}, "ignore_eos"),
+        ({"grammar": {"type": "object"}}, "grammar"),
+    ],
+)
+def test_what_leaves_nothing_to_a_grammar_is_refused(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        Request(CHAT, **{"grammar": Grammar.json_object(), **more})
+    assert caught.value.param == param
+    assert "grammar" in str(caught.value)
+
+
+def test_what_cannot_be_enforced_is_named_and_left_aside_where_that_is_allowed(engine: Engine) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2, "minItems": 2}
+    with pytest.raises(RequestError, match=r"'grammar' cannot be enforced: .*uniqueItems.* With \"strict\": false"):
+        engine.submit(Request(CHAT, grammar=Grammar.json_schema(schema)))
+    assert json.loads(only(engine, Grammar.json_schema(schema, strict=False), max_tokens=20).text)[0] in (1, 2)
+
+
+WRONG = [
+    ({"type": "colour"}, "Invalid type: colour"),
+    ({"type": "string", "pattern": "(?=a)b"}, "look-ahead"),
+    ({"type": "string", "format": "poem"}, "Unknown format: poem"),
+    ({"$ref": "http://127.0.0.1:9/schema"}, "http://127.0.0.1:9/schema"),
+    ({"not": {"type": "string"}}, "not"),
+    ({"type": "string", "minLength": 2, "maxLength": 1}, "Unsatisfiable"),
+]
+
+
+@pytest.mark.parametrize(("schema", "said"), WRONG)
+def test_a_wrong_schema_is_refused_in_one_line(engine: Engine, schema: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        engine.submit(Request(CHAT, grammar=Grammar.json_schema(schema)))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.code == "unsupported_value"
+
+
+def test_what_is_no_schema_is_refused() -> None:
+    for schema in (
+        1,
+        {"enum": [math.nan]},
+        {"enum": [object()]},
+        {"x-guidance": {"key_separator": "="}},
+        nested(100_000),
+    ):
+        with pytest.raises(RequestError, match="'grammar"):
+            Grammar.json_schema(schema)  # type: ignore[arg-type]
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+def chained(links: int, by: str = "items") -> dict[str, Any]:
+    """Definitions of which each refers to the next."""
+    definitions: dict[str, Any] = {str(i): {by: {"$ref": f"#/$defs/{i + 1}"}} for i in range(links)}
+    return {"$defs": definitions | {str(links): {"type": "integer"}}, "$ref": "#/$defs/0"}
+
+
+def test_schemas_that_would_end_the_process_are_bounded(engine: Engine) -> None:
+    """The longest chain that may be written; on a stack of 8 MiB a thousand links are the end of the process."""
+    bombs = [
+        chained(1600),
+        chained(3000, "$ref"),
+        nested(200),
+        {"type": "string", "pattern": "(" * 5000 + "a" + ")" * 5000},
+    ]
+    bombs += [{"allOf": [{"type": "string", "pattern": f".*{'abcdefgh'[i % 8] * 3}.*"} for i in range(40)]}]
+    bombs += [{"type": "integer", "multipleOf": 999_999_937}]
+    outcomes = []
+    for bomb in bombs:
+        try:
+            outcomes.append(only(engine, Grammar.json_schema(bomb), max_tokens=3).finish_reason)
+        except RequestError as error:
+            outcomes.append(str(error.param))
+    assert set(outcomes) <= {"stop", "length", "grammar"}
+    with pytest.raises(RequestError, match="at most 65536 characters"):
+        Grammar.json_schema(chained(4000))
+    assert only(engine, Grammar.regex("ab"), max_tokens=9).text == "ab"
+
+
+def test_a_compilation_that_takes_too_long_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(Grammars, "_compiled", lambda *_: done.wait(5))
+    monkeypatch.setattr(compiled, "SECONDS", 0.05)
+    with pytest.raises(RequestError, match="takes longer than"):
+        only(engine, Grammar.regex("[bd]{4}"), max_tokens=3)
+    done.set()
+
+
+def test_a_compiled_grammar_is_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = Grammar.regex("[ac]{4}")
+    first = only(engine, grammar, max_tokens=9).text
+    monkeypatch.delattr(Grammars, "_compiled")
+    assert only(engine, grammar, max_tokens=9).text == first
+
+
+def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its matcher is brought into the state in which a bound of the library leaves it."""
+    spoilt = engine.submit(Request(CHAT, Sampling(max_tokens=9), grammar=Grammar.regex("[a-c]{9}")))
+    beside = engine.submit(Request(CHAT, Sampling(max_tokens=9), grammar=Grammar.regex("[a-c]{9}")))
+    (sequence,) = spoilt.sequences
+    assert sequence.matcher is not None
+    assert not sequence.matcher.inner.consume_token(next(iter(engine.mllm.stop_ids)))
+    with pytest.raises(RequestError, match="'grammar' became too complex while it was followed"):
+        engine.result_of(spoilt)
+    assert set(engine.result_of(beside).choices[0].text) <= set("abc")
