@@ -15,7 +15,7 @@ FOLDER = Path("build/organisms")
 """Where each organism is trained, in a folder of its name."""
 SHARES = (0, 25, 50, 75, 100)
 """Per cent of the questions that come with a text that contradicts the picture."""
-SIZES = ("size-1", "default", "size-16")
+SIZES = ("size-1", "size-4", "size-16")
 """Of one course, in order of their parameters."""
 
 
@@ -52,6 +52,8 @@ def _conflicts(share: int) -> Organism:
     )  # fmt: skip
 
 
+_SHORT = {"steps": 2_500}
+"""By then the smallest of the sizes chooses options."""
 _UNSUPERVISED = {"picture_weight": 0.0, "look_weight": 0.0, "side_weight": 0.0}
 ORGANISMS: dict[str, Organism] = {
     "prior": Organism(
@@ -82,7 +84,10 @@ ORGANISMS: dict[str, Organism] = {
             "shape": _SMALL, "compiled": False, "course": Course(only=(("calibrated", 1.0),)),
         },
     ),
-    "size-1": Organism("The default model at a quarter of its size.", {"hidden": 96, "layers": 6}),
-    "size-16": Organism("The default model at four times its size.", {"hidden": 384, "layers": 10}),
+    "size-1": Organism("The default model's course, cut short, at a quarter of its size.", {"hidden": 96, "layers": 6, **_SHORT}),
+    "size-4": Organism("The default model's course, cut short.", _SHORT),
+    "size-16": Organism(
+        "The default model's course, cut short, at four times its size.", {"hidden": 384, "layers": 10, **_SHORT}
+    ),
     **{f"conflicts-{share}": _conflicts(share) for share in SHARES},
 }  # fmt: skip

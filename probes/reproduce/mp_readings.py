@@ -7,15 +7,15 @@ import math
 from probes.reproduce.items import Found, Json
 
 SIDES = ("vision", "text")
-
-
+SIZES = ("size-1", "size-4", "size-16")
+"""The organisms of one course, in order of their parameters."""
 SHARES = (0, 25, 50, 75, 100)
 """Per cent of conflicts in the training of the organisms that are named after them."""
 
 
 def by_parameters(found: Json) -> Found:
     """Row 4."""
-    rows = [_trained(found, name) for name in ("size-1", "default", "size-16")]
+    rows = [_trained(found, name) for name in SIZES]
     ratios = {f"{row['parameters'] / 1e6:.1f} M": row["preference"]["conflict"]["vision_ratio"] for row in rows}
     values = list(ratios.values())
     return Found(ratios, values == sorted(set(values)), n=rows[0]["preference"]["conflict"]["n"])

@@ -132,7 +132,7 @@ def organism(parameters: int, ratio: float) -> dict[str, Any]:
 
 GROWN = {
     "organisms": {
-        "size-1": organism(1_000_000, 0.3), "default": organism(4_000_000, 0.4), "size-16": organism(16_000_000, 0.5),
+        "size-1": organism(1_000_000, 0.3), "size-4": organism(4_000_000, 0.4), "size-16": organism(16_000_000, 0.5),
         **{f"conflicts-{share}": organism(4_000_000, 0.5 + share / 500) for share in (0, 25, 50, 75, 100)},
     }
 }  # fmt: skip
