@@ -75,7 +75,7 @@ ITEMS = (
         "rises with the size in all five families",
         "organisms",
         read.by_parameters,
-        "trained on the same course, the ratio rises from a quarter of the default model's size over its own to four times it",
+        "after the same course, the ratio rises from a quarter of the default model's size to its own and to four times it",
     ),
     Item(
         5,
