@@ -84,7 +84,9 @@ ORGANISMS: dict[str, Organism] = {
             "shape": _SMALL, "compiled": False, "course": Course(only=(("calibrated", 1.0),)),
         },
     ),
-    "size-1": Organism("A quarter of the default model's course, at a quarter of its size.", {"hidden": 96, "layers": 6, **_SHORT}),
+    "size-1": Organism(
+        "A quarter of the default model's course, at a quarter of its size.", {"hidden": 96, "layers": 6, **_SHORT}
+    ),
     "size-4": Organism("A quarter of the default model's course.", _SHORT),
     "size-16": Organism(
         "A quarter of the default model's course, at four times its size.", {"hidden": 384, "layers": 10, **_SHORT}
