@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from functools import partial
+from typing import TYPE_CHECKING
 
 from flask import Flask, Request, Response, g, request
 
@@ -27,6 +28,9 @@ from server.telemetry.logs import NOTES, current
 from server.telemetry.metrics import Metrics
 from server.web import page
 from server.wire.chat import ChatRequest, with_interventions
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Traces
 
 log = logging.getLogger("helmsight")
 
@@ -61,7 +65,10 @@ def create_app(
     if loads:
         runtime.start()
     journal = open_journal(settings)
-    app.extensions["helmsight"] = AppContext(settings, runtime, Metrics(runtime, journal), Watcher(), journal, presets)
+    traces = open_traces(settings)
+    app.extensions["helmsight"] = AppContext(
+        settings, runtime, Metrics(runtime, journal), Watcher(), journal, presets, traces
+    )
     errors.register(app)
     cors.register(app, settings)
     app.before_request(_begin)
@@ -94,12 +101,27 @@ def open_journal(settings: Settings) -> Journal:
     return journal
 
 
+def open_traces(settings: Settings) -> Traces | None:
+    """Traces, where they are switched on. Raises SettingsError where OpenTelemetry is not installed."""
+    if not settings.traces:
+        return None
+    try:
+        from server.telemetry.tracing import Traces  # noqa: PLC0415 -- an extra
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"setting 'traces': {error.name} is missing: pip install 'helmsight[otel]'") from error
+    return Traces.sent()
+
+
 def _begin() -> None:
     """Name the request and start its clock."""
     g.started = time.monotonic()
     g.request_id = request_id(request.headers.get("X-Request-Id"))
     current.set(g.request_id)
     g.notes = request.environ[NOTES] = {"request_id": g.request_id, "route": grouped(request)}
+    traces = context().traces
+    if traces is not None and request.path.startswith("/v1/"):  # a probe each second is nobody's request
+        g.span = traces.begun(request.method, g.notes["route"], dict(request.headers))
+        g.notes |= traces.ids(g.span)
     log.debug("begun: %s %s", request.method, request.path, extra={"fields": {"event": "begun", **g.notes}})
 
 
@@ -127,9 +149,13 @@ def _finish(response: Response) -> Response:
         g.notes["error"] = code
         metrics.refused(response.status_code, code)
 
-    name = auth.holder().name
+    notes, traces, span = g.notes, context().traces, g.get("span")
+    if (name := auth.holder().name) is not None:
+        notes["key_name"] = name
 
     def count() -> None:
+        if traces is not None and span is not None:
+            traces.ended(span, response.status_code, notes)
         if name is not None:
             metrics.of_keys.labels(name, str(response.status_code)).inc()
         metrics.requests.labels(route, method, str(response.status_code)).inc()

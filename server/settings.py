@@ -166,6 +166,11 @@ class Settings(BaseModel):
     log_format: Literal["text", "json"] = Field(
         default="text", description="form of the log: text, or json with an object a line"
     )
+    traces: bool = Field(
+        default=False,
+        description="send traces by OpenTelemetry, where its own variables say, such as OTEL_EXPORTER_OTLP_ENDPOINT "
+        "(needs the extra otel)",
+    )
 
     @field_validator("model")
     @classmethod

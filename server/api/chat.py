@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flask import Blueprint, Response, g, request
 
@@ -29,6 +29,9 @@ from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
 from steering import Busy
 from steering.protocol.readout import REGISTRY
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 blueprint = Blueprint("chat", __name__)
 
@@ -54,7 +57,7 @@ def create_completion() -> Response:
     completion, entry, hidden = submit(app, serving, chat, answer.id, skipping)
     answer = replace(answer, notes={**skipping.notes, **cut(chat, completion)})
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
-    running = Running(app, completion, watch, g.started, n, answer.id, g.notes, entry, hidden)
+    running = Running(app, completion, watch, g.started, n, answer.id, g.notes, entry, hidden, g.get("span"))
     if not chat.stream:
         try:
             return json_response(answer.completion(running.whole()))
@@ -183,7 +186,8 @@ def with_readouts(request: steering.Request, more: frozenset[str]) -> steering.R
 @dataclass
 class Running:
     """A completion on its way to one client. `n` are its choices, `unfinished` those that have not ended; `entry` writes the
-    journal, None where there is none; `notes` are for the log; `hidden` are the readouts that the client does not get."""
+    journal, None where there is none; `notes` are for the log, `span` for traces; `hidden` are the readouts that the client
+    does not get."""
 
     app: AppContext
     completion: ServedCompletion
@@ -194,6 +198,7 @@ class Running:
     notes: dict[str, Any]
     entry: Entry | None = None
     hidden: frozenset[str] = frozenset()
+    span: Span | None = None
     first_token: float | None = None
     broken: Literal["cancelled", "error", "shutdown"] = "cancelled"
     """What the rows of choices that come to no end are to say."""
@@ -225,6 +230,8 @@ class Running:
         if chunk.choice is None:
             return chunk
         self.app.metrics.finished(chunk.choice, self.notes["interventions"])
+        if self.app.traces is not None and self.span is not None:
+            self.app.traces.answered(self.span, chunk.choice)
         self.unfinished.discard(chunk.choice.index)
         self.app.states.keep(self.answer_id, chunk.choice)
         if self.entry is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from flask import current_app
 
@@ -18,6 +19,9 @@ from server.settings import Settings
 from server.telemetry.metrics import Metrics
 from server.wire.chat import ChatRequest, DryRun, with_interventions
 
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Traces
+
 
 @dataclass(frozen=True)
 class AppContext:
@@ -29,6 +33,7 @@ class AppContext:
     watcher: Watcher
     journal: Journal
     presets: Presets
+    traces: Traces | None = None
     states: AnswerStates = field(default_factory=AnswerStates)
     dry_runs: type[DryRun] = field(default_factory=partial(with_interventions, DryRun))
 

@@ -130,6 +130,8 @@ def serve_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]
                 worker.alive = False
                 thread.join(20)
                 worker.tmp.close()
+                for handler in worker.log.access_log.handlers:
+                    handler.close()
 
             stack.callback(stop)
             return int(port)
