@@ -21,6 +21,7 @@ class Capabilities:
     `name` and `fingerprint` are the model's; `folder` is where its checkpoint lies, None where that is nowhere near.
     `context_length` is how many tokens prompt and answer may have together, `text` how much text a request may hold,
     `image_size` (width, height) the one that all images are brought to, None where they keep their own.
+    `pixels` (least, most) are the processor's own bounds of a picture, None where a request cannot state others.
     `generation_defaults` are the checkpoint's own sampling values; `about` is what else a person may want to know of the
     model, as JSON has it. `interventions` and `readouts` are the names of those
     that can be asked for; a request for another one is refused before it gets here, and so is a grammar where it follows no
@@ -36,6 +37,7 @@ class Capabilities:
     device: str
     dtype: str
     image_size: tuple[int, int] | None = None
+    pixels: tuple[int, int] | None = None
     folder: Path | None = None
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     interventions: frozenset[str] = frozenset()

@@ -82,6 +82,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "device": able.device,
         "dtype": able.dtype,
         "image_size": None if able.image_size is None else list(able.image_size),
+        "image_pixels": None if able.pixels is None else list(able.pixels),
         "vectors": matching,
         "interventions": _interventions(able),
         "readouts": [one.name for one in _readouts(able)],

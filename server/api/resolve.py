@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from server.errors import BadRequest
 from server.images.load import ImageLoader
+from server.images.pixels import Bounds, bounds_of
 from server.presets.skipping import Skipping
 from server.process.runtime import Serving
 from server.settings import Settings
 from server.vectors import steers
 from server.wire.chat import ChatRequest
 from server.wire.diagnostics import Diagnostics
-from server.wire.messages import Message, image_urls
+from server.wire.messages import Message, MessagePart, image_urls
 from server.wire.steering import SteeringForm
 from steering import Asked, Auto, Diagnose, Earlier, Inapplicable, Request, Sampling, Steering
 from steering.protocol.readout import cheap
@@ -45,7 +46,8 @@ def resolve(
     diagnose: Diagnose | None = None
     with skipping.of("diagnostics"):
         diagnose = diagnose_of(chat.diagnostics, serving.able.readouts, earlier)
-    messages = [_message(message, f"messages[{i}]", images) for i, message in enumerate(chat.messages)]
+    bounds = bounds_of(chat, serving, settings, skipping)
+    messages = [_message(message, f"messages[{i}]", images, bounds) for i, message in enumerate(chat.messages)]
     forced = () if chat.force is None else chat.force
     return Request(
         messages,
@@ -155,7 +157,9 @@ def diagnose_of(wire: Diagnostics | None, readouts: frozenset[str], earlier: Ear
     return diagnose
 
 
-def _message(message: Message, param: str, images: ImageLoader) -> dict[str, Any]:
+def _message(
+    message: Message, param: str, images: ImageLoader, bounds: Callable[[MessagePart], Bounds]
+) -> dict[str, Any]:
     if isinstance(message.content, str):
         return {"role": message.role, "content": message.content}
     parts: list[dict[str, Any]] = []
@@ -163,7 +167,7 @@ def _message(message: Message, param: str, images: ImageLoader) -> dict[str, Any
         if part.type == "image":
             assert part.image is not None
             where = f"{param}.content[{i}].image_url"
-            parts.append({"type": "image", "image": images.load(part.image, where)})
+            parts.append({"type": "image", "image": images.load(part.image, where), **bounds(part)})
         else:
             span = {"span": part.span} if part.span else {}
             parts.append({"type": "text", "text": part.text, **span})

@@ -26,7 +26,7 @@ from steering.protocol.request import RANGES
 
 log = logging.getLogger("helmsight")
 
-BESIDE = ("diagnostics", "baseline", "max_completion_tokens", "stop", "logprobs")
+BESIDE = ("diagnostics", "baseline", "max_completion_tokens", "stop", "logprobs", "min_pixels", "max_pixels")
 """Fields that a preset may have beside interventions and the sampling values that have a range."""
 LONGEST = 256
 """Characters of a model's name for which a likely one is looked for."""

@@ -52,6 +52,7 @@ class LocalEngine:
             device=str(mllm.device),
             dtype=str(mllm.dtype).removeprefix("torch."),
             image_size=mllm.image_size,
+            pixels=None if mllm.pixels is None else (mllm.pixels.least, mllm.pixels.most),
             folder=mllm.path,
             generation_defaults=mllm.generation_defaults,
             interventions=engine.interventions,

@@ -95,7 +95,14 @@ const structure = (model, about) => [
   ["hidden size", short(model.hidden_size)],
   ["vocabulary", short(about.vocabulary)],
   ["context length", `${short(model.context_length)} tokens`],
-  ["images", model.image_size ? `brought to ${model.image_size.join(" × ")}` : "in their own size"],
+  [
+    "images",
+    model.image_size
+      ? `brought to ${model.image_size.join(" × ")}`
+      : model.image_pixels
+        ? `brought to ${model.image_pixels.map((one) => one.toLocaleString("en")).join(" to ")} pixels`
+        : "in their own size",
+  ],
   ["focus is judged by", `the last ${about.focus_layers ?? "?"} layers`],
   ["steering vectors", model.vectors.join(", ") || "none"],
   ...Object.entries(about.generation_defaults ?? {}).map(([name, value]) => [`default ${words(name)}`, String(value)]),

@@ -3,7 +3,7 @@
 import { EMPTY } from "./form.js";
 import { toFragment } from "./keep.js";
 
-const OWN = ["steering", "baseline", "diagnostics", "omitted", "force", "preset", "skipped"];
+const OWN = ["steering", "baseline", "diagnostics", "omitted", "force", "preset", "skipped", "min_pixels", "max_pixels"];
 const LENGTH = /^\(\d+ characters\)$/; // what is kept in place of a text that is not
 const LONGEST = 256; // characters that are kept of one that is
 const CUT = "…";

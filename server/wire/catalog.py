@@ -80,6 +80,8 @@ class ModelCard(AnswerBody):
     dtype: str
     image_size: tuple[int, int] | None
     """Width and height that every picture is brought to; null where they keep their own."""
+    image_pixels: tuple[int, int] | None
+    """The least and the most pixels that pictures are brought to, where a request may state others; null where not."""
     vectors: list[str]
     """Names of the steering vectors that were made for it."""
     interventions: list[InterventionCard]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -20,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from server.wire.diagnostics import Diagnostics
-from server.wire.fields import Flag, Integer, Number, switch
+from server.wire.fields import Flag, Integer, Number, Pixels, Strict, switch
 from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
@@ -92,6 +93,14 @@ class StreamOptions(BaseModel):
         return value
 
 
+class ProcessorOptions(Strict):
+    """What the model's processor is told, of what vLLM tells it."""
+
+    min_pixels: Pixels | None = None
+    max_pixels: Pixels | None = None
+
+
+BOUNDS = tuple(ProcessorOptions.model_fields)
 Stop = Annotated[str, StringConstraints(max_length=1024)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 MetadataForm = Annotated[
@@ -186,6 +195,13 @@ class ChatRequest(BaseModel):
     modalities: Annotated[Any, WithJsonSchema({"enum": [None, [], ["text"]]})] = None
     audio: Annotated[Any, WithJsonSchema(_NOTHING)] = None
 
+    min_pixels: Pixels | None = None
+    """Make smaller pictures so large, where the model's processor bounds pixels (Qwen-VL)."""
+    max_pixels: Pixels | None = None
+    """Make larger pictures so small; `/v1/models` has the processor's own bounds."""
+    mm_processor_kwargs: ProcessorOptions | None = None
+    """The same as vLLM has it."""
+
     diagnostics: Annotated[
         Diagnostics | None, BeforeValidator(switch, json_schema_input_type=bool | Diagnostics | None)
     ] = None
@@ -251,6 +267,24 @@ class ChatRequest(BaseModel):
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise PydanticCustomError("max_tokens", "give either max_tokens or max_completion_tokens, not both")
         return self
+
+    @model_validator(mode="after")
+    def _pixel_bounds(self) -> Self:
+        others = self.mm_processor_kwargs or ProcessorOptions()
+        for name in BOUNDS:
+            one, other = getattr(self, name), getattr(others, name)
+            if None not in (one, other) and one != other:
+                raise PydanticCustomError(name, "is given twice, here and in mm_processor_kwargs, and not alike")
+        pixels = self.pixels
+        if pixels.get("min_pixels", 1) > pixels.get("max_pixels", math.inf):
+            raise PydanticCustomError("min_pixels", "must be at most max_pixels")
+        return self
+
+    @property
+    def pixels(self) -> dict[str, int]:
+        """The bounds of pictures that are given, by their names."""
+        given = ((name, getattr(one, name, None)) for one in (self.mm_processor_kwargs, self) for name in BOUNDS)
+        return {name: value for name, value in given if value is not None}
 
     @property
     def longest(self) -> int | None:

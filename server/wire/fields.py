@@ -15,6 +15,7 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Bits64 = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
 Integer = Annotated[Bits64, WithJsonSchema({"type": "integer"})]
 """What 64 bits hold, which goes without saying in a schema."""
+Pixels = Annotated[int, Field(strict=True, ge=1, le=2**31)]
 Flag = Annotated[bool, Field(strict=True)]
 Layer = Annotated[Bits64, WithJsonSchema({"type": "integer", "minimum": 0, LAYERS: -1})]
 Layers = Annotated[list[Layer], Field(max_length=1024)]

@@ -31,6 +31,8 @@ class ImageUrl(Written):
 
     url: str
     """A `data:image/...;base64,` URI; an http(s) URL where the server fetches those."""
+    detail: Any = None
+    """"low" for at most 512 x 512 pixels, where the model's processor bounds them; others are as if it were not there."""
 
 
 class ImagePart(Written):
@@ -38,6 +40,8 @@ class ImagePart(Written):
 
     type: Literal["image_url", "input_image"]
     image_url: ImageUrl | str
+    detail: Any = None
+    """As in `image_url`."""
 
 
 class ChatMessage(Written):
@@ -49,12 +53,13 @@ class ChatMessage(Written):
 
 
 class MessagePart(BaseModel):
-    """One part of a message's content; `image` holds the URL of an image part."""
+    """One part of a message's content; `image` holds the URL of an image part, `detail` what is said of its size."""
 
     type: str
     text: str | None = None
     span: Literal["context"] | None = None
     image: str | None = None
+    detail: str | None = None
 
 
 def _part(value: Any) -> Any:
@@ -67,13 +72,13 @@ def _part(value: Any) -> Any:
         check_names(value, TextPart.model_fields)
         return {"type": "text", "text": value["text"], "span": value.get("span")}
     if kind in ("image_url", "input_image"):
-        url = value.get("image_url")
-        if isinstance(url, dict):
-            url = url.get("url")
+        given = value.get("image_url")
+        within = given if isinstance(given, dict) else {**value, "url": given}
+        url = within.get("url")
         if not isinstance(url, str):
             raise PydanticCustomError("part_image", "an image part needs a URL in 'image_url.url'")
         check_names(value, ImagePart.model_fields)
-        return {"type": "image", "image": url}
+        return {"type": "image", "image": url, "detail": "low" if within.get("detail") == "low" else None}
     raise PydanticCustomError(
         "part_type", "unsupported content type '{kind}'; allowed: text, image_url", {"kind": str(kind)[:64]}
     )

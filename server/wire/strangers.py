@@ -41,7 +41,6 @@ ELSEWHERE: dict[str, Any] = {
     "max_length": None,
     "min_length": 0,
     "mirostat": 0,
-    "mm_processor_kwargs": None,
     "options": None,
     "prompt_logprobs": None,
     "random_seed": None,

@@ -20,6 +20,7 @@ from steering.errors import UnsupportedModel
 from steering.model.calibration import Calibration
 from steering.model.checkpoint import embedded, found
 from steering.model.embedded import Embedded, Overlay
+from steering.model.pixels import PixelBounds
 from steering.model.processor import load_processor
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -35,8 +36,8 @@ class MLLM:
 
     `num_layers`, `hidden_size` and `vocab_size` are those of the language model, `context_length` counts tokens;
     `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
-    the hub; `calibration` what probes measured of it, None where they did not; `generation_defaults` the checkpoint's
-    own sampling.
+    the hub; `pixels` how large pictures are made, None where a request cannot bound that; `calibration` what probes measured
+    of it, None where they did not; `generation_defaults` the checkpoint's own sampling.
     """
 
     def __init__(self, model: Any, processor: Any, name: str | None, path: Path | None):
@@ -58,6 +59,7 @@ class MLLM:
         settings = _settings(path)
         self.name: str = name or settings.get("name") or (path.resolve().name if path else model.config.name_or_path)
         self.image_size: tuple[int, int] | None = tuple(settings["image_size"]) if "image_size" in settings else None
+        self.pixels = None if self.image_size else PixelBounds.of(processor)
         self.focus_layers: int = settings.get("focus_layers", max(1, self.num_layers // 4))
         stops = _stop_ids(model.generation_config, self.tokenizer)
         self.stop_ids = frozenset(stops)

@@ -108,14 +108,13 @@ def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]], reply: str |
     if reply is not None:
         said = {"type": "text", "text": reply, "span": "reply"}
         messages = [*messages, {"role": "assistant", "content": [said]}]
-    chat, parts, images = _normalise(messages, special)
-    if mllm.image_size is not None:
-        images = [image.resize(mllm.image_size, Image.Resampling.BICUBIC) for image in images]
+    chat, parts, pictures = _normalise(messages, special)
+    images, size = _sized(mllm, pictures)
     text, text_spans = _lay_out(mllm, chat, parts)
     if reply is not None:
         text = text[: text_spans[-1][1]]
     bos = mllm.tokenizer.bos_token
-    encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)))
+    encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)), size=size)
     replaced = encoded.pop(
         "text_replacement_offsets", None
     )  # some families give none, or an empty tensor, without images
@@ -153,11 +152,11 @@ def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]], reply: str |
 
 def _normalise(
     messages: Sequence[Mapping[str, Any]], special: re.Pattern[str]
-) -> tuple[list[dict[str, Any]], list[_Part], list[Image.Image]]:
-    """The chat in list-of-parts form, its text parts in order, its images in order."""
+) -> tuple[list[dict[str, Any]], list[_Part], list[Mapping[str, Any]]]:
+    """The chat in list-of-parts form, its text parts in order, those of its images in order."""
     chat: list[dict[str, Any]] = []
     parts: list[_Part] = []
-    images: list[Image.Image] = []
+    images: list[Mapping[str, Any]] = []
     last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
     if last_user < 0:
         raise RequestError("'messages' must contain a message of the user.", param="messages")
@@ -168,7 +167,7 @@ def _normalise(
         normal: list[dict[str, Any]] = []
         for position, part in enumerate(content):
             if part["type"] == "image":
-                images.append(part["image"])
+                images.append(part)
                 normal.append({"type": "image"})
                 continue
             text = special.sub(lambda match: match[0][0] + JOINER + match[0][1:], part["text"].replace(JOINER, ""))
@@ -180,6 +179,24 @@ def _normalise(
             parts.append(_Part(text, span))
         chat.append({"role": message["role"], "content": normal})
     return chat, parts, images
+
+
+def _sized(mllm: MLLM, parts: Sequence[Mapping[str, Any]]) -> tuple[list[Image.Image], dict[str, int] | None]:
+    """The pictures of parts as the processor gets them, and the bounds that it is to go by; None for its own, by which it
+    sizes them itself."""
+    images: list[Image.Image] = [part["image"] for part in parts]
+    if mllm.image_size is not None:
+        images = [image.resize(mllm.image_size, Image.Resampling.BICUBIC) for image in images]
+    bounds = [(part.get("min_pixels"), part.get("max_pixels")) for part in parts]
+    if all(one == (None, None) for one in bounds):
+        return images, None
+    if mllm.pixels is None:
+        raise RequestError("This model's processor cannot be told how many pixels pictures may have.", param="messages")
+    try:
+        images = [mllm.pixels.sized(image, *one) for image, one in zip(images, bounds, strict=True)]
+    except ValueError as error:
+        raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
+    return images, mllm.pixels.taking(images)
 
 
 def _question_start(content: Sequence[Mapping[str, Any]]) -> int:
@@ -220,8 +237,11 @@ def _render(mllm: MLLM, chat: list[dict[str, Any]]) -> str:
         raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
 
 
-def _encode(mllm: MLLM, text: str, images: list[Image.Image], add_special_tokens: bool) -> dict[str, Any]:
-    """The processor's tensors with token offsets; some families want the images nested by prompt, all accept it."""
+def _encode(
+    mllm: MLLM, text: str, images: list[Image.Image], add_special_tokens: bool, size: dict[str, int] | None = None
+) -> dict[str, Any]:
+    """The processor's tensors with token offsets; some families want the images nested by prompt, all accept it. size: its
+    bounds, where it is not to go by its own."""
 
     def refusal(panic: str) -> RequestError:
         return RequestError(f"The model's tokenizer cannot read these messages: {panic}", param="messages")
@@ -236,6 +256,7 @@ def _encode(mllm: MLLM, text: str, images: list[Image.Image], add_special_tokens
                     return_offsets_mapping=True,
                     return_text_replacement_offsets=True,
                     add_special_tokens=add_special_tokens,
+                    **({} if size is None else {"images_kwargs": {"size": size}}),
                 )
             )
     except ValueError as error:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from steering.errors import RequestError
 from steering.pictures import opened
-from steering.protocol.wording import must, shown
+from steering.protocol.wording import is_whole, must, shown
 
 ROLES = ("system", "user", "assistant")
 PARTS = ("text", "image")
@@ -49,6 +49,7 @@ def _part(part: Any, place: str) -> Mapping[str, Any]:
     if (kind := part.get("type")) not in PARTS:
         raise must(f"{place}.type", f"be one of {', '.join(PARTS)}", kind)
     if kind == "image":
+        _check_pixels(part, place)
         image = part.get("image")
         return part if isinstance(image, Image.Image) else {**part, "image": _picture(image, f"{place}.image")}
     if not isinstance(part.get("text"), str):
@@ -56,6 +57,15 @@ def _part(part: Any, place: str) -> Mapping[str, Any]:
     if part.get("span") not in (None, "context"):
         raise must(f"{place}.span", "be 'context', or not there", part["span"])
     return part
+
+
+def _check_pixels(part: Mapping[str, Any], place: str) -> None:
+    least, most = part.get("min_pixels"), part.get("max_pixels")
+    for name, value in (("min_pixels", least), ("max_pixels", most)):
+        if value is not None and not (is_whole(value) and value > 0):
+            raise must(f"{place}.{name}", "be a whole number above 0", value)
+    if least is not None and most is not None and least > most:
+        raise must(f"{place}.min_pixels", f"be at most max_pixels, which is {most}", least)
 
 
 def _picture(source: Any, place: str) -> Image.Image:

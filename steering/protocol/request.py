@@ -112,7 +112,8 @@ class Request:
 
     `messages` follow the Hugging Face chat format: `{"role", "content"}` where content is a string or a list of parts
     `{"type": "text", "text": str, "span": "context" (optional)}` and `{"type": "image", "image": ...}`, a PIL image, the
-    path of a file or its bytes; files are opened at once. `interventions` are what happens inside the model, one or
+    path of a file or its bytes; files are opened at once. Beside "image", `min_pixels` and `max_pixels` bound how large the
+    processor makes it, where that bounds pixels (Qwen-VL). `interventions` are what happens inside the model, one or
     several, each at most once; a preset, as `Sage`, may stand for several. `diagnose` asks for readouts: a `Diagnose`,
     True for the cheap ones, or a list of names. `n` answers are generated; `baseline` adds, in the same batch, each
     answer without interventions; `states` returns the residual stream after each layer at one of the prompt's tokens,
