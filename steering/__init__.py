@@ -42,6 +42,8 @@ from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, 
 from steering.readouts import registry as _readouts  # noqa: F401
 from steering.readouts.drift import drift
 from steering.recorders import registry as _recorders  # noqa: F401
+from steering.tools.calls import CallPiece, ToolCall
+from steering.tools.tools import Tools
 from steering.vectors.info import NAME
 from steering.vectors.vector import SteeringVector, VectorStore
 
@@ -57,6 +59,7 @@ __all__ = [
     "Auto",
     "Bins",
     "Busy",
+    "CallPiece",
     "Choice",
     "Chunk",
     "Completion",
@@ -90,6 +93,8 @@ __all__ = [
     "Think",
     "Timing",
     "TokenLogprob",
+    "ToolCall",
+    "Tools",
     "Turn",
     "UnsupportedModel",
     "Vcd",

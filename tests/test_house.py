@@ -17,6 +17,7 @@ FLOORS = (
     "model",
     "prompt",
     "grammar",
+    "tools",
     "protocol",
     "vectors",
     "recorders",

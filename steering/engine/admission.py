@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -23,6 +25,8 @@ from steering.protocol.request import Request
 from steering.protocol.sequence import Pair, Sequence, Spec
 from steering.protocol.text import TextStream
 from steering.runner.sampler import answer_seed
+from steering.tools.calls import CallStream
+from steering.tools.formats import format_of
 
 Text = tuple[str, tuple[int, ...]]
 
@@ -54,15 +58,35 @@ def admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
     with panics_raise(lambda panic: Fault(f"The request could not be prepared: {panic}")):
         texts = texts_of(request.messages) + [text for one in request.asked.values() for text in one.texts]
         texts += [text for text in (request.reply, request.forced) if isinstance(text, str)]
+        texts += told_of_tools(mllm, request)
         TextBounds.of(mllm, limits.length).check(texts)
         count_ahead(mllm, texts, limits.length, None if request.clamp else request.sampling.max_tokens)
         return _admit(mllm, request, limits)
 
 
+def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
+    """What the prompt says of tools and calls; raises RequestError where a model has neither."""
+    calls = [message["tool_calls"] for message in request.messages if message.get("tool_calls")]
+    tool = "tools" if request.tools is not None else "messages"
+    asked = request.tools is not None or calls or any(message["role"] == "tool" for message in request.messages)
+    if asked and format_of(mllm) is None:
+        raise RequestError(
+            f"'{tool}': this model's chat template knows no tools, or none of a known format.",
+            param=tool,
+            code="unsupported_value",
+        )
+    return (
+        [json.dumps(calls, ensure_ascii=False, default=str), request.tools.text if request.tools else ""]
+        if asked
+        else []
+    )
+
+
 def _admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
-    prompt = baseline_prompt = build_prompt(mllm, request.chat, request.reply)
+    functions = () if request.tools is None else request.tools.functions
+    prompt = baseline_prompt = build_prompt(mllm, request.chat, request.reply, functions)
     if request.baseline and request.chat is not request.messages:
-        baseline_prompt = build_prompt(mllm, request.messages, request.reply)
+        baseline_prompt = build_prompt(mllm, request.messages, request.reply, functions)
     forced = forced_tokens(mllm, request.forced) if isinstance(request.forced, str) else request.forced
     longest = request.sampling.max_tokens
     if longest is None and isinstance(request.forced, str):
@@ -132,9 +156,16 @@ def prepare(
     """The completion of a request, with a sequence for each of its answers and baselines; raises as `admit`. token_text: the
     text and the bytes of a token. wake: is called when it is cancelled. waited, group: as of `Sequence`."""
     admitted = admit(mllm, request, limits)
-    start = None if request.grammar is None else grammars.start(request.grammar)
+    form, grammar = format_of(mllm), request.grammar
+    if form is not None and request.tools is not None and request.tools.required:
+        grammar = form.grammar(request.tools)
+    start = None if grammar is None else grammars.start(grammar)
+    names = None if request.tools is None else request.tools.names
+    parts = None if form is None or names is None else partial(CallStream, form, names)
     around = _surroundings(mllm, request, admitted.prompt.layout, limits.focus_layers, token_text)
-    completion = Completion(admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, wake, around)
+    completion = Completion(
+        admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, wake, around, parts
+    )
     seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
     for baseline in (False, True)[: 1 + request.baseline]:
         first: Sequence | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,6 +13,7 @@ from steering.protocol.readout import FinishedAnswer, Surroundings
 from steering.protocol.request import Choice, Chunk, Result, Timing, TokenLogprob
 from steering.protocol.sequence import Sequence
 from steering.readouts.envelope import envelope
+from steering.tools.calls import CallStream
 
 
 class Completion:
@@ -26,6 +28,7 @@ class Completion:
         baseline: bool,
         wake: Callable[[], None],
         around: Surroundings,
+        parts: Callable[[], CallStream] | None = None,
     ):
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
@@ -34,6 +37,8 @@ class Completion:
         self._has_baseline = baseline
         self._wake = wake
         self._around = around
+        self._parts = parts  # takes an answer apart, where it may call tools
+        self._streams = [] if parts is None else [parts() for _ in range(n)]
         self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob], bool]] = SimpleQueue()
         self._roles: dict[Sequence, tuple[int, bool]] = {}
         self._choices: dict[int, Choice] = {}
@@ -77,16 +82,17 @@ class Completion:
             if last:
                 finished[index, baseline] = sequence
             if not baseline and not last:
-                if text or logprobs:
-                    yield Chunk(index, text, tuple(logprobs))
+                chunk = self._chunk(index, text, logprobs)
+                if chunk.text or chunk.logprobs or chunk.calls:
+                    yield chunk
                 continue
             if not baseline:
-                held[index] = Chunk(index, text, tuple(logprobs))
+                held[index] = self._chunk(index, text, logprobs, last)
             if index in held and (not self._has_baseline or (index, True) in finished):
                 chunk = held.pop(index)
                 choice = self._finished(index, finished[index, False], finished.get((index, True)))
                 self._choices[index] = choice
-                yield Chunk(index, chunk.text, chunk.logprobs, choice)
+                yield replace(chunk, choice=choice)
 
     def result(self) -> Result:
         """Wait for the whole request; raises Fault when it failed or was cancelled."""
@@ -98,18 +104,30 @@ class Completion:
         generated = sum(len(choice.token_ids) for choice in choices)
         return Result(choices, self.prompt_tokens, generated)
 
+    def _chunk(self, index: int, text: str, logprobs: list[TokenLogprob], last: bool = False) -> Chunk:
+        if not self._streams:
+            return Chunk(index, text, tuple(logprobs))
+        said, calls = self._streams[index].feed(text, last)
+        return Chunk(index, said, tuple(logprobs), calls=calls)
+
     def _finished(self, index: int, sequence: Sequence, baseline: Sequence | None) -> Choice:
         sampling = sequence.spec.sampling
+        text, calls, reason = sequence.text.text, [], sequence.finish_reason or ""
+        if self._parts is not None:
+            parts = self._parts()
+            parts.feed(text, last=True)
+            text, calls = parts.text, parts.calls
         return Choice(
             index=index,
-            text=sequence.text.text,
+            text=text,
             token_ids=tuple(sequence.tokens),
-            finish_reason=sequence.finish_reason or "",
+            finish_reason="tool_calls" if calls and reason == "stop" else reason,
             logprobs=None if sampling.logprobs is None else tuple(sequence.logprobs),
             applied=applied(sequence.spec.asked, sequence.taken),
             diagnostics=self._diagnostics(sequence, baseline),
             baseline=None if baseline is None else self._finished(index, baseline, None),
             measured=sequence.taken,
+            tool_calls=tuple(calls),
             timing=Timing(sequence.queued_at, sequence.admitted_at, sequence.first_at, sequence.last_at),
         )
 

@@ -30,17 +30,11 @@ class Grammar:
     def json_schema(cls, schema: Mapping[str, Any], *, strict: bool = True, param: str = "grammar") -> Grammar:
         """One line of JSON that a schema describes, its properties in the schema's order. Where it is not `strict`, keywords
         that cannot be enforced are left aside, and `oneOf` is read as `anyOf`. Raises RequestError for what is no schema."""
-        if not isinstance(schema, Mapping):
-            raise RequestError(f"'{param}' must be a JSON schema, an object.", param=param)
-        if "x-guidance" in schema:
-            raise RequestError(f"'{param}.x-guidance' is not supported.", param=param, code="unsupported_value")
-        options: Any = {**ONE_LINE, "lenient": not strict, "coerce_one_of": not strict}
+        written = written_schema(schema, strict, param)
         try:
-            written = json.dumps(dict(schema), allow_nan=False)
-            text = LLMatcher.grammar_from_json_schema(_short(written, param), overrides=options)
-        except (TypeError, ValueError, RecursionError) as error:
+            return cls(LLMatcher.grammar_from_json_schema(written), strict, param)
+        except ValueError as error:
             raise RequestError(f"'{param}' cannot be read as JSON: {error}.", param=param) from error
-        return cls(text, strict, param)
 
     @classmethod
     def json_object(cls, *, param: str = "grammar") -> Grammar:
@@ -52,6 +46,24 @@ class Grammar:
         """What a regular expression matches from its first character to its last; it has no look-around and no references
         back."""
         return cls(LLMatcher.grammar_from_regex(_short(pattern, param)), param=param)
+
+    @classmethod
+    def lark(cls, rules: str, *, param: str = "grammar") -> Grammar:
+        """What rules in llguidance's dialect of Lark describe, beginning with `start`."""
+        return cls(LLMatcher.grammar_from_lark(_short(rules, param)), param=param)
+
+
+def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
+    """A schema with how it is to be enforced, as llguidance reads it, also within other grammars."""
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"'{param}' must be a JSON schema, an object.", param=param)
+    if "x-guidance" in schema:
+        raise RequestError(f"'{param}.x-guidance' is not supported.", param=param, code="unsupported_value")
+    options = {**ONE_LINE, "lenient": not strict, "coerce_one_of": not strict}
+    try:
+        return _short(json.dumps({"x-guidance": options, **schema}, allow_nan=False), param)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"'{param}' cannot be written as JSON: {error}.", param=param) from error
 
 
 def _short(text: str, param: str) -> str:

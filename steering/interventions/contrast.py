@@ -81,7 +81,7 @@ class Icd(Contrast):
         return (self.instruction,)
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
-        return build_prompt(mllm, _with_instruction(messages, self.instruction))
+        return build_prompt(mllm, _with_instruction(messages, self.instruction), functions=prompt.functions)
 
 
 def diffusion(step: int) -> tuple[float, float]:

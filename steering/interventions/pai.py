@@ -47,7 +47,7 @@ class Pai(Contrast):
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
         try:
-            return build_prompt(mllm, without_images(messages))
+            return build_prompt(mllm, without_images(messages), functions=prompt.functions)
         except RequestError as error:
             raise RequestError(
                 f"'contrast' of kind pai needs the prompt without its images, which fails: {error}", param="contrast"

@@ -15,6 +15,22 @@ from steering.prompt.spans import OTHER
 
 JOINER = "\U0010fffd"
 """A private-use character put into special tokens that a user wrote, so that they stay text; removed after tokenising."""
+MARK = "\ue000", "\ue001"
+"""What stands around the numbers of texts where a chat is rendered without them."""
+
+
+def as_text(text: str, special: re.Pattern[str]) -> str:
+    """A text in which special tokens are none any more."""
+    return special.sub(lambda match: match[0][0] + JOINER + match[0][1:], text.replace(JOINER, ""))
+
+
+def as_json(value: Any, special: re.Pattern[str]) -> Any:
+    """The same of every text in JSON's lists and objects, which keep no marks of ours either."""
+    if isinstance(value, str):
+        return as_text(value.replace(MARK[0], "").replace(MARK[1], ""), special)
+    if isinstance(value, Mapping):
+        return {as_json(key, special): as_json(item, special) for key, item in value.items()}
+    return [as_json(item, special) for item in value] if isinstance(value, Sequence) else value
 
 
 class CharSpans:

@@ -13,9 +13,12 @@ from PIL import Image
 from steering.errors import RequestError, panics_raise
 from steering.model.images import Picture, divide
 from steering.model.mllm import MLLM
-from steering.prompt.characters import JOINER, CharSpans, without_insertions
+from steering.prompt.characters import MARK, CharSpans, as_json, as_text, without_insertions
 from steering.prompt.chat import CONTEXT_LINE
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
+
+BESIDE = ("tool_calls", "tool_call_id", "name")
+"""Keys of a message, beside role and content, that templates are given."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Prompt:
     inputs: dict[str, torch.Tensor]
     pictures: tuple[Picture, ...]
     layout: Layout
+    functions: Sequence[Mapping[str, Any]] = ()
+    """What the chat template was given as tools."""
 
     @property
     def length(self) -> int:
@@ -96,10 +101,16 @@ class _Part:
     span: int
 
 
-def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]], reply: str | None = None) -> Prompt:
+def build_prompt(
+    mllm: MLLM,
+    messages: Sequence[Mapping[str, Any]],
+    reply: str | None = None,
+    functions: Sequence[Mapping[str, Any]] = (),
+) -> Prompt:
     """Render, tokenise and lay out a chat; raises RequestError when the chat cannot be rendered.
 
     A `reply` is rendered after it as the assistant's, and the prompt ends with it; its tokens are the span `REPLY`.
+    `functions` are told to the model as its template tells of tools; what they say belongs to no span.
 
     Messages follow the Hugging Face chat format with PIL images; see `Request`. The ids equal those of
     `processor.apply_chat_template(..., tokenize=True)`, except that special tokens written by a user stay text.
@@ -110,7 +121,7 @@ def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]], reply: str |
         messages = [*messages, {"role": "assistant", "content": [said]}]
     chat, parts, pictures = _normalise(messages, special)
     images, size = _sized(mllm, pictures)
-    text, text_spans = _lay_out(mllm, chat, parts)
+    text, text_spans = _lay_out(mllm, chat, parts, as_json(functions, special))
     if reply is not None:
         text = text[: text_spans[-1][1]]
     bos = mllm.tokenizer.bos_token
@@ -147,7 +158,7 @@ def build_prompt(mllm: MLLM, messages: Sequence[Mapping[str, Any]], reply: str |
     for number, own in enumerate(columns.split(counts)):
         spans[own] = FIRST_IMAGE + number
         image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own)))
-    return Prompt(ids, inputs, divide(inputs), Layout(spans, tuple(image_spans)))
+    return Prompt(ids, inputs, divide(inputs), Layout(spans, tuple(image_spans)), functions)
 
 
 def _normalise(
@@ -163,6 +174,7 @@ def _normalise(
     for number, message in enumerate(messages):
         content = message["content"]
         content = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+        calls = message.get("tool_calls")
         question_from = _question_start(content) if number == last_user else len(content)
         normal: list[dict[str, Any]] = []
         for position, part in enumerate(content):
@@ -170,14 +182,17 @@ def _normalise(
                 images.append(part)
                 normal.append({"type": "image"})
                 continue
-            text = special.sub(lambda match: match[0][0] + JOINER + match[0][1:], part["text"].replace(JOINER, ""))
+            if calls and not part["text"]:
+                continue  # a call says nothing, and templates ask whether there is content
+            text = as_text(part["text"], special)
             normal.append({"type": "text", "text": text})
             if message["role"] == "user":
                 span = CONTEXT if part.get("span") == "context" else QUESTION if position >= question_from else USER
             else:
                 span = SYSTEM if message["role"] == "system" else REPLY if part.get("span") == "reply" else OTHER
             parts.append(_Part(text, span))
-        chat.append({"role": message["role"], "content": normal})
+        beside = {name: as_json(message[name], special) for name in BESIDE if message.get(name)}
+        chat.append({"role": message["role"], "content": normal, **beside})
     return chat, parts, images
 
 
@@ -211,28 +226,31 @@ def _question_start(content: Sequence[Mapping[str, Any]]) -> int:
     return after if follows else 0
 
 
-def _lay_out(mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[_Part]) -> tuple[str, list[tuple[int, int, int]]]:
+def _lay_out(
+    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[_Part], tools: list[Any]
+) -> tuple[str, list[tuple[int, int, int]]]:
     """The rendered chat and its text spans. Some templates lose the text of a list of parts, others that of a string:
     messages of one text are tried in both forms."""
     try:
-        text = _render(mllm, chat)
-        return text, list(_text_spans(mllm, chat, parts, text))
+        text = _render(mllm, chat, tools)
+        return text, list(_text_spans(mllm, chat, parts, text, tools))
     except RequestError:
         strings = [
-            {**message, "content": content[0]["text"]}
-            if len(content := message["content"]) == 1 and "text" in content[0]
+            {**message, "content": content[0]["text"] if content else ""}
+            if len(content := message["content"]) <= 1 and all("text" in part for part in content)
             else message
             for message in chat
         ]
         if strings == chat:
             raise
-        text = _render(mllm, strings)
-        return text, list(_text_spans(mllm, strings, parts, text))
+        text = _render(mllm, strings, tools)
+        return text, list(_text_spans(mllm, strings, parts, text, tools))
 
 
-def _render(mllm: MLLM, chat: list[dict[str, Any]]) -> str:
+def _render(mllm: MLLM, chat: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
     try:
-        return str(mllm.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        told = {"tools": tools} if tools else {}
+        return str(mllm.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **told))
     except Exception as error:  # whatever a template raises is about the shape of the chat
         raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
 
@@ -279,7 +297,7 @@ def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
 
 
 def _text_spans(
-    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[_Part], text: str
+    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[_Part], text: str, tools: list[Any]
 ) -> Iterator[tuple[int, int, int]]:
     """(start, end, span) in characters of the rendered text, for every line of every text part.
 
@@ -290,11 +308,12 @@ def _text_spans(
 
     def marked(content: Any) -> Any:
         if isinstance(content, str):
-            return f"\ue000{next(numbers)}\ue001"
+            return f"{MARK[0]}{next(numbers)}{MARK[1]}"
         return [part if part["type"] == "image" else {**part, "text": marked(part["text"])} for part in content]
 
     pieces = re.split(
-        "\ue000(\\d+)\ue001", _render(mllm, [{**message, "content": marked(message["content"])} for message in chat])
+        f"{MARK[0]}(\\d+){MARK[1]}",
+        _render(mllm, [{**message, "content": marked(message["content"])} for message in chat], tools),
     )
     if missing := {number for number, part in enumerate(parts) if part.text.strip()} - set(map(int, pieces[1::2])):
         raise RequestError(

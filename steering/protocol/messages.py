@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -12,7 +13,7 @@ from steering.errors import RequestError
 from steering.pictures import opened
 from steering.protocol.wording import is_whole, must, shown
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 PARTS = ("text", "image")
 
 
@@ -31,6 +32,12 @@ def _message(message: Any, place: str) -> Mapping[str, Any]:
     if (role := message.get("role")) not in ROLES:
         raise must(f"{place}.role", f"be one of {', '.join(ROLES)}", role)
     content = message.get("content")
+    if message.get("tool_calls"):
+        if role != "assistant":
+            raise must(f"{place}.tool_calls", "stand in a message of the assistant", message["tool_calls"])
+        calls = _calls(message["tool_calls"], f"{place}.tool_calls")
+        message = {**message, "tool_calls": calls, "content": content or ""}
+        content = message["content"]
     if isinstance(content, str):
         return message
     if not _is_list(content):
@@ -41,6 +48,29 @@ def _message(message: Any, place: str) -> Mapping[str, Any]:
         if all(one is other for one, other in zip(parts, content, strict=True))
         else {**message, "content": parts}
     )
+
+
+def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
+    """Calls as templates take them: their arguments as objects."""
+    if not _is_list(calls):
+        raise must(place, "be a list of calls", calls)
+    found = []
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        at = f"{place}[{i}].function"
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise must(at, "be a dict {'name': ..., 'arguments': ...}", function)
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                arguments = None
+        if not isinstance(arguments, Mapping):
+            raise must(f"{at}.arguments", "be a JSON object", function["arguments"])
+        named = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+        found.append({**named, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
+    return found
 
 
 def _part(part: Any, place: str) -> Mapping[str, Any]:

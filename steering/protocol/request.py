@@ -17,6 +17,8 @@ from steering.protocol.messages import chat_of
 from steering.protocol.readout import Diagnose
 from steering.protocol.signals import Signal
 from steering.protocol.wording import is_number, is_whole, must, whole_numbers
+from steering.tools.calls import CallPiece, ToolCall
+from steering.tools.tools import Tools
 
 Interventions = Iterable["Asked | Part | Interventions | None"]
 """What a request may give as interventions: several of them, presets as `Sage`, parts as `Steer`, None for none."""
@@ -124,7 +126,8 @@ class Request:
     read, not generated: the prompt ends with it, as the model's template renders an answer to the chat, and its tokens'
     log-probabilities come from the prefill. `clamp` shortens a `max_tokens` that does not fit to what fits, which is
     otherwise refused; `Completion.max_tokens` tells what became of it.
-    An answer is of a `grammar` where one is given, whatever the model prefers.
+    An answer is of a `grammar` where one is given, whatever the model prefers. It may call `tools`, or must: what it
+    calls stands in `Choice.tool_calls`.
 
     Raises RequestError, which names what is wrong in `param`; what depends on the model is checked when it is submitted.
     """
@@ -142,6 +145,7 @@ class Request:
     reply: str | None = None
     clamp: bool = False
     grammar: Grammar | None = None
+    tools: Tools | None = None
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -198,14 +202,19 @@ class Request:
 
 
 def _check_grammar(request: Request) -> None:
-    """Raise RequestError where a request asks for a grammar and for what leaves nothing to it."""
-    grammar = request.grammar
-    if not isinstance(grammar, Grammar | None):
-        raise must("grammar", "be a Grammar", grammar)
+    """Raise RequestError where a request asks for a grammar, or a call, and for what leaves nothing to it."""
+    grammar, tools = request.grammar, request.tools
+    for name, given, kind in (("grammar", grammar, Grammar), ("tools", tools, Tools)):
+        if not isinstance(given, kind | None):
+            raise must(name, f"be a {kind.__name__}", given)
     against = {"force": request.forced, "reply": request.reply is not None, "ignore_eos": request.sampling.ignore_eos}
-    for name, asked in against.items():
-        if grammar is not None and asked:
-            raise RequestError(f"'{grammar.param}' and '{name}' exclude one another.", param=name)
+    params = [grammar.param] if grammar is not None else ["tool_choice"] if tools is not None and tools.required else []
+    for param in params:
+        if tools is not None and grammar is not None:
+            raise RequestError(f"'{param}' and 'tools' exclude one another.", param="tools")
+        for name, asked in against.items():
+            if asked:
+                raise RequestError(f"'{param}' and '{name}' exclude one another.", param=name)
 
 
 def _each(given: Any) -> Iterator[Asked | Part]:
@@ -257,7 +266,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class Choice:
-    """One finished answer. `finish_reason` is "stop" or "length"; `applied` and `diagnostics` follow the wire protocol.
+    """One finished answer; its text is without what it calls. `finish_reason` is "stop", "length" or "tool_calls"; `applied`
+    and `diagnostics` follow the wire protocol.
 
     `measured` is, by recorder and intervention, what was captured of it as tensors on the CPU; `timing` is when it was made.
     """
@@ -272,6 +282,7 @@ class Choice:
     baseline: Choice | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
     timing: Timing | None = field(default=None, compare=False)
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def states(self) -> torch.Tensor | None:
@@ -313,6 +324,7 @@ class Chunk:
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: Choice | None = None
+    calls: tuple[CallPiece, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def test_transparency_is_white_and_a_turned_picture_is_upright(tmp_path: Path) -
         (None, "messages", "got None"),
         ({"role": "user"}, "messages", "a list of messages"),
         ([1], "messages[0]", "must be a dict"),
-        ([{"content": "x"}], "messages[0].role", "system, user, assistant; got None"),
+        ([{"content": "x"}], "messages[0].role", "system, user, assistant, tool; got None"),
         ([{"role": "king", "content": "x"}], "messages[0].role", "got 'king'"),
         ([{"role": "user"}], "messages[0].content", "a string or a list of parts; got None"),
         ([{"role": "user", "content": 5}], "messages[0].content", "got 5"),

@@ -1,0 +1,68 @@
+"""The functions that an answer may call, as a request gives them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steering.errors import RequestError
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MAX_FUNCTIONS = 128
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What an answer may call, each as `{"type": "function", "function": {"name", "description", "parameters", "strict"}}`,
+    where parameters are a JSON schema. The model calls them as it likes; `required` has it call one at least, or the one of
+    that name. Without `parallel` a required call is a single one. Raises RequestError naming what is wrong.
+    """
+
+    functions: Sequence[Mapping[str, Any]]
+    required: bool | str = False
+    parallel: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.functions, Sequence) or not 0 < len(self.functions) <= MAX_FUNCTIONS:
+            raise RequestError(f"'tools' must be a list of 1 to {MAX_FUNCTIONS} tools.", param="tools")
+        for number, tool in enumerate(self.functions):
+            _check(tool, f"tools[{number}]")
+        if len(self.names) < len(self.functions):
+            raise RequestError("'tools' must have names of their own, each function another.", param="tools")
+        if isinstance(self.required, str) and self.required not in self.names:
+            raise RequestError(
+                f"'tool_choice' must name one of the tools ({', '.join(sorted(self.names))[:200]}).",
+                param="tool_choice",
+            )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What the functions are called."""
+        return frozenset(tool["function"]["name"] for tool in self.functions)
+
+    @property
+    def text(self) -> str:
+        """About what a prompt tells of them."""
+        return json.dumps(list(self.functions), ensure_ascii=False)
+
+
+def _check(tool: Any, place: str) -> None:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise RequestError(f"'{place}' must be {{'type': 'function', 'function': {{'name': ...}}}}.", param=place)
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise RequestError(
+            f"'{place}.function.name' must be of 1 to 64 letters, digits, '_', '.' and '-'.",
+            param=f"{place}.function.name",
+        )
+    if not isinstance(parameters, Mapping | None):
+        at = f"{place}.function.parameters"
+        raise RequestError(f"'{at}' must be a JSON schema, an object.", param=at)
+    try:
+        json.dumps(function, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"'{place}' cannot be written as JSON: {error}.", param=place) from error
