@@ -22,7 +22,7 @@ from server.process.sources import merged, unknown
 from server.settings import Settings, SettingsError, warnings_for
 
 if TYPE_CHECKING:
-    from server.engine import Capabilities
+    from server.engine import Capabilities, ServedEngine
 
 State = Literal["ok", "warning", "problem"]
 
@@ -31,6 +31,7 @@ ADVICE = {
     "device": "--device cpu runs the model without a GPU",
     "threads": "name their number with --threads",
     "model": "fetch it anew, or name another one with --model",
+    "memory": "take fewer --slots or a smaller --max-length",
     "vectors": "name other folders with --vectors",
     "presets": "correct that table of the file",
     "journal": "name another place with --journal (off for none), or move away what is there",
@@ -168,13 +169,34 @@ def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[
 
     transformers_logging.disable_progress_bar()
     begun = time.monotonic()
-    able.append(local.load(settings).capabilities)
+    engine = local.load(settings)
+    able.append(engine.capabilities)
     one, seconds = able[0], time.monotonic() - begun
     if (said := local.cut_length(settings, one)) is not None:
         yield Finding("model", "warning", said, "name a smaller --max-length, or none")
     yield Finding(
         "model", "ok", f"{one.name}: {one.layers} layers, {one.dtype} on {one.device}, context of {one.context_length} "
         f"tokens; loaded and self-checked in {seconds:.1f} s",
+    )  # fmt: skip
+    yield from _guarded("memory", lambda _: memory(engine), settings)
+
+
+def memory(engine: ServedEngine) -> Iterator[Finding]:
+    """What the slots take, which are allotted at the first prompt: it is run here, so that what does not fit is known."""
+    from steering import Request, Sampling
+
+    engine.start()
+    try:
+        with engine.turn() as turn:
+            turn.submit(Request([{"role": "user", "content": "?"}], Sampling(max_tokens=1))).result()
+        stats = engine.stats()
+    finally:
+        engine.stop()
+    slots, tokens = int(stats["slots"]), int(stats["kv_max_tokens"])
+    kept, state = stats["kv_bytes"], stats["state_bytes"] / 2**20
+    yield Finding(
+        "memory", "ok", f"{slots} slots of {tokens // slots:,} tokens: {kept / 2**20:,.0f} MiB for keys and values "
+        f"({kept / tokens:,.0f} bytes a token), {state:,.0f} MiB for what is recorded and set",
     )  # fmt: skip
 
 

@@ -21,7 +21,11 @@ from tests.server.web.pages.axe import everywhere
 from tests.server.web.playing import GREEN, pick, send, steer
 
 FOLLOWED = ("README.md", "docs/protocol.md", "docs/study.md", "docs/operate.md")
-ELSEWHERE = {"docs/library.md": "tests/steering/test_library.py", "docs/extending.md": "tests/server/test_toys.py"}
+ELSEWHERE = {
+    "docs/library.md": "tests/steering/test_library.py",
+    "docs/extending.md": "tests/server/test_toys.py",
+    "docs/operations.md": "tests/server/telemetry/test_logs.py",
+}
 """Pages whose blocks another test runs, or compares with files that run."""
 
 UNREAL = {"helmsight eval toy": "the benchmark that docs/extending.md shows how to write"}

@@ -49,10 +49,25 @@ def look(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
 
 def test_a_machine_that_is_well(look: Look, vectors: Path) -> None:
     found = look("--vectors", str(vectors), "--threads", "1", load=True)
-    assert list(found) == ["packages", "device", "threads", "openmp", "model", "vectors", "presets", "journal", "port"]
+    assert list(found) == [
+        "packages",
+        "device",
+        "threads",
+        "openmp",
+        "model",
+        "memory",
+        "vectors",
+        "presets",
+        "journal",
+        "port",
+    ]
     states = {part: {one["state"] for one in ones} for part, ones in found.items()}
     assert {part for part, seen in states.items() if seen != {"ok"}} == {"vectors"}  # one file is damaged
     assert found["model"][0]["said"].startswith("helmsight-demo: 8 layers, float32 on cpu, context of 2048 tokens")
+    # keys and values of 8 layers, 2 KV heads, 32 wide, in float32: 2 x 8 x 2 x 32 x 4
+    assert found["memory"][0]["said"].startswith(
+        "16 slots of 2,048 tokens: 128 MiB for keys and values (4,096 bytes a token), "
+    )
     assert found["journal"][0]["said"] == "off"
     assert found["presets"][0]["said"].startswith("@vision, @text, @auto, @sage, ")
     said = [one["said"] for one in found["vectors"]]

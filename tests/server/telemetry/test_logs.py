@@ -116,6 +116,11 @@ def test_a_finished_request_is_an_object_without_content_or_key(
     assert first.items() >= {**fields, **tokens, "status": 200, "request_id": "mine"}.items()
     assert (first["bytes"], first["seconds"] > 0) == (len(answered.content), True)
     assert second.items() >= {**fields, **tokens}.items()
+    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    shown = json.loads(page.partition("```json\n")[2].partition("\n")[0])
+    assert list(shown) == [name for name in second if name != "key_name"], (
+        "the pages show a line as it is, without a key"
+    )
     assert third.items() >= {**fields, "status": 401, "error": "missing_api_key"}.items()
     assert third["request_id"] == refused.headers["X-Request-Id"]
     assert "prompt_tokens" not in third

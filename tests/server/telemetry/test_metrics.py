@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +20,9 @@ from steering import Bins
 from tests.server.api.test_operations import samples
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
+from tests.server.telemetry.exposed import families
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_spread_counts_as_prometheus_does() -> None:
@@ -119,6 +124,24 @@ def test_pages_and_their_files_are_one_route(fake: FakeEngine) -> None:
         client.get(path, buffered=True)
     routes = {name.partition('route="')[2].partition('"')[0] for name in samples(client) if "request_seconds" in name}
     assert routes == {"pages"}
+
+
+def test_the_docs_have_every_metric_by_its_kind(engine: steering.Engine, tmp_path: Path) -> None:
+    known = {name: kind for name, kind in families(engine, tmp_path).items() if name.startswith("helmsight_")}
+    page = (ROOT / "docs" / "operations.md").read_text().partition("## Metrics")[2].partition("## Logs")[0]
+    told = {
+        name: kind
+        for names, kind in re.findall(r"(?m)^\| (`.+?) \| (\w+) \|", page)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert told == known
+
+
+def test_pages_name_metrics_that_exist(engine: steering.Engine, tmp_path: Path) -> None:
+    known = families(engine, tmp_path)
+    for page in (ROOT / "docs").glob("*.md"):
+        if page.name != "extending.md":  # whose toys have some of their own
+            assert set(re.findall(r"\bhelmsight_\w+", page.read_text())) <= known.keys(), page.name
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
