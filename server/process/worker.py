@@ -297,9 +297,9 @@ class Worker(BaseWorker):
 
     def _refuse(self, connection: Connection, refusal: Refused) -> None:
         """Answer a request that no thread gets to see, and close its connection."""
-        log.info(
-            "refused a request from %s: %d %s", connection.client or "a local client", refusal.status, refusal.code
-        )
+        client = connection.client or "a local client"
+        fields = {"event": "refused", "status": refusal.status, "error": refusal.code}
+        log.info("refused a request from %s: %d %s", client, refusal.status, refusal.code, extra={"fields": fields})
         app = self.wsgi.extensions["helmsight"]
         app.metrics.requests.labels("unread", "other", str(refusal.status)).inc()
         app.metrics.refused(refusal.status, refusal.code)

@@ -220,6 +220,17 @@ def test_systemd_reads_its_unit(tmp_path: Path) -> None:
     passes("systemd-analyze", "verify", str(unit))
 
 
+@needs("hadolint")
+def test_hadolint_finds_no_fault_in_the_image() -> None:
+    passes("hadolint", "--ignore", "DL3013", str(DEPLOY / "Dockerfile"))  # versions are ranges, in pyproject.toml
+
+
+@pytest.mark.parametrize("kind", sorted(OBJECTS))
+def test_kubernetes_knows_every_field(kind: str) -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    schemas.validate(OBJECTS[kind], schemas.latest_version(), strict=True)
+
+
 @needs("kubectl")
 @pytest.mark.parametrize("name", ["base", "gpu"])
 def test_kustomize_builds(name: str) -> None:
