@@ -24,8 +24,8 @@ class Capabilities:
     `pixels` (least, most) are the processor's own bounds of a picture, None where a request cannot state others.
     `generation_defaults` are the checkpoint's own sampling values; `about` is what else a person may want to know of the
     model, as JSON has it. `interventions` and `readouts` are the names of those
-    that can be asked for; a request for another one is refused before it gets here, and so is a grammar where it follows no
-    `grammars`.
+    that can be asked for; a request for another one is refused before it gets here, and so are a grammar where it follows no
+    `grammars`, and `tools` where the model is told of none.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Capabilities:
     interventions: frozenset[str] = frozenset()
     readouts: frozenset[str] = frozenset()
     grammars: bool = False
+    tools: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from server.encode import dumps
 from server.wire.chat import ChatRequest
-from steering import Choice, Chunk, Result, TokenLogprob
+from steering import CallPiece, Choice, Chunk, Result, TokenLogprob
 
 DONE = "data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0
@@ -59,8 +59,11 @@ class Answer:
     def events(self, chunk: Chunk, usage_asked: bool) -> str:
         """The events of one chunk: its text, and, for the last chunk of a choice, how the choice ended."""
         text = ""
-        if chunk.text or chunk.logprobs:
-            text = self._event(chunk.index, {"content": chunk.text}, chunk.logprobs, usage_asked)
+        if chunk.text or chunk.logprobs or chunk.calls:
+            delta: dict[str, Any] = {"content": chunk.text} if chunk.text or not chunk.calls else {}
+            if chunk.calls:
+                delta["tool_calls"] = call_deltas(chunk.calls)
+            text = self._event(chunk.index, delta, chunk.logprobs, usage_asked)
         if chunk.choice is not None:
             end = {"finish_reason": chunk.choice.finish_reason, **self._extras(chunk.choice)}
             text += self._event(chunk.index, {}, None, usage_asked, end)
@@ -95,7 +98,10 @@ class Answer:
 
     def _finished(self, choice: Choice) -> dict[str, Any]:
         logprobs = logprobs_json(choice.logprobs or ()) if self.logprobs else None
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.tool_calls:
+            calls = [call_json(call.name, call.arguments) for call in choice.tool_calls]
+            message |= {"content": choice.text or None, "tool_calls": calls}
         return {"message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
     def _extras(self, choice: Choice) -> dict[str, Any]:
@@ -112,6 +118,24 @@ class Answer:
 
     def _baseline_diagnostics(self, base: Choice) -> dict[str, Any]:
         return {"diagnostics": base.diagnostics} if self.diagnostics else {}
+
+
+def call_json(name: str, arguments: str) -> dict[str, Any]:
+    """A call in OpenAI's form, with an id of its own."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def call_deltas(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+    """Pieces of calls in OpenAI's form, one for each call that goes on."""
+    deltas: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        if piece.name is not None:
+            deltas[piece.number] = {"index": piece.number, **call_json(piece.name, piece.arguments)}
+        else:
+            delta = deltas.setdefault(piece.number, {"index": piece.number, "function": {"arguments": ""}})
+            delta["function"]["arguments"] += piece.arguments
+    return list(deltas.values())
 
 
 def event(value: dict[str, Any]) -> str:

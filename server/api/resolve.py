@@ -16,7 +16,8 @@ from server.wire.chat import ChatRequest
 from server.wire.diagnostics import Diagnostics
 from server.wire.messages import Message, MessagePart, image_urls
 from server.wire.steering import SteeringForm
-from steering import Asked, Auto, Diagnose, Earlier, Inapplicable, Request, Sampling, Steering
+from server.wire.structured import tools_of
+from steering import Asked, Auto, Diagnose, Earlier, Inapplicable, Request, Sampling, Steering, Tools
 from steering.protocol.readout import cheap
 
 
@@ -42,6 +43,7 @@ def resolve(
             param="response_format",
             code="unsupported_value",
         )
+    tools = _tools(chat, serving)
     interventions = _interventions(chat, serving, settings, skipping)
     diagnose: Diagnose | None = None
     with skipping.of("diagnostics"):
@@ -59,7 +61,18 @@ def resolve(
         forced=forced,
         clamp=True,
         grammar=grammar,
+        tools=tools,
     )
+
+
+def _tools(chat: ChatRequest, serving: Serving) -> Tools | None:
+    tools = tools_of(chat.tools or [], chat.tool_choice, chat.parallel_tool_calls is not False)
+    used = [f"messages[{i}]" for i, one in enumerate(chat.messages) if one.role == "tool" or one.tool_calls]
+    place = "tools" if tools is not None else used[0] if used else None
+    if place is not None and not serving.able.tools:
+        said = f"'{place}' cannot be used: this model's chat template knows no tools, or none of a known format."
+        raise BadRequest(said, place, "unsupported_value")
+    return tools
 
 
 def automatic(chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping | None = None) -> Auto | None:
@@ -160,8 +173,9 @@ def diagnose_of(wire: Diagnostics | None, readouts: frozenset[str], earlier: Ear
 def _message(
     message: Message, param: str, images: ImageLoader, bounds: Callable[[MessagePart], Bounds]
 ) -> dict[str, Any]:
+    head = message.model_dump(include={"role", "tool_calls", "tool_call_id"}, exclude_none=True)
     if isinstance(message.content, str):
-        return {"role": message.role, "content": message.content}
+        return {**head, "content": message.content}
     parts: list[dict[str, Any]] = []
     for i, part in enumerate(message.content):
         if part.type == "image":
@@ -171,4 +185,4 @@ def _message(
         else:
             span = {"span": part.span} if part.span else {}
             parts.append({"type": "text", "text": part.text, **span})
-    return {"role": message.role, "content": parts}
+    return {**head, "content": parts}

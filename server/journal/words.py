@@ -12,7 +12,7 @@ TOWARD = ("vision", "text", "other", NONE)
 UNFINISHED = ("cancelled", "error", "shutdown")
 """How an answer that came to no end may have ended: given up by its client or for its time, failed, cut off by the server's
 end."""
-FINISH_REASONS = ("stop", "length", *UNFINISHED)
+FINISH_REASONS = ("stop", "length", "tool_calls", *UNFINISHED)
 
 
 class Words(NamedTuple):
@@ -62,7 +62,7 @@ WORDED = {
     "intervention": Words("Intervention", "an intervention by its name, such as sage.see, or none", interventions),
     "flag": Words("Flag", "what a readout says that is true or false", flags),
     "finish_reason": Words(
-        "Finish", "how it ended: stop, length, cancelled, error or shutdown", lambda: FINISH_REASONS
+        "Finish", "how it ended: stop, length, tool_calls, cancelled, error or shutdown", lambda: FINISH_REASONS
     ),
 }
 """The filters that take one of a few words."""

@@ -17,6 +17,7 @@ from server.process.resources import processors
 from server.settings import Settings
 from steering import Auto, Request, Steer
 from steering.runner import selfcheck
+from steering.tools.formats import format_of
 
 log = logging.getLogger("helmsight")
 
@@ -58,6 +59,7 @@ class LocalEngine:
             interventions=engine.interventions,
             readouts=engine.readouts,
             grammars=True,
+            tools=format_of(mllm) is not None,
             about=about(mllm),
         )
 

@@ -179,12 +179,42 @@ class Applied(AnswerBody):
     """The longest answer that fitted, where more tokens were asked for."""
 
 
+class CallOf(AnswerBody):
+    """Which function is called, and with what."""
+
+    name: str | None = None
+    """In a stream, with the first piece."""
+    arguments: str
+    """JSON, as the model writes it; in a stream, what comes new."""
+
+
+class CallMade(AnswerBody):
+    """A call of one of the request's tools."""
+
+    id: str
+    type: Literal["function"]
+    function: CallOf
+
+
+class CallDelta(AnswerBody):
+    """A piece of a call."""
+
+    index: int
+    """Which call of the answer it is, from 0."""
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CallOf
+
+
 class Said(AnswerBody):
     """OpenAI's message."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """null where it only calls."""
     refusal: None
+    tool_calls: list[CallMade] = []
+    """Only where there are some."""
 
 
 class BaselineChoice(AnswerBody):
@@ -192,7 +222,7 @@ class BaselineChoice(AnswerBody):
 
     message: Said
     logprobs: Scores | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     diagnostics: Envelope | None = None
 
 
@@ -210,7 +240,7 @@ class CompletionChoice(Extras):
     index: int
     message: Said
     logprobs: Scores | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class TokenCounts(AnswerBody):
@@ -245,6 +275,7 @@ class Delta(AnswerBody):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(Extras):
@@ -253,7 +284,7 @@ class ChunkChoice(Extras):
     index: int
     delta: Delta
     logprobs: Scores | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
 
 
 class ChatCompletionChunk(Head):

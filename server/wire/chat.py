@@ -26,7 +26,7 @@ from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
 from server.wire.strangers import ELSEWHERE, check_names
-from server.wire.structured import ResponseFormat
+from server.wire.structured import ResponseFormat, ToolChoice, ToolList
 from steering import Asked, Steering
 from steering.protocol.request import RANGES
 
@@ -183,10 +183,14 @@ class ChatRequest(BaseModel):
     """With `logprobs`: so many of the likeliest tokens beside each."""
     response_format: ResponseFormat | None = None
     """Have the answer be JSON, or what a JSON schema describes."""
-    tools: Annotated[Any, WithJsonSchema(_NOTHING)] = None
-    """This server calls no tools."""
-    tool_choice: Annotated[Any, WithJsonSchema(_NO_CALL)] = None
+    tools: ToolList | None = None
+    """What the answer may call, where the model's chat template knows tools."""
+    tool_choice: ToolChoice | None = None
+    """none: the model is told of no tools. required: it calls one at least; a tool by its name: that one."""
+    parallel_tool_calls: Flag | None = None
+    """false: a required call is a single one."""
     functions: Annotated[Any, WithJsonSchema(_NOTHING)] = None
+    """Of old; `tools` is what to use."""
     function_call: Annotated[Any, WithJsonSchema(_NO_CALL)] = None
     metadata: Annotated[
         dict[str, str] | None, BeforeValidator(_metadata, json_schema_input_type=MetadataForm | None)
@@ -240,20 +244,26 @@ class ChatRequest(BaseModel):
     def _stop_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
-    @field_validator("tools", "functions", "audio")
+    @field_validator("functions", "audio")
     @classmethod
-    def _no_tools(cls, value: Any) -> Any:
+    def _nothing(cls, value: Any) -> Any:
         if value:
             raise PydanticCustomError("unsupported", "is not supported by this server")
         return value
 
-    @field_validator("tool_choice", "function_call")
+    @field_validator("function_call")
     @classmethod
     def _no_call(cls, value: Any) -> Any:
         """A client that insists on a call would wait for one in vain."""
         if value not in (None, "none", "auto"):
-            raise PydanticCustomError("unsupported", "must be 'none' or 'auto'; this server calls no tools")
+            raise PydanticCustomError("unsupported", "must be 'none' or 'auto'; what to use is 'tool_choice'")
         return value
+
+    @model_validator(mode="after")
+    def _tools_to_choose(self) -> Self:
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise PydanticCustomError("tool_choice", "cannot require a call without 'tools'")
+        return self
 
     @field_validator("modalities")
     @classmethod
@@ -306,6 +316,7 @@ class ChatRequest(BaseModel):
     def texts(self) -> list[str]:
         """Every text that the model reads."""
         forced = [] if self.force is None else [self.force]
+        forced += [tool.model_dump_json() for tool in self.tools or ()]
         return texts_of(self.messages) + [text for one in self.options.values() for text in one.texts] + forced
 
 

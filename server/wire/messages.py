@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import PydanticCustomError
 
 from server.wire.strangers import check_names
+from server.wire.structured import CallForm
 
 
 class Written(BaseModel):
@@ -47,7 +48,11 @@ class ImagePart(Written):
 class ChatMessage(Written):
     """One turn; a user's may hold pictures, and there is at least one of a user. "developer" is read as "system"."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: list[CallForm] | None = None
+    """What an answer of the assistant called."""
+    tool_call_id: str | None = None
+    """Of a tool's message, which call it answers."""
     content: str | Annotated[list[TextPart | ImagePart], Field(min_length=1)] | None = None
     """A text, or texts and pictures in order; only an assistant's may be left out."""
 
@@ -90,7 +95,9 @@ Part = Annotated[MessagePart, BeforeValidator(_part, json_schema_input_type=Text
 class Message(BaseModel):
     """One turn of the chat as it was read; `ChatMessage` is how it is written."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
+    tool_calls: list[CallForm] | None = None
+    tool_call_id: str | None = None
     content: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[Part], Tag("<parts>")],
         Discriminator(lambda content: "<text>" if isinstance(content, str) else "<parts>"),
@@ -107,13 +114,17 @@ def _message(value: Any) -> Any:
     if not isinstance(value, dict):
         raise PydanticCustomError("message", "must be an object with 'role' and 'content'")
     role, content = value.get("role"), value.get("content")
-    if role in ("tool", "function") or value.get("tool_calls") or value.get("function_call"):
-        raise PydanticCustomError("unsupported", "tool calls and tool messages are not supported")
+    if role == "function" or value.get("function_call"):
+        raise PydanticCustomError(
+            "unsupported", "functions are not supported; what to use is 'tool_calls', and role 'tool'"
+        )
+    if value.get("tool_calls") and role != "assistant":
+        raise PydanticCustomError("calls", "'tool_calls' are the assistant's")
     if role == "developer":
         role = "system"
-    if role not in ("system", "user", "assistant"):
+    if role not in ("system", "user", "assistant", "tool"):
         raise PydanticCustomError(
-            "role", "unknown role '{role}'; allowed: system, developer, user, assistant", {"role": str(role)[:64]}
+            "role", "unknown role '{role}'; allowed: system, developer, user, assistant, tool", {"role": str(role)[:64]}
         )
     if content is None and role == "assistant":
         content = ""
@@ -121,7 +132,8 @@ def _message(value: Any) -> Any:
         raise PydanticCustomError("content", "'content' must be a string or a list of parts")
     if content == []:
         raise PydanticCustomError("content", "'content' must not be an empty list")
-    return {"role": role, "content": content}
+    calls = {"tool_calls": value.get("tool_calls") or None, "tool_call_id": value.get("tool_call_id")}
+    return {"role": role, "content": content, **calls}
 
 
 Turn = Annotated[Message, BeforeValidator(_message, json_schema_input_type=ChatMessage)]
@@ -129,12 +141,12 @@ Turn = Annotated[Message, BeforeValidator(_message, json_schema_input_type=ChatM
 
 def texts_of(messages: Iterable[Message]) -> list[str]:
     """Every text of a chat that the model reads."""
-    return [
-        text
-        for message in messages
-        for text in ([message.content] if isinstance(message.content, str) else [p.text for p in message.content])
-        if text is not None
-    ]
+    texts = []
+    for message in messages:
+        said = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
+        called = [text for call in message.tool_calls or () for text in (call.function.name, call.function.arguments)]
+        texts += [text for text in (*said, *called) if text is not None]
+    return texts
 
 
 def image_urls(messages: Iterable[Message]) -> Iterator[tuple[str, str]]:

@@ -69,7 +69,12 @@ _CODES = {
     "too_many_parts": "too_many_parts",
 }
 _SELF_EXPLAINING = {"unsupported", "part_type", "role", "too_many_parts"}
-_FIELDS_OF = {"max_tokens": "max_tokens", "min_pixels": "min_pixels", "max_pixels": "max_pixels"}
+_FIELDS_OF = {
+    "max_tokens": "max_tokens",
+    "tool_choice": "tool_choice",
+    "min_pixels": "min_pixels",
+    "max_pixels": "max_pixels",
+}
 """Fields to name for problems that lie between several."""
 
 

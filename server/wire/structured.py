@@ -1,15 +1,16 @@
-"""What an answer must be: OpenAI's `response_format`."""
+"""What an answer must be, and what it may call: OpenAI's `response_format` and `tools`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Flag
 from server.wire.strangers import check_names
-from steering import Grammar
+from steering import Grammar, Tools
+from steering.tools.tools import MAX_FUNCTIONS, NAME
 
 SCHEMA = "response_format.json_schema.schema"
 
@@ -60,3 +61,72 @@ class ResponseFormat(Structured):
             schema = self.json_schema
             return Grammar.json_schema(schema.definition, strict=schema.strict is not False, param=SCHEMA)
         return Grammar.json_object(param="response_format") if self.type == "json_object" else None
+
+
+FunctionName = Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")]
+
+
+class FunctionForm(Structured):
+    """A function that an answer may call."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of its arguments, an object; without one it has none."""
+    strict: Flag | None = None
+    """true: where a call is required, what of the parameters cannot be enforced is refused, not left aside."""
+
+
+class ToolForm(Structured):
+    """A tool, of which functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionForm
+
+
+class FunctionChoice(Structured):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedTool(Structured):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionChoice
+
+
+class CalledFunction(Structured):
+    """What was called."""
+
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+class CallForm(Structured):
+    """A call of an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+def _choice(value: Any) -> Any:
+    if value is None or isinstance(value, dict) or value in ("none", "auto", "required"):
+        return value
+    raise PydanticCustomError("choice", "must be 'none', 'auto', 'required' or a function to call")
+
+
+ToolList = Annotated[list[ToolForm], Field(max_length=MAX_FUNCTIONS)]
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, BeforeValidator(_choice)]
+
+
+def tools_of(tools: list[ToolForm], choice: str | NamedTool | None, parallel: bool) -> Tools | None:
+    """What an answer may call, None for nothing; raises RequestError."""
+    if not tools or choice == "none":
+        return None
+    functions = [tool.model_dump(exclude_unset=True, exclude_none=True) for tool in tools]
+    required = choice.function.name if isinstance(choice, NamedTool) else choice == "required"
+    return Tools(functions, required, parallel)

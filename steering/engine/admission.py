@@ -76,14 +76,14 @@ def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
             code="unsupported_value",
         )
     return (
-        [json.dumps(calls, ensure_ascii=False, default=str), request.tools.text if request.tools else ""]
+        [json.dumps(calls, ensure_ascii=False, default=str), json.dumps(request.tools.told) if request.tools else ""]
         if asked
         else []
     )
 
 
 def _admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
-    functions = () if request.tools is None else request.tools.functions
+    functions = [] if request.tools is None else request.tools.told
     prompt = baseline_prompt = build_prompt(mllm, request.chat, request.reply, functions)
     if request.baseline and request.chat is not request.messages:
         baseline_prompt = build_prompt(mllm, request.messages, request.reply, functions)

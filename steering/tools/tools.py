@@ -44,9 +44,12 @@ class Tools:
         return frozenset(tool["function"]["name"] for tool in self.functions)
 
     @property
-    def text(self) -> str:
-        """About what a prompt tells of them."""
-        return json.dumps(list(self.functions), ensure_ascii=False)
+    def told(self) -> list[dict[str, Any]]:
+        """What the model is told of them: not how calls are enforced."""
+        return [
+            {**tool, "function": {name: one for name, one in tool["function"].items() if name != "strict"}}
+            for tool in self.functions
+        ]
 
 
 def _check(tool: Any, place: str) -> None:
