@@ -105,7 +105,8 @@ def submit(
         raise
     app.metrics.asked(resolved)
     g.notes["interventions"] = sorted(resolved.asked)
-    entry = Entry.of(app.journal, chat, resolved, answer_id, serving.name, completion.prompt_tokens, skipping.brief)
+    tokens, name = completion.prompt_tokens, holder().name
+    entry = Entry.of(app.journal, chat, resolved, answer_id, serving.name, tokens, skipping.brief, name)
     g.leaves_rows = entry is not None
     return completion, entry, hidden_readouts(app, serving, resolved)
 

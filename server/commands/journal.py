@@ -45,6 +45,7 @@ def _filters() -> list[Any]:
     return [
         *(flag(name, float | None, filters(parser=_time, metavar="TIME", help=time)) for name in ("since", "until")),
         flag("model", str | None, filters(help="name of the model")),
+        flag("key_name", str | None, filters(help="name of the key that was asked with")),
         flag("vector", str | None, filters(help="name of a steering vector that was asked for")),
         *(
             flag(name, str | None, filters(callback=_word, metavar="WORD", help=words.about))

@@ -45,13 +45,15 @@ class Entry:
         model: str,
         prompt_tokens: int,
         notes: Mapping[str, Any] | None = None,
+        key_name: str | None = None,
     ) -> Entry | None:
-        """The entry of an accepted request; None where there is no journal. notes: what is kept beside what was asked."""
+        """The entry of an accepted request; None where there is no journal. notes: what is kept beside what was asked.
+        key_name: of the key that it was asked with."""
         if not journal.enabled:
             return None
         try:
             columns = shared(chat, request, answer_id, model, prompt_tokens, journal.text_limit, notes or {})
-            return cls(journal, columns, request.asked)
+            return cls(journal, columns | {"key_name": key_name}, request.asked)
         except Exception as error:
             journal.refused(error)
             return None

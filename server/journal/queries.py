@@ -15,7 +15,6 @@ from server.encode import dumps
 from server.journal.database import Database
 from server.journal.schema import DIAGNOSTICS, ROWS
 from server.journal.words import NONE
-from steering.readouts.envelope import summary
 
 CHUNK = 500
 """Rows read at a time when many are streamed: no transaction stays open while a slow client reads."""
@@ -52,6 +51,7 @@ class Filters:
     since: float | None = None
     until: float | None = None
     model: str | None = None
+    key_name: str | None = None
     vector: str | None = None
     toward: str | None = None
     sage: str | None = None
@@ -68,7 +68,7 @@ class Filters:
             terms.append(row.created >= self.since)
         if self.until is not None:
             terms.append(row.created < self.until)
-        for name in ("model", "toward", "finish_reason"):
+        for name in ("model", "key_name", "toward", "finish_reason"):
             if (value := getattr(self, name)) is not None:
                 terms.append(row[name] == value)
         if self.vector is not None:
@@ -97,7 +97,7 @@ COLUMNS = (
     "id", "choice", "created", "model", "finish_reason", "streamed", "interventions", "temperature", "top_p", "max_tokens",
     "seed", "n", "prompt_tokens", "completion_tokens", "images", "first_token", "total", "attention_ratio", "focused_image",
     "focus_share", "target_image", "correct", "decay_slope", "kl", "perceptual_blindness", "dissociation", "dose",
-    "readouts", "asked", "applied", "metadata", "prompt", "answer",
+    "readouts", "asked", "applied", "metadata", "prompt", "answer", "key_name",
 )  # fmt: skip
 """Those of a row as a line of a table."""
 
@@ -174,6 +174,7 @@ def shown(row: RowMapping) -> dict[str, Any]:
         "choice": row["choice"],
         "created": row["created"],
         "model": row["model"],
+        "key_name": row["key_name"],
         "finish_reason": row["finish_reason"],
         "streamed": row["streamed"],
         "interventions": row["interventions"].strip("|").split("|") if row["interventions"] != "|" else [],
@@ -184,7 +185,6 @@ def shown(row: RowMapping) -> dict[str, Any]:
         "images": row["images"],
         "latency": {"first_token": row["first_token"], "total": row["total"]},
         "diagnostics": {
-            **summary(None),
             **{name: row[name] for name in DIAGNOSTICS},
             **(_parsed(row["readouts"]) or {}),
         },

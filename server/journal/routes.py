@@ -25,6 +25,7 @@ from server.journal.words import WORDED
 from server.openapi.operation import JSON, TEXT, Parameter, documented
 from server.wire.answers import ErrorBody
 from server.wire.journal import JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
+from steering.readouts.envelope import summary as unsaid
 
 log = logging.getLogger("helmsight")
 
@@ -52,6 +53,7 @@ def _filters() -> list[Parameter]:
         Parameter("since", "Accepted at this Unix time or later.", time.copy, 0),
         Parameter("until", "Accepted before this Unix time.", time.copy, 4e9),
         Parameter("model", "The model's name.", printable.copy, "helmsight-demo"),
+        Parameter("key_name", "The name of the key that was asked with.", printable.copy, "shop"),
         Parameter("vector", "A steering vector that was added.", printable.copy, "modality-preference"),
         *(
             Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.known()[-1])
@@ -92,7 +94,9 @@ def list_rows() -> Response:
     limit = _integer(given, "limit", MAX_LIMIT) or 50
     with _reading() as database, database.engine.connect() as connection:
         found = page(connection, filters, limit, before)
-    return json_response({"object": "list", "data": found.rows, "has_more": found.next is not None, "next": found.next})
+    return json_response(
+        {"object": "list", "data": _whole(found.rows), "has_more": found.next is not None, "next": found.next}
+    )
 
 
 @blueprint.get("/v1/diagnostics/summary")
@@ -137,10 +141,17 @@ def get_rows(identity: str) -> Response:
     rows: list[dict[str, Any]] = []
     with _reading() as database, database.engine.connect() as connection:
         if len(identity) <= MAX_TEXT and identity.isprintable():
-            rows = answer(connection, identity)
+            rows = _whole(answer(connection, identity))
     if not rows:
         raise ApiError(404, "The journal holds no answer of this id.", code="unknown_answer", param="id")
     return json_response({"object": "list", "data": rows})
+
+
+def _whole(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with every number that readouts keep, null where a row has none; a command, which would wait for torch to
+    know them, does without."""
+    known = unsaid(None)
+    return [{**row, "diagnostics": known | row["diagnostics"]} for row in rows]
 
 
 def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
@@ -241,7 +252,7 @@ def _streamed(form: str, filters: Filters, limit: int | None, before: int | None
     release = _begin_heavy()
     try:
         with _reading() as database:
-            chunks = stream(database, filters, limit, before)
+            chunks = map(_whole, stream(database, filters, limit, before))
             first = next(chunks, [])  # what is wrong with the database shows while there can still be a status
     except BaseException:
         release()

@@ -57,6 +57,7 @@ ROWS = Table(
     # These are last only because a table grows at its end.
     Column("interventions", Text, nullable=False, server_default="|"),  # |name|name|, as the registry names them
     Column("readouts", Text),  # the scalars of readouts that have no column of their own, as JSON
+    Column("key_name", String(64)),  # of one that has a name
     Index("helmsight_journal_id", "id"),
     Index("helmsight_journal_created", "created"),
     sqlite_autoincrement=True,

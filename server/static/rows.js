@@ -139,6 +139,7 @@ export function rowDetail(row) {
   const facts = [
     ["model", row.model],
     ["time", new Date(1000 * row.created).toLocaleString()],
+    ...(row.key_name ? [["key", row.key_name]] : []),
     ["finish", row.finish_reason],
     ["streamed", yes(row.streamed)],
     ["images", short(row.images)],

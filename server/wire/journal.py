@@ -55,6 +55,8 @@ class RowOfAnswer(AnswerBody):
     created: float
     """Unix time when the request was accepted."""
     model: str
+    key_name: str | None
+    """Of the key that it was asked with; null where that has no name."""
     finish_reason: str
     """stop, length, cancelled, error or shutdown."""
     streamed: bool

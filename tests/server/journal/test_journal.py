@@ -36,6 +36,7 @@ def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
         "id": answer["id"],
         "choice": 0,
         "model": answer["model"],
+        "key_name": None,
         "finish_reason": answer["choices"][0]["finish_reason"],
         "streamed": False,
         "interventions": [],

@@ -112,6 +112,12 @@ def test_metrics_and_journal_tell_what_was_refused_and_whose_it_was(
         {"status": 429, "code": "key_rate_exceeded", "route": CHAT, "count": 2},
         {"status": 403, "code": "missing_role", "route": "/v1/diagnostics", "count": 1},
     ]
+    (row,) = client.get("/v1/diagnostics?key_name=app", headers=reader).json["data"]
+    assert row["key_name"] == "app"
+    assert client.get("/v1/diagnostics?key_name=reader", headers=reader).json["data"] == []
+    table = client.get("/v1/diagnostics?format=csv", headers=reader).text.splitlines()
+    assert table[1].endswith(",app")
+    assert header["Authorization"].removeprefix("Bearer ").encode() not in (tmp_path / "journal.db").read_bytes()
     app.extensions["helmsight"].journal.close()
 
 

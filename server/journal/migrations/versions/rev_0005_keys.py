@@ -1,0 +1,13 @@
+"""The name of the key that an answer was asked with."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+
+
+def upgrade() -> None:
+    op.add_column("helmsight_journal", sa.Column("key_name", sa.String(64)))
