@@ -1,10 +1,12 @@
 """Serving with gunicorn: one worker process that owns the model (`server.process.worker`), one thread for each request
 that runs or waits.
 
-The master process imports neither torch nor the model; the worker loads it after the fork, in the background.
+The master process imports what takes seconds to import before it opens the port: until then clients are refused rather than
+kept waiting, and a worker that takes a dead one's place has only the model to load. The model itself is the worker's, which
+loads it after the fork, in the background.
 """
 
-# ruff: noqa: PLC0415 -- only the worker process imports what imports torch
+# ruff: noqa: PLC0415 -- how threads wait is set before torch is imported
 from __future__ import annotations
 
 import logging
@@ -21,7 +23,7 @@ from prometheus_client import disable_created_metrics
 from demo import CHECKPOINT
 from server.allocator import bound_memory
 from server.openmp import set_wait_policy
-from server.process.worker import DRAIN_MARGIN
+from server.process.worker import DRAIN_MARGIN, Worker
 from server.settings import Settings, SettingsError, warnings_for
 from server.telemetry.logs import logger_class, set_up_logging
 
@@ -42,6 +44,12 @@ class Gunicorn(BaseApplication):
     def load_config(self) -> None:
         for name, value in gunicorn_options(self.settings).items():
             self.cfg.set(name, value)
+        self.cfg.set("pre_fork", self._fork)
+
+    def _fork(self, arbiter: Arbiter, worker: Worker) -> None:
+        """A worker that takes another's place begins now."""
+        if worker.age > 1:
+            self.begun = time.monotonic()
 
     def load(self) -> Flask:
         return worker_app(self.settings, self.begun)
@@ -73,11 +81,19 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
     }
 
 
+def import_ahead() -> None:
+    """Import what takes seconds, and leave the devices alone: a process that has used CUDA must not be forked."""
+    set_wait_policy()
+    bound_memory()
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU is told without using it
+    import server.app
+    import server.process.runtime  # noqa: F401
+
+
 def worker_app(settings: Settings, begun: float | None = None) -> Flask:
     """The application inside a worker process; its model starts loading now. `begun` is when the server was started, on the
     monotonic clock."""
-    set_wait_policy()  # before the next line imports torch
-    bound_memory()
+    import_ahead()
     from transformers.utils import logging as transformers_logging
 
     from server.app import create_app
@@ -114,4 +130,6 @@ def serve(settings: Settings) -> None:
     if not settings.host.startswith("unix:"):
         name = "the embedded model" if settings.model == str(CHECKPOINT) else Path(settings.model).name
         log.info("loading %s for http://%s:%d", name, settings.host, settings.port)
-    Gunicorn(settings).run()
+    gunicorn = Gunicorn(settings)
+    import_ahead()
+    gunicorn.run()

@@ -32,6 +32,9 @@ FALSE_ALARMS = 0.05
 """The share of right answers on which the alarm may be raised where the threshold is chosen."""
 RIDGE = 1e-2
 """The penalty on weights of standardised numbers, which keeps them finite where the two kinds can be parted wholly."""
+FOLDS = 5
+GAIN = 0.005
+"""What a number must add to the area under the curve, in folds of the deciding half, for the alarm to go by it."""
 LEAST = 10
 """Right answers and wrong ones that either half must have."""
 
@@ -122,12 +125,40 @@ def fit(judged: Judged, among: Sequence[str] | None = None) -> Alarm | None:
     return replace(fitted, threshold=float(np.quantile(right, 1 - FALSE_ALARMS)))
 
 
+def select(judged: Judged, among: Sequence[str], seed: int = 0) -> list[str]:
+    """Of these numbers those by which, one after the other, the area under the curve rises most where the sum is fitted on
+    four fifths of the answers and tried on the fifth, as long as it rises by GAIN: a number that tells right answers only by
+    what kind of question they are to would cost more than it tells."""
+    left = [name for name in among if name in judged.values]
+    folds = np.array_split(np.random.default_rng(seed).permutation(len(judged.wrong)), FOLDS)
+    parts = [(judged.of(np.setdiff1d(np.arange(len(judged.wrong)), fold)), judged.of(fold)) for fold in folds]
+    chosen: list[str] = []
+    best = 0.5
+    while left:
+        areas = {name: float(np.mean([_tried(*part, [*chosen, name]) for part in parts])) for name in left}
+        name = max(areas, key=lambda one: areas[one])
+        if areas[name] < best + GAIN:
+            break
+        best = areas[name]
+        chosen.append(name)
+        left.remove(name)
+    return chosen
+
+
+def _tried(fitted: Judged, other: Judged, names: Sequence[str]) -> float:
+    found = fit(fitted, names)
+    return (
+        0.5 if found is None or other.wrong.all() or not other.wrong.any() else area(scores(found, other), other.wrong)
+    )
+
+
 def evaluate(judged: Judged, *, among: Sequence[str] | None = None, seed: int = 0) -> dict[str, Any]:
     """By part and of all: AUROC of every number, of all of them combined and of the alarm, among all answers and among alike
-    ones, and how often the alarm is raised. among: the numbers that the alarm goes by, which are those that its readout
+    ones, and how often the alarm is raised. among: the numbers that the alarm may go by, which are those that its readout
     reads. Raises ValueError where there are too few right or wrong answers."""
     fitted, tested = halves(judged, seed)
-    combined, alarm = fit(fitted), fit(fitted, numbers_of() if among is None else among)
+    combined = fit(fitted)
+    alarm = fit(fitted, select(fitted, numbers_of() if among is None else among, seed))
     signs = {name: _sign(fitted, one) for name, one in fitted.values.items()}
     parts = ["all", *dict.fromkeys(judged.part)]
     report: dict[str, Any] = {}

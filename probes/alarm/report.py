@@ -16,8 +16,8 @@ AUROC: of a wrong and a right answer, how often the wrong one has the greater nu
 0.5 tells nothing. One half of the answers decides the signs, the weights of the combination and its threshold; everything
 here is of the other half, with 95 % intervals. *alike*: only answers to the same kind of question on pictures with as much
 noise are compared, so that a number that merely tells hard questions from easy ones is at 0.5. *combination*: the logistic
-one of all numbers; *alarm*: that of those that the `alarm` readout reads beside every answer, which is raised above what
-{100 * (1 - FALSE_ALARMS):g} % of the deciding half's right answers are below."""
+one of all numbers; *alarm*: that of those, among what the `alarm` readout reads beside every answer, which raise the area in
+folds of the deciding half. It is raised above what {100 * (1 - FALSE_ALARMS):g} % of that half's right answers are below."""
 
 
 def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:

@@ -1,8 +1,8 @@
 """What can be seen before a model is loaded: `serve` ends with one sentence rather than open a port for nothing.
 
 Files are looked at here, without importing anything that takes time. What only transformers knows, whether it knows the
-architecture and whether that reads images, is asked in a process of its own (`python -m server.process.preflight`), as the
-process that forks the workers must not import torch; it is spared models of the types that the test suite serves.
+architecture and whether that reads images, is asked in a process of its own (`python -m server.process.preflight`), as what
+a model does is to be forgotten before the workers are forked; it is spared models of the types that the test suite serves.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from demo.world.checked import checked_samples
-from probes.alarm.evaluate import LEAST, Judged, ask, evaluate, fit, halves, numbers, scores
+from probes.alarm.evaluate import LEAST, Judged, ask, evaluate, fit, halves, numbers, scores, select
 from probes.alarm.report import report
 from probes.alarm.samples import Checked, load
 from probes.answering.base import Question, Reply
@@ -167,3 +167,13 @@ def test_a_wrong_line_is_named(tmp_path: Path, row: Any, said: str) -> None:
     file.write_text(json.dumps(ROW | {"answer": ["red", "crimson"], "part": "colours"}))
     (one,) = load(file)
     assert (one.part, one.accepted, one.right("Crimson.")) == ("colours", ("red", "crimson"), True)
+
+
+def test_the_alarm_goes_by_what_adds_to_it() -> None:
+    """What repeats another number, or tells nothing, is left out."""
+    made = judged(3000)
+    rng = np.random.default_rng(7)
+    values = {**made.values, "again": made.values["tells"] + rng.normal(0, 0.1, 3000)}
+    found = select(Judged(made.wrong, made.part, made.alike, values), ["noise", "tells", "also", "again"])
+    assert set(found) in ({"tells", "also"}, {"again", "also"})
+    assert select(made, ["unknown"]) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
@@ -73,6 +75,19 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
     wait_for(lambda: server.stats("helmsight_running") == 4)
     connection.close()
     wait_for(lambda: server.stats("helmsight_running") == 0)
+
+    # A worker that dies in the middle of an answer: the client's connection ends, another takes its place.
+    connection = post_and_hold(server.url, stream=True, max_tokens=1800, **ENDLESS)
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    (dead,) = children.read_text().split()
+    os.kill(int(dead), signal.SIGKILL)
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(65_536):
+            pass
+    connection.close()
+    wait_for(lambda: children.read_text().split() not in ([], [dead]))
+    server.wait_until_ready()
+    assert server.post(max_tokens=4).json()["usage"]["completion_tokens"] == 4
 
     # SIGTERM: the running answer is finished, a new one is refused, then the process ends.
     answers: list[requests.Response] = []
