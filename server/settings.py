@@ -89,7 +89,11 @@ class Settings(BaseModel):
     )
     max_uploaded_vectors: int = Field(default=256, ge=1, le=10_000, description="steering vectors that may be uploaded")
     request_timeout: float = Field(
-        default=600.0, gt=0, le=86_400, allow_inf_nan=False, description="seconds that one answer may take"
+        default=600.0,
+        gt=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="seconds that one answer may take, from the arrival of its request",
     )
     read_timeout: float = Field(
         default=30.0,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.requirements import Requirement
 
+from server.keys.ring import checked
 from server.openmp import VARIABLES
 from server.process import resources
 from server.process.preflight import check_place, one_sentence, preflight
@@ -34,6 +35,7 @@ ADVICE = {
     "memory": "take fewer --slots or a smaller --max-length",
     "vectors": "name other folders with --vectors",
     "presets": "correct that table of the file",
+    "keys": "correct the file, or make one with 'helmsight keys add NAME --file FILE'",
     "journal": "name another place with --journal (off for none), or move away what is there",
     "port": "stop what listens there, or name another one with --port",
 }
@@ -69,7 +71,7 @@ def examine(
     except SettingsError as error:
         yield Finding("settings", "problem", str(error), "correct it; nothing that rests on settings was looked at")
         return
-    yield from (Finding("settings", "warning", said, "set --api-key") for said in warnings_for(settings))
+    yield from _guarded("keys", keys, settings)
     yield from _guarded("device", device, settings)
     yield from _guarded("threads", threads, settings)
     yield openmp(environ)
@@ -88,6 +90,15 @@ def _guarded(part: str, look: Callable[[Settings], Iterator[Finding]], settings:
     except Exception as error:  # whatever it is, the rest of the page is wanted
         advice = OF_REASON.get(getattr(error, "reason", ""), ADVICE[part])
         yield Finding(part, "problem", one_sentence(error), advice)
+
+
+def keys(settings: Settings) -> Iterator[Finding]:
+    """How many keys are accepted; nothing where none is needed, but for the warning where one should be."""
+    yield from (Finding("settings", "warning", said, "set --api-key") for said in warnings_for(settings))
+    if settings.asks_for_key:
+        path = settings.named_key_file
+        named = len(checked(Path(path).expanduser())) if path is not None else 0
+        yield Finding("keys", "ok", f"{len(settings.keys) + named} keys, {named} of them with a name")
 
 
 def packages() -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from server.cli import main
 from server.commands import findings
 from server.journal.database import Place, open_database
 from server.journal.schema import VERSION_TABLE
+from server.keys.named import new_key, write
 from server.process import resources
 from tests.server.fakes import checkpoint
 from tests.server.journal.journals import put, row
@@ -45,6 +46,16 @@ def look(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
         return found
 
     return look
+
+
+def test_keys_are_counted_and_a_broken_file_of_them_is_found(look: Look, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    flags = ("--named-key-file", str(path), "--api-key", "sk-0123456789")
+    (found,) = look(*flags, status=1)["keys"]
+    assert (found["state"], found["advice"]) == ("problem", findings.ADVICE["keys"])
+    write(path, [new_key("app")[1], new_key("other")[1]])
+    (found,) = look(*flags)["keys"]
+    assert (found["state"], found["said"]) == ("ok", "3 keys, 2 of them with a name")
 
 
 def test_a_machine_that_is_well(look: Look, vectors: Path) -> None:
