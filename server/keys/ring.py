@@ -45,7 +45,8 @@ class KeyRing:
 
     def __init__(self, plain: Iterable[str] = (), named: str | None = None):
         digests = [digest_of(key) for key in plain]
-        self._plain = tuple((digest, Holder(group=f"digest:{digest}")) for digest in digests)
+        several = len(digests) > 1 or named is not None
+        self._plain = tuple((digest, Holder(group=f"digest:{digest}" if several else "")) for digest in digests)
         self._path = None if named is None else Path(named).expanduser()
         self._named: tuple[tuple[str, Holder], ...] = ()
         self._seen: tuple[int, ...] = ()

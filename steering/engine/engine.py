@@ -28,6 +28,9 @@ from steering.runner.selfcheck import check_model, picture
 
 log = logging.getLogger(__name__)
 
+KEPT = 8
+"""Of the places in the queue one in so many is kept for groups that have none waiting."""
+
 
 class Engine:
     """Serves one patched model with continuous batching; any thread may submit, one thread steps.
@@ -256,7 +259,8 @@ class Engine:
             return
         self._refuse_when_closed()
         waiting = len(self._scheduler.waiting)
-        if waiting + answers > self.max_waiting + self._free_slots():
+        kept = self.max_waiting // KEPT if turn is not None and self._scheduler.has_waiting(turn.group) else 0
+        if waiting + answers > self.max_waiting - kept + self._free_slots():
             raise Busy(waiting, self._steps.rate.seconds_for(waiting))
 
     def _refuse_when_closed(self) -> None:

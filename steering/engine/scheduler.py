@@ -46,6 +46,10 @@ class Scheduler:
             fitting.append(sequence)
         return fitting
 
+    def has_waiting(self, group: str) -> bool:
+        """Whether a group that is one, which "" is not, has sequences in the queue."""
+        return bool(group) and any(sequence.group == group for sequence in self.waiting)
+
     def enqueue(self, sequences: list[Sequence]) -> None:
         """Put those of one request where it is their group's turn, together; those that have waited in another's place,
         before all that have not."""

@@ -7,7 +7,9 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
-from steering import Completion, Engine, Request, Sampling
+import pytest
+
+from steering import Busy, Completion, Engine, Request, Sampling
 from steering.engine.scheduler import Scheduler
 from steering.protocol.sequence import Sequence, Spec
 from tests import families
@@ -134,3 +136,26 @@ def test_the_engine_answers_groups_in_turns(make_engine: MakeEngine) -> None:
     engine.result_of(one)
     assert [completion.done for completion in many] == [True, *[False] * 5]
     assert all(engine.result_of(completion).choices for completion in many)
+
+
+def test_one_group_does_not_fill_the_queue(make_engine: MakeEngine) -> None:
+    engine: Engine = make_engine("qwen2_vl", slots=1, max_waiting=16)
+    request = Request(families.example_messages("qwen2_vl", 1), Sampling(max_tokens=1))
+
+    def ask(group: str) -> Completion:
+        with engine.turn(group) as turn:
+            return turn.submit(request)
+
+    taken = [ask("many") for _ in range(15)]  # a slot, and 16 - 16 / 8 places
+    with pytest.raises(Busy):
+        ask("many")
+    others = [ask("one"), ask("two")]
+    with pytest.raises(Busy):
+        ask("three")
+    for completion in (*taken, *others):
+        engine.result_of(completion)
+    plain = [engine.submit(request) for _ in range(17)]  # without groups all places are anyone's
+    with pytest.raises(Busy):
+        engine.submit(request)
+    for completion in plain:
+        completion.cancel()
