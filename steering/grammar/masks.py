@@ -22,6 +22,7 @@ class Masks:
         self._vocabulary = vocabulary
         self._words = -(-vocabulary // BITS)
         self._device = device
+        self._shifts = torch.arange(8, dtype=torch.uint8, device=device)
 
     def apply(self, matchers: Sequence[Matcher | None], logits: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocabulary) with -inf for what a row's grammar does not go on with; rows without one keep every
@@ -30,7 +31,7 @@ class Masks:
             return logits
         rows = torch.tensor([row for row, matcher in enumerate(matchers) if matcher], device=logits.device)
         possible = self.possible([matcher for matcher in matchers if matcher])
-        return logits.index_copy(0, rows, logits[rows].masked_fill(~possible, -torch.inf))
+        return logits.index_copy(0, rows, torch.where(possible, logits[rows], -torch.inf))
 
     def possible(self, matchers: Sequence[Matcher]) -> torch.Tensor:
         """(matchers, vocabulary) bool: the tokens that each may go on with, those that end an answer where it may end."""
@@ -38,9 +39,9 @@ class Masks:
         packed = torch.empty(len(matchers), self._words, dtype=torch.int32, pin_memory=pinned)
         asked = [(matcher.inner, row) for row, matcher in enumerate(matchers)]
         self._executor.unsafe_compute_mask_ptr(asked, packed.data_ptr(), self._words * BITS // 8, len(matchers))
-        words = packed.to(self._device, non_blocking=True)
-        bits = words[..., None] >> torch.arange(BITS, dtype=torch.int32, device=self._device) & 1
-        return bits.flatten(1)[:, : self._vocabulary].bool()
+        octets = packed.to(self._device, non_blocking=True).view(torch.uint8)
+        bits = (octets[..., None] >> self._shifts & 1).view(torch.bool)
+        return bits.flatten(1)[:, : self._vocabulary]
 
     @cached_property
     def _executor(self) -> LLExecutor:
