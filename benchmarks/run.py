@@ -136,6 +136,20 @@ def sage(workload: Workload) -> Iterator[Comparison]:
             )  # fmt: skip
 
 
+def grammar(workload: Workload) -> Iterator[Comparison]:
+    """Answers that must be JSON against free ones; one request and sixteen."""
+    engine = sides.engine(workload, CONCURRENT)
+    for requests in (1, CONCURRENT):
+        yield Comparison(
+            f"JSON by grammar / free, {requests} at once",
+            {
+                "free": functools.partial(sides.run_engine, engine, workload),
+                "JSON": functools.partial(sides.run_engine, engine, workload, grammar=sides.TEXTS),
+            },
+            over="JSON", under="free", aim=1.1, requests=requests,
+        )  # fmt: skip
+
+
 def spinning(workload: Workload) -> Iterator[Comparison]:
     """How OpenMP's threads wait: by default, as `helmsight` has them, and asleep; on all cores, alone and beside two busy
     programs."""
@@ -160,6 +174,7 @@ BENCHMARKS = {
     "steering": steering,
     "diagnostics": diagnostics,
     "sage": sage,
+    "grammar": grammar,
     "spinning": spinning,
 }
 PEAKS = ("off", "on", "sage", "generate", "eager")

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 import steering
 from benchmarks.models import Workload
-from steering import Diagnose, Generate, Request, Sage, Sampling, See, Steer, SteeringVector, Think
+from steering import Diagnose, Generate, Grammar, Request, Sage, Sampling, See, Steer, SteeringVector, Think
 from steering.model.processor import load_processor
 from steering.protocol.readout import REGISTRY
 
@@ -23,6 +23,8 @@ SAGES = {
     "Generate": Sage(generate=Generate()),
     "SAGE": Sage(See(), Think(threshold=0.5), Generate()),
 }
+TEXTS = Grammar.json_schema({"type": "array", "items": {"type": "string"}, "minItems": 500})
+"""JSON that is longer than any answer here."""
 FOCUS = Diagnose(include=frozenset({"focus", "modality"}))
 EVERYTHING = Diagnose(include=frozenset(REGISTRY), causal=True)
 """The readouts whose cost is measured."""
@@ -43,14 +45,17 @@ def run_engine(
     diagnose: Diagnose | None = None,
     sage: Sage | None = None,
     tokens: int = TOKENS,
+    grammar: Grammar | None = None,
 ) -> None:
-    """Answer one prompt a seed with `tokens` tokens, all submitted at once; prompt i gets steers[i]."""
+    """Answer one prompt a seed with `tokens` tokens, all submitted at once; prompt i gets steers[i]. A grammar must not come
+    to its end before."""
     requests = [
         Request(
             messages=workload.messages(seed),
-            sampling=Sampling(max_tokens=tokens, ignore_eos=True),
+            sampling=Sampling(max_tokens=tokens, ignore_eos=grammar is None),
             interventions=[steers[i] if steers else None, sage],
             diagnose=diagnose,
+            grammar=grammar,
         )
         for i, seed in enumerate(seeds)
     ]

@@ -36,13 +36,10 @@ def resolve(
     if not 1 <= n <= settings.max_choices:
         raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
     sampling = sampling_of(chat, serving.able.generation_defaults)
-    grammar = None if chat.response_format is None else chat.response_format.grammar
+    grammar = chat.grammar
     if grammar is not None and not serving.able.grammars:
-        raise Inapplicable(
-            "'response_format' is not supported by this server's engine.",
-            param="response_format",
-            code="unsupported_value",
-        )
+        place = grammar.param.partition(".")[0]
+        raise BadRequest(f"'{place}' is not supported by this server's engine.", place, "unsupported_value")
     tools = _tools(chat, serving)
     interventions = _interventions(chat, serving, settings, skipping)
     diagnose: Diagnose | None = None

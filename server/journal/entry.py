@@ -192,6 +192,7 @@ def as_asked(chat: ChatRequest) -> dict[str, Any]:
         "baseline": bool(chat.baseline),
         **({} if chat.force is None else {"force": True}),
         **({} if form is None or form.type == "text" else {"response_format": form.type}),
+        **({} if chat.structured_outputs is None else {"structured_outputs": True}),
         **chat.pixels,
         "diagnostics": None if chat.diagnostics is None else chat.diagnostics.model_dump(exclude_unset=True) or True,
     }

@@ -26,8 +26,8 @@ from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
 from server.wire.messages import Turn, texts_of
 from server.wire.strangers import ELSEWHERE, check_names
-from server.wire.structured import ResponseFormat, ToolChoice, ToolList
-from steering import Asked, Steering
+from server.wire.structured import ResponseFormat, StructuredOutputs, ToolChoice, ToolList
+from steering import Asked, Grammar, RequestError, Steering
 from steering.protocol.request import RANGES
 
 MAX_MESSAGES = 1024
@@ -183,6 +183,8 @@ class ChatRequest(BaseModel):
     """With `logprobs`: so many of the likeliest tokens beside each."""
     response_format: ResponseFormat | None = None
     """Have the answer be JSON, or what a JSON schema describes."""
+    structured_outputs: StructuredOutputs | None = None
+    """The same as vLLM has it, and more: what a regular expression matches, one of several texts."""
     tools: ToolList | None = None
     """What the answer may call, where the model's chat template knows tools."""
     tool_choice: ToolChoice | None = None
@@ -258,6 +260,17 @@ class ChatRequest(BaseModel):
         if value not in (None, "none", "auto"):
             raise PydanticCustomError("unsupported", "must be 'none' or 'auto'; what to use is 'tool_choice'")
         return value
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must be, None for anything; raises RequestError."""
+        asked = [one.grammar for one in (self.response_format, self.structured_outputs) if one is not None]
+        found = [one for one in asked if one is not None]
+        if len(found) > 1:
+            raise RequestError(
+                "'response_format' and 'structured_outputs' exclude one another.", param="structured_outputs"
+            )
+        return found[0] if found else None
 
     @model_validator(mode="after")
     def _tools_to_choose(self) -> Self:

@@ -51,7 +51,6 @@ ELSEWHERE: dict[str, Any] = {
     "stop_sequences": None,
     "stop_token_ids": None,
     "structural_tag": None,
-    "structured_outputs": None,
     "suffix": None,
     "system": None,
     "template": None,

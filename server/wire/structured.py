@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.wire.fields import Flag
+from server.wire.fields import Flag, Strict
 from server.wire.strangers import check_names
 from steering import Grammar, Tools
 from steering.tools.tools import MAX_FUNCTIONS, NAME
@@ -61,6 +61,39 @@ class ResponseFormat(Structured):
             schema = self.json_schema
             return Grammar.json_schema(schema.definition, strict=schema.strict is not False, param=SCHEMA)
         return Grammar.json_object(param="response_format") if self.type == "json_object" else None
+
+
+class StructuredOutputs(Strict):
+    """What an answer must be, as vLLM has it: one of these."""
+
+    # Fields of those very names would hide methods.
+    schema_: dict[str, Any] | None = Field(None, alias="json")
+    """A JSON schema, as in `response_format`."""
+    regex: str | None = None
+    """A regular expression of the whole answer."""
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    """One of several texts."""
+    json_object: Flag | None = None
+    """Any JSON object."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [self.schema_ is not None, self.regex is not None, self.choice is not None, bool(self.json_object)]
+        if sum(given) != 1:
+            raise PydanticCustomError("structured", "must have one of json, regex, choice and json_object")
+        return self
+
+    @property
+    def grammar(self) -> Grammar:
+        """The grammar of such answers; raises RequestError."""
+        at = "structured_outputs"
+        if self.schema_ is not None:
+            return Grammar.json_schema(self.schema_, param=f"{at}.json")
+        if self.regex is not None:
+            return Grammar.regex(self.regex, param=f"{at}.regex")
+        if self.choice is not None:
+            return Grammar.choice(self.choice, param=f"{at}.choice")
+        return Grammar.json_object(param=at)
 
 
 FunctionName = Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")]

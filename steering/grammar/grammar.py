@@ -1,9 +1,9 @@
-"""What an answer must be: a JSON object, what a JSON schema describes, what a regular expression matches."""
+"""What an answer must be: what a JSON schema describes, what a regular expression matches, one of several texts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,13 @@ class Grammar:
         """What a regular expression matches from its first character to its last; it has no look-around and no references
         back."""
         return cls(LLMatcher.grammar_from_regex(_short(pattern, param)), param=param)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str], *, param: str = "grammar") -> Grammar:
+        """One of these texts."""
+        if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise RequestError(f"'{param}' must be a list of texts, none of them empty.", param=param)
+        return cls.lark("start: " + " | ".join(map(json.dumps, texts)), param=param)
 
     @classmethod
     def lark(cls, rules: str, *, param: str = "grammar") -> Grammar:

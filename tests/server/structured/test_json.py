@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -87,6 +88,37 @@ def test_what_cannot_be_enforced_is_named(client: FlaskClient, fields: dict[str,
     error = refused(client.post(CHAT, json=asking(**fields)))
     assert error["param"] == param
     assert said in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"choice": ["A heart.", "A star."]}, r"A heart\.|A star\."),
+        ({"regex": "[ab]{3}"}, "[ab]{3}"),
+        ({"json": {"enum": [1, 2]}}, "[12]"),
+    ],
+)
+def test_structured_outputs_are_taken_as_vllm_takes_them(client: FlaskClient, asked: dict[str, Any], said: str) -> None:
+    choice = choice_of(client.post(CHAT, json=asking(response_format=None, structured_outputs=asked)))
+    assert re.fullmatch(said, choice["message"]["content"])
+    error = refused(client.post(CHAT, json=asking(structured_outputs=asked)))
+    assert (error["param"], "exclude" in error["message"]) == ("structured_outputs", True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({}, "structured_outputs"),
+        ({"regex": "a", "choice": ["b"]}, "structured_outputs"),
+        ({"grammar": "root ::= a"}, "structured_outputs.grammar"),
+        ({"regex": "(?=a)"}, "structured_outputs.regex"),
+        ({"choice": [""]}, "structured_outputs.choice"),
+        ({"json": {"not": {}}}, "structured_outputs.json"),
+    ],
+)
+def test_what_of_structured_outputs_is_wrong_is_named(client: FlaskClient, asked: dict[str, Any], param: str) -> None:
+    error = refused(client.post(CHAT, json=asking(response_format=None, structured_outputs=asked)))
+    assert error["param"] == param
 
 
 def test_an_engine_without_grammars_is_asked_for_none(fake: FakeEngine) -> None:

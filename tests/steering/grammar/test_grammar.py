@@ -177,6 +177,16 @@ def test_a_wrong_schema_is_refused_in_one_line(engine: Engine, schema: dict[str,
     assert caught.value.code == "unsupported_value"
 
 
+def test_one_of_several_texts_is_said_as_it_is(engine: Engine) -> None:
+    texts = ['a "b"', "c\\d\n", "é | {}"]
+    said = {only(engine, Grammar.choice(texts), max_tokens=20, temperature=2.0, seed=seed).text for seed in range(12)}
+    assert len(said) > 1
+    assert said <= set(texts)
+    for wrong in ("a", [], [""], [1]):
+        with pytest.raises(RequestError, match="'grammar' must be a list of texts"):
+            Grammar.choice(wrong)  # type: ignore[arg-type]
+
+
 def test_what_is_no_schema_is_refused() -> None:
     for schema in (
         1,
