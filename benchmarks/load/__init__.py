@@ -1,0 +1,1 @@
+"""Load over HTTP on any number of OpenAI-compatible servers; see `benchmarks.load.run`."""

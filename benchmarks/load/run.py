@@ -1,0 +1,144 @@
+"""The same load on any number of OpenAI-compatible servers, in turns.
+
+python -m benchmarks.load.run helmsight=http://127.0.0.1:8000/v1=helmsight-demo vllm=http://127.0.0.1:8100/v1=helmsight-demo
+
+Both sides of a ratio are of one run, and repeats alternate between the servers. Answers have as many tokens as asked,
+whatever the model says (`ignore_eos`, `min_tokens`). `--fields NAME=JSON` has a server's requests say more (a list is taken
+in turn), so that one server can be there twice: plain, and with interventions and readouts.
+
+A soak: `--requests 100000 --repeats 1 --clients 32 --leaving 0.1 --fields helmsight=mixed --workloads picture`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load.client import Load, Outcome, Server, send
+from benchmarks.load.workloads import WORKLOADS
+
+MIXED: list[dict[str, Any]] = [
+    {},
+    {"steering": {"vector": "modality-preference", "toward": "vision"}},
+    {"sage": True, "strict": False},
+    {"contrast": {"kind": "vcd"}, "strict": False},
+    {"diagnostics": True},
+    {"diagnostics": {"include": ["focus", "modality", "decay", "residual", "alarm"]}, "temperature": 1.0},
+]
+"""What `--fields NAME=mixed` has requests ask for in turn, where they have a picture."""
+SHOWN = ("first", "gaps", "total")
+COLUMNS = (
+    "workload", "clients", "server", "tokens/s", "ratio", "first p50, p99 (ms)", "between p50, p99 (ms)",
+    "total p50, p99 (ms)", "answers",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; 1 where a server answered none."""
+    options = _options().parse_args(argv)
+    servers = [_server(text) for text in options.servers]
+    for text in options.fields:
+        name, _, given = text.partition("=")
+        fields = MIXED if given == "mixed" else json.loads(given)
+        fields = fields if isinstance(fields, list) else [fields]
+        servers = [replace(one, fields=fields) if one.name == name else one for one in servers]
+    found: list[dict[str, Any]] = []
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    for workload in options.workloads:
+        for clients in options.clients:
+            outcomes = _compared(servers, options, workload, clients)
+            for server in servers:
+                row = _row(workload, clients, server, outcomes[server.name], outcomes[servers[0].name])
+                found.append(row)
+                print(_line(row), flush=True)
+    if options.out:
+        about = {"command": sys.argv[1:], "processors": os.cpu_count(), "load": os.getloadavg()[0]}
+        options.out.write_text(json.dumps({"about": about, "rows": found}, indent=2) + "\n")
+    return int(any(not row["answers"].get("200") for row in found))
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "servers", nargs="+", metavar="NAME=URL=MODEL", help="the first is what others are compared with"
+    )
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["short"])
+    parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16, 64])
+    parser.add_argument("--tokens", type=int, default=64, help="of every answer")
+    parser.add_argument("--requests", type=int, help="in each repeat (default: 4 a client, at least 8)")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--whole", action="store_true", help="answers in one piece, not as streams")
+    parser.add_argument(
+        "--leaving", type=float, default=0.0, metavar="SHARE", help="streams left after their first text"
+    )
+    parser.add_argument(
+        "--fields", nargs="+", default=[], metavar="NAME=JSON", help="more fields of requests, or 'mixed'"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
+    return parser
+
+
+def _server(text: str) -> Server:
+    name, url, model = text.split("=", 2)
+    return Server(name, url.rstrip("/"), model)
+
+
+def _compared(servers: Sequence[Server], options: Any, workload: str, clients: int) -> dict[str, list[Outcome]]:
+    """The outcomes of each repeat by server; one request warms each of them up."""
+    count = options.requests or max(8, 4 * clients)
+    key = os.environ.get("OPENAI_API_KEY")
+    shape: dict[str, Any] = {
+        "max_tokens": options.tokens, "min_tokens": options.tokens, "ignore_eos": True, "temperature": 0,
+        "stream": not options.whole,
+    }  # fmt: skip
+    if not options.whole:
+        shape["stream_options"] = {"include_usage": True}
+    found: dict[str, list[Outcome]] = {server.name: [] for server in servers}
+    for repeat in range(-1, options.repeats):
+        seeds = range(repeat * count, (repeat + 1) * count) if repeat >= 0 else range(10**6, 10**6 + min(count, 4))
+        bodies = [{"messages": WORKLOADS[workload](seed), **shape} for seed in seeds]
+        for server in servers if repeat % 2 else reversed(servers):
+            outcome = send(server, Load(bodies, clients, options.leaving), key)
+            if repeat >= 0:
+                found[server.name].append(outcome)
+    return found
+
+
+def _row(
+    workload: str, clients: int, server: Server, outcomes: Sequence[Outcome], others: Sequence[Outcome]
+) -> dict[str, Any]:
+    rates = [one.tokens_per_second for one in outcomes]
+    ratios = [rate / other.tokens_per_second for rate, other in zip(rates, others, strict=True) if other.whole]
+    every = Outcome([seen for one in outcomes for seen in one.seen], sum(one.seconds for one in outcomes))
+    times = {name: [every.times(name, percent) for percent in (50, 99)] for name in SHOWN}
+    return {
+        "workload": workload, "clients": clients, "server": asdict(server), "tokens_per_second": statistics.median(rates),
+        "ratio": statistics.median(ratios) if ratios else None, "ratios": ratios, "milliseconds": times,
+        "answers": every.statuses(),
+    }  # fmt: skip
+
+
+def _line(row: dict[str, Any]) -> str:
+    def both(name: str) -> str:
+        return ", ".join("-" if value is None else f"{value:.4g}" for value in row["milliseconds"][name])
+
+    ratio = (
+        "-" if row["ratio"] is None else f"{row['ratio']:.3f} ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})"
+    )
+    answers = ", ".join(f"{count} {name}" for name, count in row["answers"].items())
+    cells = (
+        row["workload"], row["clients"], row["server"]["name"], f"{row['tokens_per_second']:.0f}", ratio,
+        *(both(name) for name in SHOWN), answers,
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The chats that servers are asked, the same for each of them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from demo.world.scenes import random_scene, render
+
+Messages = list[dict[str, Any]]
+
+_WORDS = ("red", "green", "blue", "circle", "square", "star", "heart", "left", "top", "picture", "color", "shape")
+LONG = 1200
+"""Words, which are tokens of the embedded model, of a long prompt."""
+
+
+@cache
+def _picture(seed: int) -> str:
+    rng = random.Random(seed)
+    buffer = io.BytesIO()
+    render(random_scene(rng, 2), (84, 84), rng).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(_WORDS) for _ in range(words))
+
+
+def _short(seed: int) -> Messages:
+    return [{"role": "user", "content": f"What color is the {_text(random.Random(seed), 8)}?"}]
+
+
+def _long(seed: int) -> Messages:
+    return [{"role": "user", "content": f"{_text(random.Random(seed), LONG)}?"}]
+
+
+def _shared(seed: int) -> Messages:
+    system = {"role": "system", "content": _text(random.Random("shared"), LONG // 2)}
+    return [system, *_short(seed)]
+
+
+def _pictured(seed: int) -> Messages:
+    parts = [{"type": "image_url", "image_url": {"url": _picture(seed)}}]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": _short(seed)[0]["content"]}]}]
+
+
+def _same_picture(seed: int) -> Messages:
+    return [{"role": "user", "content": [*_pictured(0)[0]["content"][:1], *_pictured(seed)[0]["content"][1:]]}]
+
+
+WORKLOADS: dict[str, Callable[[int], Messages]] = {
+    "short": _short,
+    "long": _long,
+    "shared": _shared,
+    "picture": _pictured,
+    "same-picture": _same_picture,
+}
+"""The chat of a seed: a short text, one of 1,200 words, a short one behind a system prompt of 600 that all have, a picture
+of its own or the same one with a short question."""

@@ -1,0 +1,101 @@
+"""What clients of a load see of a server whose answers are scripted."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.load import run
+from benchmarks.load.client import Load, Outcome, Seen, Server, send
+from benchmarks.load.workloads import WORKLOADS
+
+ASKED: list[dict[str, Any]] = []
+
+
+class Scripted(BaseHTTPRequestHandler):
+    """Streams three pieces, or answers whole; refuses every fourth request, and breaks a stream for who asks to."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ASKED.append(body)
+        self.send_response(429 if len(ASKED) % 4 == 0 else 200)
+        self.end_headers()
+        usage = {"usage": {"completion_tokens": 5}}
+        if not body.get("stream"):
+            self.wfile.write(json.dumps(usage).encode())
+            return
+        pieces = [{"choices": [{"delta": {"content": text}}]} for text in ("", "a", "b", "c")]
+        events = [*pieces, {"error": {}}] if body.get("breaks") else [*pieces, {"choices": [], **usage}]
+        for event in events:
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    ASKED.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        server.shutdown()
+        thread.join()
+
+
+def test_times_by_hand() -> None:
+    seen = [Seen(200, 0.1, [0.01, 0.03], 0.2, 3), Seen(200, 0.3, [0.02], 0.4, 5), Seen(200, 9.0, left=True), Seen(429)]
+    found = Outcome(seen, 2.0)
+    assert found.tokens_per_second == 4
+    assert found.statuses() == {"200": 2, "429": 1, "left": 1}
+    assert [found.times(name, 50) for name in ("first", "gaps", "total")] == pytest.approx([200, 20, 300])
+    assert found.times("gaps", 100) == pytest.approx(30)
+    assert Outcome([Seen(500)], 1.0).times("first", 50) is None
+
+
+def test_every_request_is_asked_once_and_seen(url: str) -> None:
+    server = Server("a", url, "m", [{}, {"seed": 1}])
+    found = send(server, Load([{"stream": True, "number": number} for number in range(12)], clients=3))
+    assert sorted(body["number"] for body in ASKED) == list(range(12))
+    assert all(body.get("seed") == (1 if body["number"] % 2 else None) for body in ASKED)
+    assert found.statuses() == {"200": 9, "429": 3}
+    for seen in found.whole:
+        assert (seen.tokens, len(seen.gaps)) == (5, 2)
+        assert seen.first is not None
+        assert seen.first + sum(seen.gaps) <= seen.total
+
+
+def test_what_breaks_or_is_left_is_no_answer(url: str) -> None:
+    assert send(Server("a", url, "m"), Load([{"stream": True}], 1, leaving=1.0)).statuses() == {"left": 1}
+    assert send(Server("a", url, "m", [{"breaks": True}]), Load([{"stream": True}], 1)).statuses() == {"500": 1}
+    assert send(Server("a", "http://127.0.0.1:9/v1", "m"), Load([{}], 1)).statuses() == {"0": 1}
+
+
+def test_the_table_and_the_file(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = [f"plain={url}=m", f"mixed={url}=m"]
+    out = tmp_path / "load.json"
+    command = [*sides, "--fields", "mixed=mixed", "--clients", "2", "--repeats", "1", "--out", str(out)]
+    assert run.main(command) == 0
+    assert capsys.readouterr().out.count("| short | 2 |") == 2
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["server"]["name"] for row in rows] == ["plain", "mixed"]
+    assert rows[0]["ratio"] == 1
+    assert {json.dumps(body.get("sage")) for body in ASKED} == {"null", "true"}
+    with pytest.raises(SystemExit):
+        run.main(["--clients", "x", *sides])
+
+
+def test_workloads_are_the_same_for_every_server() -> None:
+    for name, workload in WORKLOADS.items():
+        assert workload(3) == workload(3)
+        assert workload(3) != workload(4), name
+    assert WORKLOADS["shared"](1)[0] == WORKLOADS["shared"](2)[0]
+    assert WORKLOADS["same-picture"](1)[0]["content"][0] == WORKLOADS["same-picture"](2)[0]["content"][0]
