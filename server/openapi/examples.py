@@ -14,6 +14,13 @@ from steering.protocol.forms import forms
 CONTEXT = "The green object is a heart."
 QUESTION = "What is the green object?"
 
+CHOICE = {
+    "type": "object",
+    "properties": {"shape": {"enum": ["heart", "ring", "star"]}},
+    "required": ["shape"],
+    "additionalProperties": False,
+}
+
 
 @cache
 def picture() -> str:
@@ -65,6 +72,10 @@ def of_chat() -> Mapping[str, Example]:
         "lenient": Example(
             "Without a picture, what needs one is skipped",
             {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8, "sage": True, "strict": False},
+        ),
+        "json": Example(
+            "Answered as a JSON schema says",
+            chat(QUESTION, response_format={"type": "json_schema", "json_schema": {"name": "choice", "schema": CHOICE}}),
         ),
         "diagnostics": Example(
             "With where the model looked",

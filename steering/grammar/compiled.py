@@ -59,16 +59,24 @@ class Grammars:
 
     def start(self, grammar: Grammar) -> Matcher:
         """Where answers of a grammar start; raises RequestError where it cannot be compiled."""
-        with self._compiling:  # one at a time: a second request of the same grammar finds it
-            with self._lock:
-                found = self._kept.get(grammar.text)
-            compiled = found or _aside(lambda: self._compiled(grammar), grammar.param)
-            with self._lock:
-                self._kept[grammar.text] = compiled
+        compiled = self._found(grammar)
+        if compiled is None:
+            with self._compiling:  # one at a time: of several requests of one grammar, the others find it
+                compiled = self._found(grammar) or _aside(lambda: self._compiled(grammar), grammar.param)
+                self._keep(grammar, compiled)
+        return Matcher(compiled, grammar.param).copy()
+
+    def _found(self, grammar: Grammar) -> LLMatcher | None:
+        with self._lock:
+            if (found := self._kept.get(grammar.text)) is not None:
                 self._kept.move_to_end(grammar.text)
-                if len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            return Matcher(compiled, grammar.param).copy()
+            return found
+
+    def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
+        with self._lock:
+            self._kept[grammar.text] = compiled
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=LLParserLimits(verbose_errors=False))

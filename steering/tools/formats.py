@@ -34,7 +34,7 @@ class Format:
         for i, function in enumerate(wanted):
             head = f'{self.start}\n{{"name": {json.dumps(function["name"])}, "arguments": '
             rules.append(f"call_{i}: {json.dumps(head)} arguments_{i} {json.dumps('}' + chr(10) + self.end)}")
-            schema = function.get("parameters") or {"type": "object", "additionalProperties": False}
+            schema = {"type": "object", **(function.get("parameters") or {"additionalProperties": False})}
             rules.append(f"arguments_{i}: %json {written_schema(schema, bool(function.get('strict')), 'tools')}")
         return Grammar.lark("\n".join(rules), param="tools")
 

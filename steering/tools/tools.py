@@ -62,9 +62,9 @@ def _check(tool: Any, place: str) -> None:
             f"'{place}.function.name' must be of 1 to 64 letters, digits, '_', '.' and '-'.",
             param=f"{place}.function.name",
         )
-    if not isinstance(parameters, Mapping | None):
+    if not isinstance(parameters, Mapping | None) or (parameters or {}).get("type", "object") != "object":
         at = f"{place}.function.parameters"
-        raise RequestError(f"'{at}' must be a JSON schema, an object.", param=at)
+        raise RequestError(f"'{at}' must be a JSON schema of an object.", param=at)
     try:
         json.dumps(function, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -136,6 +136,7 @@ WRONG: list[tuple[Any, str]] = [
     ([1], "tools[0]"),
     ([{"function": {"name": "a b"}}], "tools[0].function.name"),
     ([{"function": {"name": "a", "parameters": 1}}], "tools[0].function.parameters"),
+    ([{"function": {"name": "a", "parameters": {"type": "array"}}}], "tools[0].function.parameters"),
     ([{"function": {"name": "a", "description": {1}}}], "tools[0]"),
     ([FUNCTIONS[0], FUNCTIONS[0]], "tools"),
 ]
@@ -155,8 +156,8 @@ def test_what_excludes_one_another_is_named(engine: Engine) -> None:
         Request(QUESTION, forced="a", tools=Tools(FUNCTIONS, True))
     with pytest.raises(RequestError, match="'grammar' and 'tools'"):
         Request(QUESTION, grammar=Grammar.json_object(), tools=Tools(FUNCTIONS))
-    unsupported = {"name": "f", "parameters": {"type": "array", "uniqueItems": True}, "strict": True}
-    with pytest.raises(RequestError, match=r"'tools' cannot be enforced: .*uniqueItems"):
+    unsupported = {"name": "f", "parameters": {"propertyNames": {"maxLength": 3}}, "strict": True}
+    with pytest.raises(RequestError, match=r"'tools' cannot be enforced: .*propertyNames"):
         engine.submit(Request(QUESTION, tools=Tools([{"function": unsupported}], True)))
 
 
