@@ -13,7 +13,7 @@ serve: $(VENV)/.installed
 
 # Two processes with a thread each, a file in one of them: the models are small, and tests of one file share theirs.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What a newcomer does, from a clone: both commands for real, with an environment of their own. Takes half an hour.
 first-hour: $(VENV)/.installed

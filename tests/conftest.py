@@ -16,3 +16,10 @@ torch.set_num_threads(1)
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `tests.families.checkpoint` keeps its folders, built once a session."""
     return tmp_path_factory.getbasetemp() / "checkpoints"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: begun last, one of them would keep one process busy when the other has nothing left
+    to do."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
