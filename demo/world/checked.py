@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 
 from demo.world.faithfulness import SIZE, existence_samples, noise_source, noised
 from demo.world.questions import ask, pick_fact, statement
 from demo.world.scenes import Size, random_scene, render
-from demo.world.targets import target_samples
+from demo.world.targets import targets
 from probes.alarm.samples import Checked
 
 KINDS = ("color", "shape", "position", "at", "background", "count", "letter", "number")
@@ -17,7 +18,7 @@ KINDS = ("color", "shape", "position", "at", "background", "count", "letter", "n
 def checked_samples(count: int, seed: int, noises: Sequence[float], size: Size = SIZE) -> list[Checked]:
     """`count` questions: facts, existence and several pictures in turn, each with every one of the `noises` in turn, the
     standard deviations of what is added to every pixel's values of 0 to 255."""
-    kinds = [_facts(seed, size, noises), _existence(count, seed, noises), _several(count, seed, noises)]
+    kinds = [_facts(seed, size, noises), _existence(count, seed, noises), _several(seed, noises)]
     return [next(kinds[number % len(kinds)]) for number in range(count)]
 
 
@@ -49,11 +50,11 @@ def _existence(count: int, seed: int, noises: Sequence[float]) -> Iterator[Check
         yield Checked((chosen.image,), chosen.question, (accepted,), "existence", f"{accepted} {noises[level]:g}")
 
 
-def _several(count: int, seed: int, noises: Sequence[float]) -> Iterator[Checked]:
+def _several(seed: int, noises: Sequence[float]) -> Iterator[Checked]:
     """Those whose answer is a text or the number of a picture, as the options of others are letters."""
-    drawn = [target_samples(3 * count + 9, seed, noise=noise) for noise in noises]
-    chosen = [number for number, sample in enumerate(drawn[0]) if not sample.choices and not sample.anchor]
-    for turn, number in enumerate(chosen):
-        sample, noise = drawn[turn % len(noises)][number], noises[turn % len(noises)]
+    drawn = zip(*(targets(seed, noise=noise) for noise in noises), strict=True)
+    askable = (samples for samples in drawn if not samples[0].choices and not samples[0].anchor)
+    for samples, (level, noise) in zip(askable, cycle(enumerate(noises)), strict=False):
+        sample = samples[level]
         question = "".join(sample.texts).strip()
         yield Checked(tuple(sample.images), question, (sample.response,), "several", f"{sample.task} {noise:g}")

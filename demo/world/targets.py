@@ -4,7 +4,8 @@ answer."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from demo.world.faithfulness import noise_source, noised
 from demo.world.questions import ask, fill_options, option_text, pick_fact, statement
@@ -28,10 +29,14 @@ target that holds the answer, where it is one."""
 def target_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0) -> list[TargetSample]:
     """`count` samples, the tasks in turn; `noise` is the standard deviation of what is added to every pixel's values of 0 to
     255, another in each picture."""
+    return list(islice(targets(seed, size, noise), count))
+
+
+def targets(seed: int, size: Size = SIZE, noise: float = 0.0) -> Iterator[TargetSample]:
+    """The samples of `target_samples`, one after the other without end."""
     rng, noise_rng = random.Random(f"held-out targets {seed}"), noise_source(seed)
-    makers, samples = list(MAKERS.items()), list[TargetSample]()
-    while len(samples) < count:
-        number = len(samples)
+    makers, number = list(MAKERS.items()), 0
+    while True:
         task, maker = makers[number % len(makers)]
         asked = maker(rng, 2 + number // len(makers) % (MOST - 1))
         if asked is None:
@@ -40,8 +45,8 @@ def target_samples(count: int, seed: int, size: Size = SIZE, noise: float = 0.0)
         images = tuple(noised(render(scene, size, rng), noise, noise_rng) for scene in scenes)
         texts = ("",) * len(images) + (question,)
         spot = None if cell is None else _box(cell)
-        samples.append(TargetSample(f"{task}-{number}", task, texts, images, target + 1, response, choices, spot=spot))
-    return samples
+        yield TargetSample(f"{task}-{number}", task, texts, images, target + 1, response, choices, spot=spot)
+        number += 1
 
 
 def _box(cell: int) -> tuple[float, float, float, float]:
