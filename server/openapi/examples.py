@@ -75,7 +75,11 @@ def of_chat() -> Mapping[str, Example]:
         ),
         "json": Example(
             "Answered as a JSON schema says",
-            chat(QUESTION, response_format={"type": "json_schema", "json_schema": {"name": "choice", "schema": CHOICE}}),
+            chat(
+                QUESTION,
+                max_tokens=40,
+                response_format={"type": "json_schema", "json_schema": {"name": "choice", "schema": CHOICE}},
+            ),
         ),
         "diagnostics": Example(
             "With where the model looked",
