@@ -25,11 +25,20 @@ def reproduce(
     out: Annotated[
         Path, file_option(metavar="DIR", help="folder of the report, and of the runs, which go on from what they kept")
     ] = Path("build/reproduce"),
+    jobs: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="runs beside each other (default: one a processor, at most 4; one with --model)",
+            show_default=False,
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Run what the papers' tables and figures need, and say of each whether its finding appears. Run again after an
     interruption, it goes on where it was."""
     from probes.answering.versions import versions
+    from probes.reproduce.parallel import MOST, processors
     from probes.reproduce.report import report
     from probes.reproduce.run import chosen, reproduce
 
@@ -41,9 +50,17 @@ def reproduce(
     def command(words: Any) -> Any:
         return context.find_root().command.main(list(words), standalone_mode=False, obj=defaults)
 
+    if jobs is None:
+        jobs = 1 if model is not None else min(processors(), MOST)
     with goes_on():
         outcomes, done = reproduce(
-            chosen(paper), out / ("quick" if quick else "full"), command, model=model, quick=quick, quiet=quiet
+            chosen(paper),
+            out / ("quick" if quick else "full"),
+            command,
+            model=model,
+            quick=quick,
+            quiet=quiet,
+            jobs=jobs,
         )
     about = {"model": model or "the embedded ones", "samples": "few" if quick else "all", "versions": versions()}
     page = report(about, outcomes, done)

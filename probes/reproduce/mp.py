@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from probes.reproduce import mp_readings as read
 from probes.reproduce.items import Found, Item, Json
 from probes.reproduce.readings import lists
+from probes.reproduce.readings import mp as read
 
 
 def _separate(low: Json, high: Json, name: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from probes.reproduce.items import ABSENT, APPEARS, IMPOSSIBLE, Item, Json, Outcome, Paper
 from probes.reproduce.ivm import ITEMS as IVM
 from probes.reproduce.mp import ITEMS as MP
+from probes.reproduce.parallel import beside
 from probes.reproduce.runs import RUNS
 from probes.reproduce.sap import ITEMS as SAP
 from probes.reproduce.spd import ITEMS as SPD
@@ -46,23 +47,35 @@ def reproduce(
     model: str | None,
     quick: bool,
     quiet: bool,
+    jobs: int = 1,
 ) -> tuple[list[Outcome], Mapping[str, Done]]:
-    """What becomes of the items, and the runs by name. command: runs a command line of this program. What a run keeps in its
-    folder it does not do again; one that fails leaves its items without figures, and the others go on."""
+    """What becomes of the items, and the runs by name, so many of them beside each other. command: runs a command line of
+    this program. What a run keeps in its folder it does not do again; one that fails leaves its items without figures, and
+    the others go on."""
     items = list(items)
     wanted = {item.run for item in items}
     if model is not None and any(RUNS[name].steers for name in wanted if name is not None):
         wanted.add("probe")
     names = [name for name in RUNS if name in wanted]
-    done: dict[str, Done] = {}
-    for number, name in enumerate(names, 1):
+
+    def run(name: str) -> Done:
         words = RUNS[name].command(name, folder, quick=quick, model=model)
         said = shlex.join(["helmsight", *words])
         if not quiet:
-            print(f"{number} of {len(names)}: {said}", file=sys.stderr, flush=True)
-        done[name] = _done(command, [*words, *(["--quiet"] if quiet else [])], folder / name, said)
-        if not quiet:
-            print(f"   {done[name].error or f'{done[name].seconds:.0f} s'}", file=sys.stderr, flush=True)
+            print(said, file=sys.stderr, flush=True)
+        return _done(command, [*words, *(["--quiet"] if quiet or jobs > 1 else [])], folder / name, said)
+
+    first = [name for name in names if name == "probe"]  # whose vector others may steer by
+    alone = [name for name in names if RUNS[name].timed]
+    others = [name for name in names if name not in (*first, *alone)]
+    done: dict[str, Done] = {}
+    for group, beside_each_other in ((first, 1), (others, jobs), (alone, 1)):
+        for name, one in beside(group, run, beside_each_other):
+            done[name] = one
+            if not quiet:
+                ended = f"{name}: {one.error or f'{one.seconds:.0f} s'}"
+                print(f"   {len(done)} of {len(names)} done, {ended}", file=sys.stderr, flush=True)
+    done = {name: done[name] for name in names}
     return [outcome(item, done) for item in items], done
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 class Run:
     """A command, and how many samples it asks: `full` is said, or `quick`. place: how its folder is said, which is "{out}";
     another run's is "{NAME}". steers: by the vector that `probe` built, where the model is not the embedded one. fixed: it
-    says its model itself."""
+    says its model itself. timed: it measures time and memory, with nothing beside it."""
 
     words: Sequence[str]
     full: Sequence[str] = ()
@@ -19,6 +19,7 @@ class Run:
     place: Sequence[str] = ("--out", "{out}")
     steers: bool = False
     fixed: bool = False
+    timed: bool = False
 
     def command(self, name: str, folder: Path, *, quick: bool, model: str | None) -> list[str]:
         """Its words on the command line; `folder` holds one for each run."""
@@ -61,7 +62,7 @@ RUNS: Mapping[str, Run] = {
     ),
     "mc2-latency": Run(
         ("eval", "mc2", "--conditions", "plain", "steer", "--ablate", "latency"), ("--limit", "100"), ("--limit", "16"),
-        steers=True,
+        steers=True, timed=True,
     ),
     "mc2-auto": Run(
         ("eval", "mc2", "--conditions", "plain", "steer", "--auto"), ("--limit", "200"),
@@ -77,7 +78,7 @@ RUNS: Mapping[str, Run] = {
         ("--limit", "120", "--several", "40"), ("--limit", "6", "--several", "2"),
     ),
     "sage": Run(
-        ("eval", "sage", "--noise", "70"), ("--limit", "300", "--pairs", "60"), ("--limit", "8", "--pairs", "3")
+        ("eval", "sage", "--noise", "70", "--conditions", "+ See", "+ Think", "+ Generate"), ("--limit", "300", "--pairs", "60"), ("--limit", "8", "--pairs", "3")
     ),
     "sage-sweep": Run(
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from probes.differences.faithfulness import ERRORS
 from probes.reproduce.items import Item
 from probes.reproduce.readings import lists
-from probes.reproduce.spd_readings import (
+from probes.reproduce.readings.spd import (
     ablation,
     agreed,
     alone,

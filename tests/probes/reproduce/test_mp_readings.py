@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from probes.reproduce import mp_readings as read
 from probes.reproduce.items import Found
 from probes.reproduce.mp import ITEMS
+from probes.reproduce.readings import mp as read
 from probes.reproduce.runs import RUNS
 
 REPORTS = Path(__file__).parents[3] / "demo" / "reports"

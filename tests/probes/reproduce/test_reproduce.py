@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,29 @@ def test_each_run_serves_all_its_rows_once(tmp_path: Path, capsys: pytest.Captur
     assert "- 3, what people say: needs people" in page
 
 
+def test_runs_beside_each_other_come_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes of their own, but for what is timed, which runs last and here."""
+    made = {name: Run(("eval", name)) for name in ("low", "third", "high")} | {
+        "timed": Run(("eval", "timed"), timed=True)
+    }
+    monkeypatch.setattr("probes.reproduce.run.RUNS", made)
+    commands = Commands({name: {"share": 0.9, "n": os.getpid()} for name in made} | {"third": ValueError("no file")})
+    rows = [replace(HIGH, id=number, run=name) for number, name in enumerate(made)]
+
+    def command(words: Sequence[str]) -> None:
+        commands(words)
+        commands.reports = {name: {"share": 0.1, "n": 1} for name in made}  # what a process changes stays with it
+        (tmp_path / f"{words[1]}.process").write_text(str(os.getpid()))
+
+    outcomes, done = reproduce(rows, tmp_path, command, model=None, quick=False, quiet=True, jobs=2)
+    assert list(done) == list(made)
+    assert done["third"].error == "no file"
+    assert outcomes[-1].verdict == "appears"
+    assert [words[1] for words in commands.said] == ["timed"]
+    processes = {name: int((tmp_path / f"{name}.process").read_text()) for name in ("low", "high", "timed")}
+    assert processes["timed"] == os.getpid() not in (processes["low"], processes["high"])
+
+
 def test_a_run_that_fails_costs_its_own_rows_alone(tmp_path: Path) -> None:
     commands = Commands({"high": ValueError("no such file"), "low": {"n": 3}})
     outcomes, done = reproduce([HIGH, LOW], tmp_path, commands, model=None, quick=True, quiet=True)
@@ -123,7 +147,7 @@ def test_its_command_runs_others_on_one_engine(
         for number, name in enumerate(made)
     ]
     monkeypatch.setattr("probes.reproduce.run.ITEMS", rows)
-    assert cli.main(["reproduce", "--quiet", "--out", str(tmp_path)]) == 0
+    assert cli.main(["reproduce", "--quiet", "--jobs", "1", "--out", str(tmp_path)]) == 0
     assert len(loaded) == 1
     assert [row["ours"] for row in json.loads((tmp_path / "report.json").read_text())["rows"]] == [1, 2]
     assert "2 appears" in capsys.readouterr().out

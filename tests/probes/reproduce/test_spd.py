@@ -12,9 +12,9 @@ from probes.differences.metrics import Claim
 from probes.harness.comparison import BASELINE
 from probes.harness.conditions import Conditions, chosen, known
 from probes.lists.yes_no import YesNo
+from probes.reproduce.readings.spd import PEAKS, ablation, harder, methods, peaks, perturbed
 from probes.reproduce.run import ITEMS
 from probes.reproduce.runs import RUNS
-from probes.reproduce.spd_readings import PEAKS, ablation, harder, methods, peaks, perturbed
 from probes.sage import evaluate as sage
 from probes.sage.samples import Difference
 from probes.sage.stages import stages
