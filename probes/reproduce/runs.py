@@ -78,7 +78,8 @@ RUNS: Mapping[str, Run] = {
         ("--limit", "120", "--several", "40"), ("--limit", "6", "--several", "2"),
     ),
     "sage": Run(
-        ("eval", "sage", "--noise", "70", "--conditions", "+ See", "+ Think", "+ Generate"), ("--limit", "300", "--pairs", "60"), ("--limit", "8", "--pairs", "3")
+        ("eval", "sage", "--noise", "70", "--conditions", "+ See", "+ Think", "+ Generate"),
+        ("--limit", "300", "--pairs", "60"), ("--limit", "8", "--pairs", "3"),
     ),
     "sage-sweep": Run(
         (
