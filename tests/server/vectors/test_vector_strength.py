@@ -48,7 +48,7 @@ def test_toward_is_kept_by_a_vector_that_was_negated(open_client: FlaskClient, c
         (applied,) = answer.json["choices"][0]["applied"]["steering"]
         assert (applied["toward"], applied["scale"], applied["published"]) == (toward, scale, pytest.approx(0.4))
         assert validate(open_client, steering=body).json["steering"][0]["scale"] == scale
-        counted = f'helmsight_interventions_total{{kind="steer",toward="{toward}"}} 1.0'
+        counted = f'helmsight_interventions_total{{kind="steering",toward="{toward}"}} 1.0'
         assert counted in open_client.get("/metrics").text
         whole = ask(open_client, data_uri(), QUESTION, steering={"vector": "mine", "toward": toward})
         assert answer.json["choices"][0]["message"] == whole.json["choices"][0]["message"]
