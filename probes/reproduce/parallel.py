@@ -22,19 +22,22 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def beside(names: Sequence[str], run: Callable[[str], T], jobs: int) -> Iterator[tuple[str, T]]:
-    """What `run` returns of each name, as they end. The processes are forked, so that `run` may be anything; where that is
-    not safe (macOS), or for one job, they run here, one after the other. Raises what `run` raises."""
+def beside(groups: Sequence[Sequence[str]], run: Callable[[str], T], jobs: int) -> Iterator[tuple[str, T]]:
+    """What `run` returns of each name, as they end: one group after the other, those of a group beside each other.
+
+    The processes are forked, so that `run` may be anything, and all of them before anything is computed here, after which
+    that would not be safe; nor is it on macOS, where, as for one job, all run here. Raises what `run` raises."""
     global _run  # noqa: PLW0603 -- what is forked is found in memory, and need not be pickled
-    if min(jobs, len(names)) < 2 or sys.platform != "linux":
-        yield from ((name, run(name)) for name in names)
+    if jobs < 2 or sys.platform != "linux":
+        yield from ((name, run(name)) for group in groups for name in group)
         return
     _run = run
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _share_processors, (jobs,))
     try:
-        waiting = {pool.submit(_called, name): name for name in names}
-        for one in as_completed(waiting):
-            yield waiting[one], one.result()
+        for group in groups:
+            waiting = {pool.submit(_called, name): name for name in group}
+            for one in as_completed(waiting):
+                yield waiting[one], one.result()
     finally:
         pool.shutdown(cancel_futures=True)
         _run = None

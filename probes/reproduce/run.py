@@ -69,12 +69,11 @@ def reproduce(
     alone = [name for name in names if RUNS[name].timed]
     others = [name for name in names if name not in (*first, *alone)]
     done: dict[str, Done] = {}
-    for group, beside_each_other in ((first, 1), (others, jobs), (alone, 1)):
-        for name, one in beside(group, run, beside_each_other):
-            done[name] = one
-            if not quiet:
-                ended = f"{name}: {one.error or f'{one.seconds:.0f} s'}"
-                print(f"   {len(done)} of {len(names)} done, {ended}", file=sys.stderr, flush=True)
+    for name, one in beside([first, others, *([name] for name in alone)], run, jobs):
+        done[name] = one
+        if not quiet:
+            ended = f"{name}: {one.error or f'{one.seconds:.0f} s'}"
+            print(f"   {len(done)} of {len(names)} done, {ended}", file=sys.stderr, flush=True)
     done = {name: done[name] for name in names}
     return [outcome(item, done) for item in items], done
 
