@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,8 @@ import pytest
 from benchmarks.load import run
 from benchmarks.load.client import Load, Outcome, Seen, Server, send
 from benchmarks.load.workloads import WORKLOADS
+from benchmarks.run import BENCHMARKS
+from tests.first_hour.pages import ROOT, blocks, commands
 
 ASKED: list[dict[str, Any]] = []
 
@@ -99,3 +102,15 @@ def test_workloads_are_the_same_for_every_server() -> None:
         assert workload(3) != workload(4), name
     assert WORKLOADS["shared"](1)[0] == WORKLOADS["shared"](2)[0]
     assert WORKLOADS["same-picture"](1)[0]["content"][0] == WORKLOADS["same-picture"](2)[0]["content"][0]
+
+
+def test_the_commands_of_the_page_are_read() -> None:
+    shown = [
+        shlex.split(one, comments=True)
+        for block in blocks(ROOT / "benchmarks" / "README.md")
+        for one in commands(block.text)
+    ]
+    loads = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.run"]]
+    others = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.run"]]
+    assert [len(run._options().parse_args(words).servers) for words in loads] == [1, 2]
+    assert set().union(*others) <= BENCHMARKS.keys()

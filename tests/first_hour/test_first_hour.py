@@ -25,6 +25,7 @@ ELSEWHERE = {
     "docs/library.md": "tests/steering/test_library.py",
     "docs/extending.md": "tests/server/test_toys.py",
     "docs/operations.md": "tests/server/telemetry/test_logs.py",
+    "benchmarks/README.md": "tests/test_load.py",
 }
 """Pages whose blocks another test runs, or compares with files that run."""
 
