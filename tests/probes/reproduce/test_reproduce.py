@@ -84,7 +84,6 @@ def test_runs_beside_each_other_come_to_the_same(tmp_path: Path, monkeypatch: py
 
     def command(words: Sequence[str]) -> None:
         commands(words)
-        commands.reports = {name: {"share": 0.1, "n": 1} for name in made}  # what a process changes stays with it
         (tmp_path / f"{words[1]}.process").write_text(str(os.getpid()))
 
     outcomes, done = reproduce(rows, tmp_path, command, model=None, quick=False, quiet=True, jobs=2)
