@@ -128,7 +128,7 @@ def test_an_interrupt_ends_the_server_although_an_answer_is_running(start: Start
     started = time.monotonic()
     server.process.send_signal(signal.SIGINT)
     server.process.wait(PATIENCE)
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < 25, "it waited for the answer, for which it has 30 s"
     connection.close()
 
 
