@@ -17,13 +17,17 @@ from steering.model.mllm import MLLM
 
 T = TypeVar("T")
 
-KEPT = 64
+KEPT = 32
 """Compiled grammars that are kept, those that were used last."""
+STATES = 40_000
+"""That the automaton of a grammar may grow to while it is followed; each takes about 400 bytes for as long as it is kept."""
 SECONDS = 10.0
 """That compiling one may take; the library's own bounds end it within about one."""
 STACK = 256 * 2**20
 """Bytes of stack to compile on: references from one definition to the next are followed recursively, and the end of the
 stack would be that of the process."""
+LIMITS = LLParserLimits(max_lexer_states=STATES, verbose_errors=False)
+"""The library's own, but for memory; they bound the time of a step to some tens of milliseconds."""
 BESIDE = ("Unimplemented keys", "Unknown format", "oneOf")
 """What a lenient grammar does without, as the library names it."""
 SHOWN = 240
@@ -79,7 +83,7 @@ class Grammars:
                 self._kept.popitem(last=False)
 
     def _compiled(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=LIMITS)
         tried = matcher.deep_copy()
         if not matcher.is_error():
             tried.compute_bitmask()  # that a grammar is too large often shows only here

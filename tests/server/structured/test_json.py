@@ -44,6 +44,7 @@ def asking(schema: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any
         {"temperature": 1.5, "seed": 4, "n": 2},
         {"steering": {"toward": "vision"}, "diagnostics": True},
         {"sage": True},
+        {"sage": {"generate": {"refresh": 5}}, "n": 2},
         {"contrast": {"kind": "vcd"}, "temperature": 1.0},
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from jsonschema import Draft202012Validator
+from llguidance import LLParserLimits
 
 from steering import Choice, Engine, Grammar, Icd, Request, RequestError, Sampling, Steer, Steering, Vcd
 from steering.grammar import compiled
@@ -232,6 +233,20 @@ def test_schemas_that_would_end_the_process_are_bounded(engine: Engine) -> None:
     with pytest.raises(RequestError, match="at most 65536 characters"):
         Grammar.json_schema(chained(4000))
     assert only(engine, Grammar.regex("ab"), max_tokens=9).text == "ab"
+
+
+def test_a_grammar_whose_automaton_grows_without_end_is_bounded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a state for every set of places where some letters stood within the last thirty characters."""
+    assert compiled.LIMITS.max_lexer_states == compiled.STATES
+    monkeypatch.setattr(compiled, "LIMITS", LLParserLimits(max_lexer_states=2000, verbose_errors=False))
+    grown = Request(
+        CHAT, Sampling(max_tokens=200, temperature=2.0), grammar=Grammar.regex("(.*[abc].{30}|.*[def].{31})")
+    )
+    with pytest.raises(RequestError, match=r"'grammar' (cannot be enforced|became too complex)"):
+        engine.generate([grown] * 20)
+    assert only(engine, Grammar.regex("[ab]"), max_tokens=3).text in ("a", "b")
 
 
 def test_a_compilation_that_takes_too_long_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
