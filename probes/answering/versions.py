@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
-def versions() -> dict[str, str]:
-    """Of this package and of those that compute; "unknown" where one is not installed as a package."""
+@cache
+def _versions() -> Mapping[str, str]:
     found = {}
     for package in ("helmsight", "torch", "transformers"):
         try:
@@ -15,6 +16,11 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "unknown"
     return found
+
+
+def versions() -> dict[str, str]:
+    """Of this package and of those that compute; "unknown" where one is not installed as a package."""
+    return dict(_versions())
 
 
 def in_words(known: Mapping[str, str]) -> str:

@@ -48,11 +48,12 @@ class Remembering:
         """The replies in order, known ones from the file; those at the beginning before anything is asked."""
         waiting: deque[tuple[str, Reply | None]] = deque()
 
+        identity = self.identity  # which is of the whole run
         rest = iter(questions)
 
         def unknown() -> Iterator[Question]:
             for question in rest:
-                name = key(self.identity, question)
+                name = key(identity, question)
                 waiting.append((name, self._known.get(name)))
                 if waiting[-1][1] is None:
                     yield question
@@ -62,7 +63,7 @@ class Remembering:
             _lock(file, self.path)
             asked = unknown()
             for question in rest:
-                name = key(self.identity, question)
+                name = key(identity, question)
                 if (known := self._known.get(name)) is None:
                     waiting.append((name, None))
                     asked = itertools.chain([question], asked)
