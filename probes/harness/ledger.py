@@ -174,7 +174,8 @@ def _lock(file: IO, path: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, Reply]:
-    """The replies by key; a line that a kill cut off is left out, and removed so that the next one begins a line."""
+    """The replies by key. A damaged line is left out, alone; the last one, where a kill cut it off, is removed, so that the
+    next answer begins a line."""
     known: dict[str, Reply] = {}
     if not path.exists():
         return known
@@ -190,8 +191,7 @@ def _read(path: Path) -> dict[str, Reply]:
                 if "attention_ratio" not in row:  # as earlier versions wrote it, with other keys
                     known[name] = Reply(**row, kept=True)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                _log.warning("%s: line %d and what follows is damaged and asked again: %s", path, number + 1, error)
-                break
-            whole += len(line)
+                _log.warning("%s: line %d is damaged and asked again: %s", path, number + 1, error)
+            whole += len(line) if line.endswith(b"\n") else 0
         file.truncate(whole)
     return known
