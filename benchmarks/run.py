@@ -30,9 +30,12 @@ from tqdm import tqdm
 from benchmarks import models, sides, waiting
 from benchmarks.models import Workload
 from benchmarks.results import FOLDER, Row, as_table, keep
+from probes.answering.base import Question
+from probes.answering.engine import InProcess
 from steering import Engine
 
 CONCURRENT = 16
+ASKED = 64
 BUSY = 2
 
 Side = Callable[[Sequence[int]], float | None]
@@ -150,6 +153,26 @@ def grammar(workload: Workload) -> Iterator[Comparison]:
         )  # fmt: skip
 
 
+def evaluation(workload: Workload) -> Iterator[Comparison]:
+    """A benchmark's questions as `helmsight eval` asks them against one request at a time."""
+    answerer = InProcess(sides.engine(workload, CONCURRENT))
+
+    def questions(seeds: Sequence[int]) -> list[Question]:
+        return [Question(workload.messages(seed)) for seed in seeds]
+
+    def in_turn(seeds: Sequence[int]) -> None:
+        for question in questions(seeds):
+            list(answerer.answers([question]))
+
+    def together(seeds: Sequence[int]) -> None:
+        list(answerer.answers(questions(seeds)))
+
+    yield Comparison(
+        f"{ASKED} questions one at a time / as eval asks them", {"in turn": in_turn, "eval": together},
+        over="in turn", under="eval", aim=5.0, at_least=True, requests=ASKED,
+    )  # fmt: skip
+
+
 def spinning(workload: Workload) -> Iterator[Comparison]:
     """How OpenMP's threads wait: by default, as `helmsight` has them, and asleep; on all cores, alone and beside two busy
     programs."""
@@ -175,6 +198,7 @@ BENCHMARKS = {
     "diagnostics": diagnostics,
     "sage": sage,
     "grammar": grammar,
+    "evaluation": evaluation,
     "spinning": spinning,
 }
 PEAKS = ("off", "on", "sage", "generate", "eager")
