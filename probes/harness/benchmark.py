@@ -105,8 +105,9 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         setup = Setup(asked, limit, seed, quiet, out, base_url, json, markdown)
         options = benchmark.options(setup, context.obj, **own)
         setup.check()
+        _check_whose(setup.out, benchmark.name)
         with goes_on():
-            _write(benchmark.run(options, Session(setup)), setup)
+            _write(benchmark.name, benchmark.run(options, Session(setup)), setup)
 
     flags = [
         flag("limit", int, sample_option(min=1, metavar="N", help=benchmark.unit), benchmark.limit),
@@ -117,11 +118,23 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
     app.command(benchmark.name, cls=Command, short_help=benchmark.help, help=text)(with_flags(command, flags))
 
 
-def _write(found: Findings, setup: Setup) -> None:
+def _check_whose(folder: Path, name: str) -> None:
+    """Raise ValueError where a folder holds the report of another benchmark."""
+    try:
+        about = json.loads((folder / "report.json").read_text())["about"]
+        other = about.get("benchmark", name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    if other != name:
+        raise ValueError(f"--out {folder}: there the report of 'eval {other}' would be lost; name another folder")
+
+
+def _write(name: str, found: Findings, setup: Setup) -> None:
     """Write the files of a run and print what it found."""
     from steering.files import write_atomically
 
-    found.page.write(setup.out, {"about": found.about, "conditions": found.conditions, **found.more})
+    about = {"benchmark": name, **found.about}
+    found.page.write(setup.out, {"about": about, "conditions": found.conditions, **found.more})
     if setup.json is not None:
         write_atomically(setup.json, (json.dumps(found.conditions, indent=2) + "\n").encode())
     if setup.markdown is not None:

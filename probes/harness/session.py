@@ -71,8 +71,11 @@ class Session:
 
     @property
     def model(self) -> str:
-        """What a report calls what answered: the model's name, or the server's address."""
-        return str(self.setup.base_url) if self.engine is None else self.engine.mllm.name
+        """What a report calls what answered: the model's name, with the address of the server where it is behind one."""
+        if self.endpoint is not None:
+            return f"{self.endpoint.model} at {self.setup.base_url}"
+        assert self.engine is not None
+        return self.engine.mllm.name
 
     @property
     def versions(self) -> dict[str, str]:

@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Option
 
-from probes.harness.options import Quiet, check_writable, file_option, goes_on, log_warnings, model_option
+from probes.harness.options import (
+    ModelOptions,
+    Quiet,
+    check_writable,
+    file_option,
+    goes_on,
+    log_warnings,
+    model_option,
+)
+
+INTERRUPTED = 130
+"""What a command returns after Ctrl-C, as Typer has it."""
 
 
 def reproduce(
@@ -43,12 +54,17 @@ def reproduce(
     from probes.reproduce.run import chosen, reproduce
 
     log_warnings()
+    ModelOptions.of(context.obj, model, "auto", None, 1).check()
     check_writable(out)
 
     defaults = replace(context.obj, engines={})
 
-    def command(words: Any) -> Any:
-        return context.find_root().command.main(list(words), standalone_mode=False, obj=defaults)
+    def command(words: Any) -> None:
+        status = context.find_root().command.main(list(words), standalone_mode=False, obj=defaults)
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        if status:
+            raise ValueError(f"it ended with status {status}")
 
     if jobs is None:
         jobs = 1 if model is not None else min(processors(), MOST)
@@ -62,6 +78,8 @@ def reproduce(
             quiet=quiet,
             jobs=jobs,
         )
+    if done and all(one.report is None for one in done.values()):
+        raise ValueError(f"no run came to its end, so there is no report: {next(iter(done.values())).error}")
     about = {"model": model or "the embedded ones", "samples": "few" if quick else "all", "versions": versions()}
     page = report(about, outcomes, done)
     page.write(out, {"about": about, "rows": [one.to_json() for one in outcomes]})

@@ -40,7 +40,7 @@ def test_a_run_writes_and_prints_what_it_found(
         (f"Is it {colour}?", what) for what in ((), (See(alpha=0.5),), (Icd(),)) for colour in ("red", "green")
     ]
     report = strict(tmp_path / "toy" / "report.json")
-    assert report["about"]["samples"] == 2
+    assert (report["about"]["samples"], report["about"]["benchmark"]) == (2, "toy")
     assert list(report["conditions"]) == [BASELINE, "See", "ICD"]
     plain, see = (report["conditions"][name]["colours"] for name in (BASELINE, "See"))
     assert [see[setting]["samples"] for setting in ("all", "red", "green")] == [2, 1, 1]
@@ -95,6 +95,7 @@ class Server:
     """Stands in for `Endpoint`: it names the colour where nothing is done inside the model."""
 
     identity = "a server"
+    model = "see"
 
     def __init__(self, base_url: str, *, model: str | None = None) -> None:
         assert (base_url, model) == ("http://there/v1", None)
@@ -109,10 +110,22 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("probes.answering.endpoint.Endpoint", Server)
     assert run("eval", "toy", "--base-url", "http://there/v1", "--quiet", "--out", str(tmp_path)) == 0
     report = strict(tmp_path / "report.json")
-    assert report["about"]["model"] == "http://there/v1"
+    assert report["about"]["model"] == "see at http://there/v1"
     named: dict[str, Any] = {name: one["colours"]["all"]["named"] for name, one in report["conditions"].items()}
     assert {name: one["value"] for name, one in named.items()} == {BASELINE: 1, "See": 0, "ICD": 0}
     assert (named["See"]["difference"], named["See"]["turned"]) == (-1, 1)
+
+
+@pytest.mark.usefixtures("no_model")
+def test_the_report_of_another_benchmark_is_not_lost(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "toy" / "report.json"
+    file.parent.mkdir()
+    file.write_text('{"about": {"benchmark": "pope"}}')
+    assert run(*words) == 1
+    assert "there the report of 'eval pope' would be lost; name another folder" in capsys.readouterr().err
+    assert json.loads(file.read_text()) == {"about": {"benchmark": "pope"}}
 
 
 @pytest.mark.usefixtures("no_model")

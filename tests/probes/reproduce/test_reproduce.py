@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,29 @@ def test_the_rows_are_numbered_once() -> None:
     numbers = [row.id for row in ITEMS]
     assert len(set(numbers)) == len(numbers)
     assert set(numbers) <= set(range(1, 83))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "goes on from here"),
+        (ValueError("no weights"), 1, "no run came to its end.* no weights"),
+    ],
+)
+def test_what_ends_every_run_leaves_the_report_that_was(
+    error: BaseException, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("steering.load", fails)
+    monkeypatch.setattr("probes.reproduce.run.RUNS", {"sage": Run(("eval", "sage", "--conditions", "baseline"))})
+    monkeypatch.setattr("probes.reproduce.run.ITEMS", [replace(HIGH, run="sage")])
+    (tmp_path / "report.json").write_text("before")
+    assert cli.main(["reproduce", "--quick", "--jobs", "1", "--out", str(tmp_path)]) == status
+    assert re.search(said, capsys.readouterr().err)
+    assert (tmp_path / "report.json").read_text() == "before"
 
 
 def test_its_command_runs_others_on_one_engine(
