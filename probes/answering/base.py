@@ -70,6 +70,10 @@ class Reply:
         return None if modality is None else modality["attention_ratio"]
 
 
+class Unanswered(ValueError):
+    """A server did not answer, or not with an answer, also when it was asked again."""
+
+
 class Answerer(Protocol):
     """Answers questions."""
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,12 +21,15 @@ from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
 from probes.answering import wire
-from probes.answering.base import Push, Question, Reply
+from probes.answering.base import Push, Question, Reply, Unanswered
 from steering import SteeringVector
 from steering.protocol.readout import REGISTRY
 
 ATTEMPTS = 6
 """How often a request is sent at most; half as often where its connection broke or it timed out, which takes long."""
+
+AGAIN = (429, 500, 502, 503, 504)
+"""Statuses of what may pass."""
 
 BACKOFF = 0.5
 """Seconds that the waits between attempts grow from, where the server does not say how long to wait."""
@@ -210,7 +214,7 @@ class Endpoint:
         """`connect`: how often a connection that was refused is tried again, where that is not as often as all else."""
         retry = Retry(
             total=ATTEMPTS - 1, connect=connect, read=ATTEMPTS // 2 - 1, allowed_methods=("GET", "POST"),
-            backoff_factor=BACKOFF, status_forcelist=(429, 502, 503, 504), respect_retry_after_header=True,
+            backoff_factor=BACKOFF, status_forcelist=AGAIN, respect_retry_after_header=True,
             raise_on_status=False,
         )  # fmt: skip
         session = requests.Session()
@@ -227,12 +231,22 @@ class Endpoint:
     def _send(self, session: requests.Session, method: str, path: str, body: Any = None) -> requests.Response:
         """The last answer, whatever its status; redirects are not followed, because they would turn a POST into a GET."""
         url, limits = self.base_url + path, (min(10.0, self.timeout), self.timeout)
+        left = ATTEMPTS // 2
         try:
-            return session.request(method, url, json=body, timeout=limits, allow_redirects=False)
+            while True:
+                try:
+                    return session.request(method, url, json=body, timeout=limits, allow_redirects=False)
+                except (
+                    requests.exceptions.ChunkedEncodingError
+                ):  # broke off in the body, which the adapter does not see
+                    left -= 1
+                    if not left:
+                        raise
+                time.sleep(BACKOFF * 2 ** (ATTEMPTS // 2 - left))
         except requests.RequestException as error:
             system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(error))
             why = f"{system[1]}; is the server running?" if system else _short(str(error))
-            raise ValueError(f"{url} did not answer: {why}") from error
+            raise Unanswered(f"{url} did not answer: {why}") from error
 
 
 def _base(url: str) -> str:
@@ -256,7 +270,7 @@ def _json(response: requests.Response) -> Any:
         case _:
             reason = response.text
     what = "something that is not JSON" if response.status_code == 200 else f"status {response.status_code}"
-    raise ValueError(f"{response.url} answered with {what}: {_short(reason)}")
+    raise Unanswered(f"{response.url} answered with {what}: {_short(reason)}")
 
 
 def _short(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from PIL import Image
 
-from probes.answering.base import MODALITY, Answerer, Chat, Push, Question, Reply
+from probes.answering.base import MODALITY, Answerer, Chat, Push, Question, Reply, Unanswered
 from probes.answering.wire import diagnostics
 from steering import SteeringVector
 
@@ -69,7 +69,7 @@ class Remembering:
                     asked = itertools.chain([question], asked)
                     break
                 yield known
-            for reply in self._answerer.answers(asked):
+            for reply in self._told_what_is_kept(self._answerer.answers(asked)):
                 while (known := waiting[0][1]) is not None:
                     waiting.popleft()
                     yield known
@@ -82,6 +82,18 @@ class Remembering:
         for _, known in waiting:
             assert known is not None
             yield known
+
+    def _told_what_is_kept(self, replies: Iterator[Reply]) -> Iterator[Reply]:
+        """The same; where a server fails, the error says that the answers before are not lost."""
+        try:
+            yield from replies
+        except Unanswered as error:
+            if not self._known:
+                raise
+            raise Unanswered(
+                f"{str(error).rstrip('.')}. {len(self._known)} answers are kept in {self.path}: the same command goes on from "
+                "there."
+            ) from error
 
     def tell(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write a line for each row into `SAMPLES`; the first ones of a run replace those of the run before, whose answers

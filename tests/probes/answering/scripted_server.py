@@ -35,6 +35,12 @@ def failed(status: int, message: str = "no", **headers: str) -> Answer:
     return status, {name.replace("_", "-"): value for name, value in headers.items()}, {"error": {"message": message}}
 
 
+def cut_off(text: str) -> Answer:
+    """The connection breaks in the middle of the body."""
+    status, headers, body = said(text)
+    return status, {"X-Missing": "10"}, body
+
+
 class Server(ThreadingHTTPServer):
     """Lists `models` (or answers with that status), answers chats with `answer`, and keeps what it was sent."""
 
@@ -79,7 +85,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.keys.append(self.headers["Authorization"])
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+        length = len(data) + int(headers.get("X-Missing", 0))
+        for name, value in {**headers, "Content-Length": str(length)}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from probes.answering.base import Reply
 from probes.answering.endpoint import Endpoint
-from tests.probes.answering.scripted_server import HELMSIGHT, Answer, Server, asked, failed, said
+from probes.harness.ledger import Remembering
+from tests.probes.answering.scripted_server import HELMSIGHT, Answer, Server, asked, cut_off, echo, failed, said
 
 
 def play(server: Server, *answers: Answer) -> None:
@@ -18,7 +20,9 @@ def play(server: Server, *answers: Answer) -> None:
     server.answer = lambda body: next(rest, answers[-1])
 
 
-@pytest.mark.parametrize("first", [failed(429, Retry_After="0"), failed(502), failed(503), failed(504), (0, {}, b"")])
+@pytest.mark.parametrize(
+    "first", [failed(429, Retry_After="0"), *map(failed, (500, 502, 503, 504)), (0, {}, b""), cut_off("Well, ")]
+)
 def test_what_may_pass_is_tried_again(server: Server, first: Answer) -> None:
     play(server, first, first, said("well"))
     assert list(Endpoint(server.url).answers([asked("?")])) == [Reply("well")]
@@ -37,15 +41,16 @@ def test_the_server_says_how_long_to_wait(server: Server) -> None:
     ("answer", "attempts", "message"),
     [
         (failed(503, "Still loading."), 6, "status 503: Still loading."),
-        (failed(500, "x" * 400), 1, "status 500: " + "x" * 300 + "$"),
+        (failed(500, "x" * 400), 6, "status 500: " + "x" * 300 + "$"),
         (failed(400, "Unsupported parameter: 'max_tokens'."), 1, r"status 400: Unsupported parameter: 'max_tokens'\."),
-        ((500, {}, b"a\n\nb"), 1, "status 500: a b"),
-        ((500, {}, {"error": "odd"}), 1, "status 500: .*odd"),
+        ((500, {}, b"a\n\nb"), 6, "status 500: a b"),
+        ((500, {}, {"error": "odd"}), 6, "status 500: .*odd"),
         ((200, {}, b"{"), 1, "not JSON: {"),
         ((200, {}, []), 1, "did not answer with a chat completion"),
         ((200, {}, {"choices": []}), 1, "did not answer with a chat completion"),
         ((200, {}, {"choices": [{"message": {"content": 5}}]}), 1, "did not answer with a chat completion"),
         ((0, {}, b""), 3, "/chat/completions did not answer: "),
+        (cut_off("Well, "), 3, "/chat/completions did not answer: "),
     ],
 )
 def test_what_stays_wrong_is_an_error_with_the_servers_words(
@@ -79,3 +84,18 @@ def test_a_server_that_takes_too_long_is_an_error(server: Server) -> None:
         list(Endpoint(server.url, timeout=0.1).answers([asked("?")]))
     over.set()
     assert len(server.bodies) == 3
+
+
+def test_where_a_server_fails_for_good_the_error_says_what_is_kept(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    server.answer = lambda body: failed(500, "No.") if body["messages"][0]["content"] == "c" else echo(body)
+    texts = [asked(text) for text in "abcd"]
+    kept = rf"status 500: No\. 2 answers are kept in {path}: the same command goes on from there\.$"
+    with pytest.raises(ValueError, match=kept):
+        list(Remembering(Endpoint(server.url, concurrency=1), path).answers(texts))
+    with pytest.raises(ValueError, match=r"status 500: No\.$"):
+        list(Remembering(Endpoint(server.url), tmp_path / "empty.jsonl").answers([asked("c")]))
+    server.answer = echo
+    server.bodies.clear()
+    assert [one.text for one in Remembering(Endpoint(server.url), path).answers(texts)] == [*"abcd"]
+    assert len(server.bodies) == 2
