@@ -90,10 +90,8 @@ class Remembering:
         except Unanswered as error:
             if not self._known:
                 raise
-            raise Unanswered(
-                f"{str(error).rstrip('.')}. {len(self._known)} answers are kept in {self.path}: the same command goes on from "
-                "there."
-            ) from error
+            kept = f"{len(self._known)} answers are kept in {self.path}: the same command goes on from there."
+            raise Unanswered(f"{str(error).rstrip('.')}. {kept}") from error
 
     def tell(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write a line for each row into `SAMPLES`; the first ones of a run replace those of the run before, whose answers
