@@ -277,6 +277,7 @@ class Server:
 
     def __init__(self, base_url: str, *, model: str | None = None) -> None:
         self.made.append((base_url, model))
+        self.model = model or "served"
 
     def vector(self, name: str) -> steering.SteeringVector:
         return simple_vector(name)
@@ -297,7 +298,7 @@ def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pyte
     words += ["--conditions", "plain", "steer", "--out", str(tmp_path), "--ablate", "strength", "--auto"]
     assert run(*words) == 0
     report = strict(tmp_path / "report.json")
-    assert report["about"]["model"] == "http://there/v1"
+    assert report["about"]["model"] == "served at http://there/v1"
     assert report["about"]["vector"] == "served"
     assert {name: one["vision_ratio"] for name, one in report["conditions"].items()} == {
         "plain": 1, "vision": 1, "text": 0,

@@ -51,6 +51,8 @@ def test_the_command_asks_the_demo_worlds_pairs_and_goes_on_from_what_it_kept(
 class Server:
     """Stands in for `Endpoint`: any server that sees no difference."""
 
+    model = "any"
+
     is_helmsight = False
     identity = "a server"
 

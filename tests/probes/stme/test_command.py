@@ -28,6 +28,7 @@ class Looking:
     picture in the one before."""
 
     identity = "a server"
+    model = "looking"
     focus = True
 
     def __init__(self, base_url: str, *, model: str | None = None) -> None:
