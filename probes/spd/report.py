@@ -47,15 +47,19 @@ def report(
 def _judge(said: Mapping[str, Any] | None) -> str:
     if said is None:
         return "rules"
-    return (
-        f"{said['model']}, asked {said['asked']} times, of which {said['failed']} failed and {said['unreadable']} could not "
-        "be read"
-    )
+    return f"{said['model']}, asked {_asked(said)}, and of labelled cases {_asked(said['labelled_cases'])}"
+
+
+def _asked(counts: Mapping[str, int]) -> str:
+    return f"{counts['asked']} times, of which {counts['failed']} failed and {counts['unreadable']} could not be read"
 
 
 def _agreement(page: Report, agreed: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     page.heading("What the judges are worth")
-    page.text("Agreement on labelled cases (probes/spd/judging/cases.py), wordings among them that rules cannot read.")
+    page.text(
+        "Agreement on labelled cases, wordings among them that rules cannot read, of which they find no claim; n are the "
+        "cases that both judged."
+    )
     page.table(
         ("labels of", "first", "second", "n", "agree", "Cohen's kappa"),
         [

@@ -103,9 +103,11 @@ def run(options: SpdOptions, session: Session) -> Findings:
 
     scores = evaluate(session.answerer, asked, loaded.pairs, form, model or rules, setup.quiet)
     about = _about(options, session, loaded)
-    if model is not None and options.judge is not None:
-        about["judge"] = {"model": options.judge.name, **model.counts}
+    counts = {} if model is None else dict(model.counts)
     more = {"agreement": agreement(model)}
+    if model is not None and options.judge is not None:
+        cases = {name: count - counts[name] for name, count in model.counts.items()}
+        about["judge"] = {"model": options.judge.name, **counts, "labelled_cases": cases}
     return Findings(report(about, scores, more["agreement"]), about, scores, more)
 
 

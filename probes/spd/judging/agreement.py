@@ -18,50 +18,63 @@ from probes.spd.scoring import Verdict
 
 BY_HAND, BY_RULES, BY_MODEL = "by hand", "by rules", "by the judge"
 NONE = "none"
-"""The label where a judge finds no claim, or does not judge."""
+"""The label where a judge finds no claim."""
+
+Found = Sequence[str | None]
+"""Labels of the cases; None where there is no judgement."""
 
 Judged = Callable[[Sequence[Statement]], Sequence[Verdict]]
 
 
 def agreement(judge: Judged | None = None) -> dict[str, list[dict[str, Any]]]:
-    """Of claims and of pairs of claims: who with whom, of how many, the share of equal labels, kappa and its interval."""
+    """Of claims and of pairs of claims: who with whom, of how many that both judged, the share of equal labels, kappa and
+    its interval."""
     raters: dict[str, Judged] = {BY_RULES: lambda given: [ruled(one, CATEGORIES) for one in given]}
     if judge is not None:
         raters[BY_MODEL] = judge
-    claims = {BY_HAND: [finding for *_, finding in CLAIMS]} | {name: found_by(one) for name, one in raters.items()}
-    paired = {BY_HAND: [label for *_, label in PAIRED]} | {name: compared_by(one) for name, one in raters.items()}
+    claims: dict[str, Found] = {BY_HAND: [finding for *_, finding in CLAIMS]} | {
+        name: found_by(one) for name, one in raters.items()
+    }
+    paired: dict[str, Found] = {BY_HAND: [label for *_, label in PAIRED]} | {
+        name: compared_by(one) for name, one in raters.items()
+    }
     return {"claims": _rows(claims), "pairs of claims": _rows(paired)}
 
 
-def found_by(judge: Judged) -> list[str]:
+def found_by(judge: Judged) -> list[str | None]:
     """What a judge finds of each of `CLAIMS`."""
     given = [Statement(PicturePair(str(i), (true,)), "", "", text) for i, (true, text, _) in enumerate(CLAIMS)]
     return [_finding(verdict) for verdict in judge(given)]
 
 
-def compared_by(judge: Judged) -> list[str]:
+def compared_by(judge: Judged) -> list[str | None]:
     """How a judge labels each of `PAIRED`, of which it is not told what is true."""
     given = [Statement(PicturePair(str(i), ()), same, different, "") for i, (same, different, _) in enumerate(PAIRED)]
-    return [(verdict.labels or (NONE,))[0] for verdict in judge(given)]
+    return [None if verdict.labels is None else (verdict.labels or (NONE,))[0] for verdict in judge(given)]
 
 
-def _finding(verdict: Verdict) -> str:
+def _finding(verdict: Verdict) -> str | None:
     found = verdict.faithfulness
-    if found is None or not found.claims:
-        return NONE
-    return next(iter(found.errors), "faithful")
+    if found is None:
+        return None
+    return next(iter(found.errors), "faithful") if found.claims else NONE
 
 
-def _rows(labels: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    return [
-        {"first": one, "second": other, "n": len(labels[one]), **kappa(labels[one], labels[other])}
-        for one, other in combinations(labels, 2)
-    ]
+def _rows(labels: Mapping[str, Found]) -> list[dict[str, Any]]:
+    rows = []
+    for one, other in combinations(labels, 2):
+        both = [(a, b) for a, b in zip(labels[one], labels[other], strict=True) if a is not None and b is not None]
+        rows.append(
+            {"first": one, "second": other, "n": len(both), **kappa([a for a, _ in both], [b for _, b in both])}
+        )
+    return rows
 
 
 def kappa(first: Sequence[str], second: Sequence[str]) -> dict[str, Any]:
     """Cohen's kappa of two raters' labels, with its 95 % bootstrap interval over the cases, beside the share that agrees;
-    None where chance alone would agree on everything."""
+    None where chance alone would agree on everything, and all of it None where there is no case."""
+    if not first:
+        return {"agreed": None, "kappa": None, "kappa_95": None}
     names = sorted({*first, *second})
     codes = np.array([names.index(a) * len(names) + names.index(b) for a, b in zip(first, second, strict=True)])
 

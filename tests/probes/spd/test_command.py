@@ -67,7 +67,10 @@ class Server:
 
 @pytest.mark.usefixtures("no_model")
 def test_any_server_is_asked_about_published_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("probes.answering.endpoint.Endpoint", Server)
     modifications = [{"type": "color", "category": "car", "target_color": "red"}, {"type": "remove", "category": "dog"}]
@@ -87,8 +90,15 @@ def test_any_server_is_asked_about_published_pairs(
     assert found["about"].items() >= {"single": 1, "several": 1, "left_out": {"no picture 5.jpg": 1}}.items()
     assert found["conditions"][BASELINE]["several"]["all"]["ds_detect"]["value"] == 0
     judge = found["about"]["judge"]  # of two conditions, which both count no difference that could be described
+    cases = judge.pop("labelled_cases")
     assert judge == {"model": "wise at http://judge/v1", "asked": 2, "failed": 0, "unreadable": 2}
-    assert found["agreement"]["claims"][1]["kappa"] == 0
+    assert cases == {"asked": 48, "failed": 0, "unreadable": 48}
+    assert found["agreement"]["claims"][1] == {
+        "first": "by hand", "second": "by the judge", "n": 0, "agreed": None, "kappa": None, "kappa_95": None,
+    }  # fmt: skip
+    page = capsys.readouterr().out
+    assert "| claims | by hand | by the judge | 0 | - | - |" in page
+    assert "and of labelled cases 48 times, of which 0 failed and 48 could not be read" in page
 
 
 @pytest.mark.usefixtures("no_model")

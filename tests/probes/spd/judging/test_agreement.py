@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from probes.differences.coco import CATEGORIES
+from probes.differences.faithfulness import Faithfulness
 from probes.spd.judging.agreement import NONE, agreement, compared_by, found_by, kappa
 from probes.spd.judging.cases import CLAIMS, PAIRED
 from probes.spd.judging.rules import Statement, ruled
@@ -49,13 +50,24 @@ def test_rules_agree_where_they_can_read_and_never_take_one_claim_for_another() 
             assert by_rules in (label, NONE)  # worded as no rule knows
 
 
-def test_a_judge_stands_beside_the_rules() -> None:
+def test_a_judge_stands_beside_the_rules_on_the_cases_that_it_judged() -> None:
     def silent(given: Sequence[Statement]) -> list[Verdict]:
         return [Verdict(None, None) for _ in given]
 
-    rows = agreement(silent)["claims"]
-    assert [(row["first"], row["second"]) for row in rows] == [
-        ("by hand", "by rules"), ("by hand", "by the judge"), ("by rules", "by the judge"),
-    ]  # fmt: skip
-    assert (rows[1]["agreed"], rows[1]["kappa"]) == (0, 0)
-    assert rows[2]["agreed"] == 6 / 30
+    def half(given: Sequence[Statement]) -> list[Verdict]:
+        """Of every second case nothing, of the others the first label of all."""
+        return [
+            Verdict(("consistent",), Faithfulness(1, {}, False)) if i % 2 else Verdict(None, None)
+            for i in range(len(given))
+        ]
+
+    none = {"agreed": None, "kappa": None, "kappa_95": None}
+    for what, n in (("claims", 30), ("pairs of claims", 18)):
+        rows = agreement(silent)[what]
+        assert [(row["first"], row["second"], row["n"]) for row in rows] == [
+            ("by hand", "by rules", n), ("by hand", "by the judge", 0), ("by rules", "by the judge", 0),
+        ]  # fmt: skip
+        assert {name: rows[1][name] for name in none} == {name: rows[2][name] for name in none} == none
+    rows = agreement(half)["claims"]
+    assert [row["n"] for row in rows] == [30, 15, 15]
+    assert rows[1]["agreed"] == sum(finding == "faithful" for *_, finding in CLAIMS[1::2]) / 15
