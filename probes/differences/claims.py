@@ -77,12 +77,16 @@ _NUMBERS = {name: number for number, name in enumerate(("zero", "one", "two", "t
 _COUNTED = re.compile(
     rf"(?<!\w)(\d+|{'|'.join(_NUMBERS)})(?!\w)(?= (?:\w+ ){{0,2}}(?:differences?|changes?)\b|\W*$)", re.IGNORECASE
 )
+_NONE = re.compile(
+    r"\b(?:no|(?:not|\w+n't) (?:\w+ )?any) (?:\w+ )?(?:differences?|changes?)\b|^\W*none\b(?! of\b)|\bnone\W*$",
+    re.IGNORECASE,
+)
 
 
 def counted(answer: str) -> int | None:
     """How many differences an answer states: a number before "differences" or "changes", or one that is all or the end of
     the answer; 0 where it says that there is none. None where it states no number."""
-    if re.search(r"\bno (?:\w+ )?(?:differences?|changes?)\b", answer, re.IGNORECASE):
+    if _NONE.search(answer):
         return 0
     found = _COUNTED.search(answer)
     if found is None:
