@@ -7,6 +7,7 @@ from typing import Any
 
 from probes.alarm.evaluate import FALSE_ALARMS
 from probes.answering.versions import in_words
+from probes.harness.missing import left_out
 from probes.reporting import plots
 from probes.reporting.report import Report
 from probes.reporting.tables import Measured
@@ -23,7 +24,9 @@ folds of the deciding half. It is raised above what {100 * (1 - FALSE_ALARMS):g}
 def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
     """`found` is what `evaluate` returns."""
     page = Report(f"Which numbers tell wrong answers on {about['model']}")
-    page.facts({"Data": about["data"], "Model": about["model"], "Versions": in_words(about["versions"])})
+    page.facts(
+        {"Data": about["data"], **left_out(about), "Model": about["model"], "Versions": in_words(about["versions"])}
+    )
     page.text(READING)
     parts = {name: one for name, one in found["parts"].items() if "auroc" in one}
     names = list(parts["all"]["auroc"])

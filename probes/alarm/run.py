@@ -13,6 +13,7 @@ from probes.alarm.samples import Checked, load
 from probes.calibration.measure import known
 from probes.calibration.run import check_place
 from probes.harness.benchmark import Findings
+from probes.harness.missing import check_there, whole
 from probes.harness.session import Session, Setup
 from steering.model.alarm import Alarm
 
@@ -28,17 +29,18 @@ class AlarmOptions:
     keep: bool = False
 
     def __post_init__(self) -> None:
+        check_there([] if self.data is None else [self.data])
         if self.data is None and self.demo is None:
             raise ValueError("--data is needed: there is no demo world here to draw questions from")
 
-    def draw(self, setup: Setup) -> list[Checked]:
-        """So many questions, a file's in the order of the seed."""
+    def draw(self, setup: Setup, left: list[str]) -> list[Checked]:
+        """So many questions, a file's in the order of the seed; `left` says which are left out."""
         if self.data is None:
             assert self.demo is not None
             return list(self.demo(setup.limit, setup.seed, self.noises))
-        found = load(self.data)
+        found = load(self.data, left)
         random.Random(setup.seed).shuffle(found)
-        return found[: setup.limit]
+        return whole(found, setup.limit, lambda sample: sample.images, left)
 
     def origin(self, questions: int, seed: int) -> str:
         """How many questions, from where, drawn by which seed."""
@@ -63,10 +65,12 @@ def run(options: AlarmOptions, session: Session) -> Findings:
     if session.endpoint is not None and not session.endpoint.is_helmsight:
         raise ValueError(f"{session.model} is no Helmsight server: no other reads anything beside its answers.")
     setup = session.setup
-    samples = options.draw(setup)
+    left: list[str] = []
+    samples = options.draw(setup, left)
     found = evaluate(ask(session.answerer, samples, quiet=setup.quiet), seed=setup.seed)
     about = {
         "model": session.model, "data": options.origin(len(samples), setup.seed), "questions": len(samples),
+        "left_out": len(left),
         "seed": setup.seed, "versions": session.versions,
     }  # fmt: skip
     if options.keep and session.engine is not None:

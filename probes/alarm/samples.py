@@ -40,17 +40,18 @@ def _words(text: str) -> str:
     return " ".join(re.findall(r"[\w']+", text.casefold()))
 
 
-def load(file: str | Path) -> list[Checked]:
+def load(file: str | Path, left: list[str] | None = None) -> list[Checked]:
     """Samples from JSON Lines: `images` (paths relative to the file, or one), `question`, `answer` (or several that count),
-    and where they are of several benchmarks `part`. Raises ValueError that names the file and row of one that is wrong."""
+    and where they are of several benchmarks `part`. `left` says which are left out
+    because something of them is missing. Raises ValueError that names the file and row of one that is wrong."""
     path = Path(file)
-    found = rows.made(path, rows.read(path), partial(_checked, path.parent))
+    found = rows.made(path, rows.read(path), partial(_checked, path.parent), left)
     if not found:
         raise ValueError(f"{path} holds no samples.")
     return found
 
 
-def _checked(folder: Path, row: Mapping[str, Any]) -> Checked:
+def _checked(folder: Path, row: Mapping[str, Any], number: int) -> Checked:
     names, question, answers = (rows.texts(row, name) for name in ("images", "question", "answer"))
     if len(question) > 1:
         raise ValueError("'question' must be a text")

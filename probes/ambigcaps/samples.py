@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -30,6 +30,12 @@ class Translated:
     source: Language
     text: str
     reference: str
+    id: str | None = field(default=None, compare=False)
+
+    @property
+    def expected(self) -> str:
+        """The right translation."""
+        return self.reference
 
     @property
     def target(self) -> Language:

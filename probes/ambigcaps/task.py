@@ -16,28 +16,33 @@ from probes.lists import rows
 from probes.lists.task import Task
 
 
-def load(data: Sequence[Path], images: Path) -> list[Translated]:
-    """Every caption in both directions; raises ValueError that names the file and row that is wrong, or whose image is
-    missing, and where BLEU cannot be computed."""
+def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Translated]:
+    """Every caption in both directions; `left` says which rows are left out because something of them is missing. Raises
+    ValueError that names the file and row that is wrong, and where BLEU cannot be computed."""
     check_bleu()
 
-    def both(row: Mapping[str, Any]) -> list[Translated]:
-        image, english, turkish = rows.image(images, str(row["image"])), str(row["en"]), str(row["tr"])
-        return [Translated(image, "English", english, turkish), Translated(image, "Turkish", turkish, english)]
+    def both(row: Mapping[str, Any], number: int) -> list[Translated]:
+        image, english, turkish = (rows.text(row, name) for name in ("image", "en", "tr"))
+        place = rows.image(images, image)
+        name = rows.named(place, number)
+        return [
+            Translated(place, "English", english, turkish, name),
+            Translated(place, "Turkish", turkish, english, name),
+        ]
 
     texts = {file.suffix: file for file in data if file.suffix in (".en", ".tr")}
     if not texts:
-        return [one for file in data for pair in rows.made(file, rows.read(file), both) for one in pair]
+        return [one for file in data for pair in rows.made(file, rows.read(file), both, left) for one in pair]
     others = [file for file in data if file not in texts.values()]
     if len(texts) != 2 or len(others) != 1:
         raise ValueError("--data needs NAME.en, NAME.tr and a file of the images' names, a line each")
     files = {"image": others[0], "en": texts[".en"], "tr": texts[".tr"]}
-    lines = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items()}
+    lines = {name: rows.text_of(file).splitlines() for name, file in files.items()}
     if len({*map(len, lines.values())}) != 1:
         told = ", ".join(f"{files[name]} has {len(own)}" for name, own in lines.items())
         raise ValueError(f"--data needs as many lines in each file; {told}")
     table = [dict(zip(lines, row, strict=True)) for row in zip(*lines.values(), strict=True)]
-    return [one for pair in rows.made(others[0], table, both) for one in pair]
+    return [one for pair in rows.made(others[0], table, both, left) for one in pair]
 
 
 def _parts(samples: Sequence[Translated]) -> list[SampleSet[Translated]]:

@@ -13,9 +13,10 @@ from probes.chair.words import Vocabulary, coco
 from probes.lists import rows
 
 
-def load(data: Sequence[Path], images: Path) -> list[Described]:
+def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Described]:
     """The images of these files that lie in the folder. data: COCO's instances*.json and, where there are any, its
-    captions*.json; a .txt has a list of synonyms in place of ours.
+    captions*.json; a .txt has a list of synonyms in place of ours. Images
+    that are not there are not asked about, so that `left` stays as it is.
 
     Raises ValueError that names the file that is wrong, or where no image is there.
     """
@@ -27,8 +28,9 @@ def load(data: Sequence[Path], images: Path) -> list[Described]:
     for file in data:
         if file.suffix == ".txt":
             continue
+        text = rows.text_of(file)
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads(text)
             names |= {int(one["id"]): str(one["file_name"]) for one in content["images"]}
             if "categories" in content:
                 for number, kinds in _instances(content, vocabulary).items():
@@ -45,7 +47,7 @@ def load(data: Sequence[Path], images: Path) -> list[Described]:
         place = _there(images, names[number])
         if place is not None:
             told = vocabulary.mentioned("\n".join(captions[number]))
-            found.append(Described(place, frozenset(own.union(told)), vocabulary))
+            found.append(Described(place, frozenset(own.union(told)), vocabulary, id=place.stem))
     if not found:
         raise ValueError(f"{images} holds none of the {len(objects)} images of {data[0]}")
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +27,12 @@ class Described:
     objects: frozenset[str]
     vocabulary: Vocabulary
     question: str = "Please describe this image in detail."
+    id: str | None = field(default=None, compare=False)
+
+    @property
+    def expected(self) -> list[str]:
+        """What is there."""
+        return sorted(self.objects)
 
     def chats(self) -> list[Chat]:
         """The question; raises ValueError where the image's file does not decode."""

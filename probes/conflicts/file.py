@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from probes.conflicts.samples import ConflictSample
-
-MAX_MISSING = 0.1
-"""Share of the images that may be missing; with more, what is left is not the benchmark."""
+from probes.harness.missing import MAX_MISSING
 
 _FIELDS = ("image_id", "task", "question", "answer_vision", "answer_text", "context")
 _log = logging.getLogger(__name__)
 
 
-def load(json_path: str | Path, image_folder: str | Path, max_missing: float = MAX_MISSING) -> list[ConflictSample]:
+def load(
+    json_path: str | Path, image_folder: str | Path, max_missing: float = MAX_MISSING, left: list[str] | None = None
+) -> list[ConflictSample]:
     """The samples of MC2's JSON file whose COCO images are in `image_folder`.
 
     A folder of COCO 2014 (train2014/, val2014/), or one that holds the files directly, under their 2014 or 2017 names.
-    Missing images are named in the log and their samples left out. Raises ValueError that names the row, counted from 1,
-    where one is malformed or stands twice, and where there are no samples or more than `max_missing` of the images are
-    missing.
+    Missing images are named in the log and their samples left out, which `left` then says. Raises ValueError that names the
+    row, counted from 1, where one is malformed or stands twice, and where there are no samples or more than `max_missing` of
+    the images are missing.
     """
     try:
         rows = json.loads(Path(json_path).read_text(encoding="utf-8"))
@@ -56,12 +56,17 @@ def load(json_path: str | Path, image_folder: str | Path, max_missing: float = M
         _log.warning(
             "%d of %d images are not in %s; their samples are skipped: %s", len(missing), len(rows), image_folder, named
         )
+    if left is not None:
+        left.extend(missing)
     return samples
 
 
-def whole(samples: Iterable[ConflictSample], count: int, max_broken: float = MAX_MISSING) -> list[ConflictSample]:
+def whole(
+    samples: Iterable[ConflictSample], count: int, max_broken: float = MAX_MISSING, left: list[str] | None = None
+) -> list[ConflictSample]:
     """The first `count` samples, fewer where there are fewer, whose pictures decode. Others are named in the log and left
-    out, as missing ones are. Raises ValueError where more than `max_broken` of those looked at do not decode."""
+    out, as missing ones are, which is added to `left`.
+    Raises ValueError where more than `max_broken` of those looked at do not decode."""
     found: list[ConflictSample] = []
     broken: list[str] = []
     for sample in samples:
@@ -83,6 +88,8 @@ def whole(samples: Iterable[ConflictSample], count: int, max_broken: float = MAX
         _log.warning(
             "%d of %d images do not decode; their samples are skipped: %s", len(broken), looked, "; ".join(broken[:20])
         )
+    if left is not None:
+        left.extend(broken)
     return found
 
 

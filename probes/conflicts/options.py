@@ -51,33 +51,35 @@ class Data:
             raise ValueError("--images goes with --mc2, the file of the samples that the pictures belong to")
         return cls(mc2, images, frozenset(tasks or ()), seed, defaults.draw.get("conflicts"))
 
-    def draw(self, count: int, seed: int, without: Collection[str] = ()) -> list[ConflictSample]:
+    def draw(
+        self, count: int, seed: int, without: Collection[str] = (), left: list[str] | None = None
+    ) -> list[ConflictSample]:
         """`count` samples, fewer where a file has fewer.
 
         Those of a file whose ids are in `without` have another use; the demo world's draws are told apart by their seeds.
-        Of a file those whose pictures do not decode are left out, too.
+        Of a file those whose pictures are missing or do not decode are left out, which `left` says.
         Raises ValueError for tasks that there are none of, and where there is nothing to draw from.
         """
         from probes.conflicts import file
 
-        found = self._file(frozenset(without)) if self.mc2 else self._demo(count, seed)
+        found = self._file(frozenset(without), left) if self.mc2 else self._demo(count, seed)
         known = {sample.task for sample in found}
         if self.tasks - known:
             unknown, there = ", ".join(sorted(self.tasks - known)), ", ".join(sorted(known))
             raise ValueError(f"--tasks: unknown {unknown}; there are {there}")
         wanted = [sample for sample in found if not self.tasks or sample.task in self.tasks]
-        chosen = file.whole(wanted, count) if self.mc2 else wanted[:count]
+        chosen = file.whole(wanted, count, left=left) if self.mc2 else wanted[:count]
         if len(chosen) < count:
             logging.getLogger(__name__).warning("There are %d samples, %d were asked for.", len(chosen), count)
         return chosen
 
-    def _file(self, used: frozenset[str]) -> list[ConflictSample]:
+    def _file(self, used: frozenset[str], left: list[str] | None) -> list[ConflictSample]:
         assert self.mc2 is not None
         if not self.images:
             raise ValueError("--mc2 needs --images, the folder of its pictures (COCO 2014)")
         from probes.conflicts import file
 
-        found = file.load(self.mc2, self.images)
+        found = file.load(self.mc2, self.images, left=left)
         random.Random(self.seed).shuffle(found)
         return [sample for sample in found if sample.id not in used]
 

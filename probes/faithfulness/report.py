@@ -7,6 +7,7 @@ from typing import Any
 
 from probes.answering.versions import in_words
 from probes.faithfulness.evaluate import LAYERED, SIDES, SPANS
+from probes.harness.missing import left_out
 from probes.reporting import plots
 from probes.reporting.report import Report
 from probes.reporting.tables import Measured
@@ -28,7 +29,9 @@ the faithful one's, means over samples with their 95 % bootstrap intervals; noth
 def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
     """`found`: what `evaluate` returns, by its parts."""
     page = Report(f"Faithful and unfaithful answers on {about['model']}")
-    page.facts({"Data": about["data"], "Model": about["model"], "Versions": in_words(about["versions"])})
+    page.facts(
+        {"Data": about["data"], **left_out(about), "Model": about["model"], "Versions": in_words(about["versions"])}
+    )
     page.text(READING)
     read = found["read"]
     page.text(

@@ -12,6 +12,7 @@ from probes.faithfulness.evaluate import apart, compared, read, separated
 from probes.faithfulness.report import report
 from probes.faithfulness.samples import Told, load
 from probes.harness.benchmark import Findings
+from probes.harness.missing import check_there, whole
 from probes.harness.session import Session, Setup
 
 
@@ -24,17 +25,18 @@ class ToldOptions:
     demo: Callable[[int, int, float], Sequence[Told]] | None
 
     def __post_init__(self) -> None:
+        check_there([] if self.data is None else [self.data])
         if self.data is None and self.demo is None:
             raise ValueError("--data is needed: there is no demo world here to draw samples from")
 
-    def draw(self, setup: Setup) -> list[Told]:
-        """So many samples, a file's in the order of the seed."""
+    def draw(self, setup: Setup, left: list[str]) -> list[Told]:
+        """So many samples, a file's in the order of the seed; `left` says which are left out."""
         if self.data is None:
             assert self.demo is not None
             return list(self.demo(setup.limit, setup.seed, self.noise))
-        found = load(self.data)
+        found = load(self.data, left)
         random.Random(setup.seed).shuffle(found)
-        return found[: setup.limit]
+        return whole(found, setup.limit, lambda sample: sample.images, left)
 
     def origin(self, samples: int, seed: int) -> str:
         """How many samples, from where, drawn by which seed."""
@@ -49,13 +51,15 @@ def run(options: ToldOptions, session: Session) -> Findings:
     if session.endpoint is not None and not session.endpoint.is_helmsight:
         raise ValueError(f'{session.model} is no Helmsight server: no other reads answers that are given ("force").')
     setup = session.setup
-    samples = options.draw(setup)
+    left: list[str] = []
+    samples = options.draw(setup, left)
     said = read(session.answerer, samples, quiet=setup.quiet)
     found: dict[str, Any] = {"read": compared(said), "separated": separated(said, seed=setup.seed)}
     if session.engine is not None:
         found["apart"] = apart(session.engine, samples)
     about = {
         "model": session.model, "data": options.origin(len(samples), setup.seed), "samples": len(samples),
+        "left_out": len(left),
         "noise": options.noise, "seed": setup.seed, "versions": session.versions,
     }  # fmt: skip
     return Findings(report(about, found), about, {}, found)

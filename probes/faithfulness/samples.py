@@ -29,17 +29,18 @@ class Told:
         return chat(self.images, self.question)
 
 
-def load(file: str | Path) -> list[Told]:
+def load(file: str | Path, left: list[str] | None = None) -> list[Told]:
     """Samples from JSON Lines: `images` (paths relative to the file, or one), `question`, `faithful`, `unfaithful`, and
-    where the samples are of several kinds `kind`. Raises ValueError that names the file and row of one that is wrong."""
+    where the samples are of several kinds `kind`. `left` says which are left out
+    because something of them is missing. Raises ValueError that names the file and row of one that is wrong."""
     path = Path(file)
-    found = rows.made(path, rows.read(path), partial(_told, path.parent))
+    found = rows.made(path, rows.read(path), partial(_told, path.parent), left)
     if not found:
         raise ValueError(f"{path} holds no samples.")
     return found
 
 
-def _told(folder: Path, row: Mapping[str, Any]) -> Told:
+def _told(folder: Path, row: Mapping[str, Any], number: int) -> Told:
     names, question, *answers = (rows.texts(row, name) for name in ("images", "question", "faithful", "unfaithful"))
     if any(len(one) > 1 for one in (question, *answers)):
         raise ValueError("'question', 'faithful' and 'unfaithful' must be a text each")

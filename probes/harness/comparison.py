@@ -69,15 +69,16 @@ class PartAnswered(Generic[S]):
         return [[reply.text for reply in about] for about in self.replies]
 
     def rows(self, condition: str, questions: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
-        """Of every sample its part, condition, number, name where it has one, setting, `questions` in words, answers, and
-        what they add to the sums."""
+        """Of every sample its part, condition, number, name where it has one, setting, `questions` in words, what is
+        `expected` where it says so, answers, and what they add to the sums."""
         part = self.part
         for number, (sample, asked, answers, tally) in enumerate(
             zip(part.samples, questions, self.answers, self.tallies, strict=True)
         ):
             yield {
                 "part": part.name, "condition": condition, "sample": number, "id": getattr(sample, "id", None),
-                "setting": part.setting(sample), "questions": list(asked), "answers": answers, "tally": dict(tally),
+                "setting": part.setting(sample), "questions": list(asked),
+                "expected": getattr(sample, "expected", None), "answers": answers, "tally": dict(tally),
             }  # fmt: skip
 
     def measured(self, plain: PartAnswered | None = None) -> dict[str, Any]:

@@ -14,20 +14,22 @@ Strategy = Literal["random", "popular", "adversarial"]
 """How an absent object was drawn: at random, by frequency (popular), or by how often it comes with what is there."""
 
 
-def load(files: Sequence[str | Path], image_folder: str | Path) -> list[YesNo]:
+def load(files: Sequence[str | Path], image_folder: str | Path, left: list[str] | None = None) -> list[YesNo]:
     """The questions of several files, each named after its setting (coco_pope_popular.json).
 
-    Raises ValueError that names the file and row that is wrong or whose image is missing.
+    `left` says which rows are left out because something of them is missing. Raises ValueError that names the file and row
+    that is wrong.
     """
-    return [sample for file in files for sample in _questions(Path(file), Path(image_folder))]
+    return [sample for file in files for sample in _questions(Path(file), Path(image_folder), left)]
 
 
-def _questions(file: Path, folder: Path) -> list[YesNo]:
+def _questions(file: Path, folder: Path, left: list[str] | None) -> list[YesNo]:
     settings = [setting for setting in get_args(Strategy) if setting in file.stem]
     if len(settings) != 1:
         raise ValueError(f"{file}: its name must hold one of {', '.join(get_args(Strategy))}")
-    return rows.made(file, rows.read(file), partial(_question, folder=folder, setting=settings[0]))
+    return rows.made(file, rows.read(file), partial(_question, folder=folder, setting=settings[0]), left)
 
 
-def _question(row: Mapping[str, Any], folder: Path, setting: str) -> YesNo:
-    return YesNo(rows.image(folder, str(row["image"])), str(row["text"]), rows.told(row["label"]), setting)
+def _question(row: Mapping[str, Any], number: int, folder: Path, setting: str) -> YesNo:
+    image = rows.image(folder, rows.text(row, "image"))
+    return YesNo(image, rows.text(row, "text"), rows.told(row["label"]), setting, id=rows.named(image, number))

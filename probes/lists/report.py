@@ -8,6 +8,7 @@ from typing import Any
 from probes.answering.versions import in_words
 from probes.harness.comparison import BASELINE
 from probes.harness.comparison_tables import READING, power, table
+from probes.harness.missing import left_out
 from probes.lists.task import Task
 from probes.reporting.report import Report
 
@@ -17,6 +18,7 @@ def report(task: Task[Any], about: Mapping[str, Any], found: Mapping[str, Any], 
     page = Report(f"{task.title} on {about['model']}")
     page.facts({
         "Data": about["data"],
+        **left_out(about),
         "Model": about["model"],
         "Versions": in_words(about["versions"]),
     })  # fmt: skip

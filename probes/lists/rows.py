@@ -7,12 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from probes.harness.missing import Incomplete, leave_out
+
 T = TypeVar("T")
+
+
+def text_of(file: Path) -> str:
+    """What a file holds; raises ValueError that names it where it holds no text."""
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder; a file is needed")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text in UTF-8: {error}") from error
 
 
 def read(file: Path) -> list[Any]:
     """The rows of a JSON list, or of a JSON object a line; raises ValueError that names the file, and the line."""
-    text = file.read_text(encoding="utf-8")
+    text = text_of(file)
     if text.lstrip()[:1] == "[":
         try:
             return list(json.loads(text))
@@ -29,18 +41,35 @@ def read(file: Path) -> list[Any]:
     return rows
 
 
-def made(file: Path, rows: Sequence[Any], make: Callable[[Mapping[str, Any]], T]) -> list[T]:
-    """What is made of each row; raises ValueError that names the file and the row that is wrong, or lacks something."""
-    found = []
+def made(
+    file: Path, rows: Sequence[Any], make: Callable[[Mapping[str, Any], int], T], left: list[str] | None = None
+) -> list[T]:
+    """What is made of each row and its number, from 1. Rows that lack something are left out, and `left` says which; raises
+    ValueError where these are too many, and for a row that is wrong."""
+    found, missing = [], []
     for number, row in enumerate(rows, 1):
         try:
             if not isinstance(row, Mapping):
                 raise ValueError("it is no object")
-            found.append(make(row))
-        except (ValueError, KeyError, TypeError) as error:
-            why = f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else error
-            raise ValueError(f"{file}, row {number}: {why}") from error
+            found.append(make(row, number))
+        except Incomplete as error:
+            missing.append(f"{file}, row {number}: {error}")
+        except KeyError as error:
+            missing.append(f"{file}, row {number}: it has no {error.args[0]!r}")
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{file}, row {number}: {error}") from error
+    leave_out(missing, len(rows), left)
     return found
+
+
+def text(row: Mapping[str, Any], name: str) -> str:
+    """The text of a field; raises Incomplete where there is none, and ValueError for anything else."""
+    given = row.get(name)
+    if given is None or given == "":
+        raise Incomplete(f"it has no {name!r}")
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError(f"{name!r} must be a text; got {given!r}")
+    return given
 
 
 def texts(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -52,13 +81,19 @@ def texts(row: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def image(folder: Path, *names: str) -> Path:
-    """The first of these files that is in the folder, also without the folders before its name; raises ValueError where
+    """The first of these files that is in the folder, also without the folders before its name; raises Incomplete where
     none is."""
     for name in names:
         for place in (folder / name, folder / Path(name).name):
             if place.is_file():
                 return place
-    raise ValueError(f"there is no image {folder / names[0]}")
+    others = f" (nor {', '.join(names[1:])})" if len(names) > 1 else ""
+    raise Incomplete(f"there is no image {folder / names[0]}{others}")
+
+
+def named(place: Path, number: int) -> str:
+    """What a sample is called: by its image and its row's place, counted from 0."""
+    return f"{place.stem}-{number - 1}"
 
 
 def coco(folder: Path, number: str | int) -> Path:
@@ -73,7 +108,9 @@ def coco(folder: Path, number: str | int) -> Path:
 
 
 def told(value: Any) -> bool:
-    """Yes or no as files write it; raises ValueError for anything else."""
+    """Yes or no as files write it; raises ValueError for anything else, Incomplete for nothing."""
+    if value is None:
+        raise Incomplete("it has no answer")
     said = str(value).strip().lower()
     if said not in ("yes", "no", "true", "false", "1", "0"):
         raise ValueError(f"its answer must be yes or no; got {value!r}")

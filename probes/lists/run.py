@@ -11,6 +11,7 @@ from typing import Any
 from probes.harness.benchmark import Findings
 from probes.harness.comparison import compare
 from probes.harness.conditions import Wanted
+from probes.harness.missing import check_there, whole
 from probes.harness.session import Session, Setup
 from probes.lists.report import report
 from probes.lists.task import Task
@@ -34,22 +35,23 @@ class ListOptions:
             raise ValueError("--images goes with --data, the published files")
         if self.data and self.noise:
             raise ValueError("--noise is for the demo world's pictures, not for those of --data")
+        check_there(self.data)
         if not self.data and self.demo is None:
             raise ValueError(f"--data is needed: there is no demo world here that draws samples of {self.name}")
 
-    def draw(self, task: Task[Any], setup: Setup) -> tuple[list[Any], str]:
-        """So many samples, of files in an order by the seed, and the world that they are of; raises ValueError where there
-        are none."""
+    def draw(self, task: Task[Any], setup: Setup, left: list[str]) -> tuple[list[Any], str]:
+        """So many samples, of files in an order by the seed, and the world that they are of; `left` says which are
+        left out. Raises ValueError where there are none."""
         if not self.data:
             assert self.demo is not None
             return self.demo(setup.limit, setup.seed, self.noise, setup.model.path)
         files = [Path(one) for one in self.data]
         folder = Path(self.images) if self.images else files[0] if files[0].is_dir() else files[0].parent
-        found = task.load(files, folder)
+        found = task.load(files, folder, left)
         if not found:
             raise ValueError(f"{', '.join(self.data)}: no samples of {task.title} are there")
         random.Random(setup.seed).shuffle(found)
-        return found[: setup.limit], ""
+        return whole(found, setup.limit, lambda sample: [sample.image], left), ""
 
     def origin(self, samples: int, unit: str, scenes: str, seed: int) -> str:
         """How many samples, from where, drawn by which seed."""
@@ -63,12 +65,14 @@ class ListOptions:
 def run(options: ListOptions, task: Task[Any], session: Session) -> Findings:
     """Ask every sample under every condition."""
     setup = session.setup
-    samples, scenes = options.draw(task, setup)
+    left: list[str] = []
+    samples, scenes = options.draw(task, setup, left)
     conditions = options.wanted.conditions(session)
     length = options.max_tokens or task.max_tokens
     found = compare(session.answerer, conditions, task.parts(samples), max_tokens=length, quiet=setup.quiet)
     about: dict[str, Any] = {
         "model": session.model, "data": options.origin(len(samples), task.unit, scenes, setup.seed), "samples": len(samples),
+        "left_out": len(left),
         "noise": options.noise, "max_tokens": length, "seed": setup.seed, "versions": session.versions,
     }  # fmt: skip
     totals = task.totals(found)

@@ -21,13 +21,14 @@ def nothing(found: Mapping[str, Any]) -> Mapping[str, Any]:
 class Task(Generic[S]):
     """A benchmark.
 
-    load: the samples of published files, whose images lie in a folder; raises ValueError that names what is wrong. parts:
+    load: the samples of published files, whose images lie in a folder, those that are left out being added to a list;
+    raises ValueError that names what is wrong. parts:
     the samples as a comparison asks them. metrics: those that the report shows, `share` the one by which it says
     what can be found, if any. reading: what they mean. totals: further figures of what was found, by condition.
     """
 
     title: str
-    load: Callable[[Sequence[Path], Path], list[S]]
+    load: Callable[[Sequence[Path], Path, list[str]], list[S]]
     parts: Callable[[Sequence[S]], list[SampleSet[Any]]]
     metrics: Sequence[str]
     share: str | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +25,19 @@ SHARES = {
 
 @dataclass(frozen=True)
 class YesNo:
-    """A question on an image (or its file). present: whether yes is right. setting: the group that it is scored in."""
+    """A question on an image (or its file). present: whether yes is right. setting: the group that it is scored in. id:
+    its name, where it comes from a file."""
 
     image: Source
     question: str
     present: bool
     setting: str
+    id: str | None = field(default=None, compare=False, kw_only=True)
+
+    @property
+    def expected(self) -> str:
+        """The right answer."""
+        return "yes" if self.present else "no"
 
     def chats(self) -> list[Chat]:
         """The question; raises ValueError where the image's file does not decode."""

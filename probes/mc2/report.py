@@ -10,6 +10,7 @@ from typing import Any
 
 from probes.answering.versions import in_words
 from probes.conflicts.words import INSTRUCTIONS
+from probes.harness.missing import left_out
 from probes.mc2 import report_ablations as ablations
 from probes.mc2 import report_conditions as sections
 from probes.mc2.report_automatic import automatic
@@ -33,6 +34,7 @@ def report(data: Numbers) -> Report:
     page = Report(f"Modality preference of {about['model']}")
     page.facts({
         "Data": about["data"],
+        **left_out(about),
         "Model": about["model"],
         "Instructions": f"{INSTRUCTIONS[about['wording']]}, word for word",
         "Steering": _steering(about),

@@ -80,7 +80,9 @@ def run(options: MC2Options, session: Session) -> Findings:
     """Evaluate the conditions, and the ablations that were asked for."""
     setup = session.setup
     vector = _vector(options, session)
-    samples, shots, probe = _samples(options, session, () if vector is None else vector.info.get("made_from", ()))
+    left: list[str] = []
+    made_from = () if vector is None else vector.info.get("made_from", ())
+    samples, shots, probe = _samples(options, session, made_from, left)
     criteria = _criteria(options, session.engine)
     steering = None if vector is None else Candidate(vector, options.strength)
     evaluation = evaluate(
@@ -88,6 +90,7 @@ def run(options: MC2Options, session: Session) -> Findings:
         random_directions=options.random_directions, seed=setup.seed, quiet=setup.quiet,
     )  # fmt: skip
     about = _about(options, session, samples, vector)
+    about["left_out"] = len(left)
     more = _derived(evaluation, samples)
     if session.engine is not None and options.lens:
         asked = conditions_of(options.read_by_layer, steering, (), options.wording)
@@ -111,13 +114,13 @@ def _vector(options: MC2Options, session: Session) -> SteeringVector | None:
 
 
 def _samples(
-    options: MC2Options, session: Session, made_from: Sequence[str]
+    options: MC2Options, session: Session, made_from: Sequence[str], left: list[str]
 ) -> tuple[list[ConflictSample], list[ConflictSample], list[ConflictSample]]:
     """The samples that are asked, the solved examples, and what the ablations build vectors from: none is in two of these,
-    nor was the vector made from one."""
+    nor was the vector made from one; `left` says which of the file are left out."""
     setup = session.setup
     examples = SHOTS if "shots" in options.conditions else 0
-    drawn = options.data.draw(setup.limit + examples, setup.seed, without=made_from)
+    drawn = options.data.draw(setup.limit + examples, setup.seed, without=made_from, left=left)
     count = max(0, len(drawn) - examples)
     if not count:
         raise ValueError(f"{len(drawn)} samples are too few.")

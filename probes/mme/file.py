@@ -3,42 +3,70 @@ text file for each subtask with the image's name before each question, as its ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from probes.harness.missing import Incomplete, leave_out
 from probes.lists import rows
 from probes.mme.samples import MmePair
 
 ENDINGS = (".jpg", ".png", ".jpeg")
 
 
-def load(data: Sequence[Path], images: Path) -> list[MmePair]:
-    """The pairs of questions of all subtasks; raises ValueError that names the file and line that is wrong, or the image
-    that is missing."""
+def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[MmePair]:
+    """The pairs of questions of all subtasks; `left` says which are left out because a question or the image is missing.
+    Raises ValueError that names the file and line that is wrong."""
     files = [file for one in data for file in (sorted(one.rglob("*.txt")) if one.is_dir() else [one])]
-    return list(chain.from_iterable(_pairs(file, images) for file in files))
+    found, missing = [], []
+    for file in files:
+        for asked in _asked(file):
+            try:
+                found.append(asked.pair(images))
+            except Incomplete as error:
+                missing.append(f"{file}: {error}")
+    leave_out(missing, len(found) + len(missing), left)
+    return found
 
 
-def _pairs(file: Path, folder: Path) -> Iterator[MmePair]:
-    lines = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    asked: dict[str, list[tuple[str, bool]]] = {}
+@dataclass
+class _Asked:
+    """What a file says of an image. wrong: why a line of it is no question, None where each is one."""
+
+    image: str
+    subtask: str
+    questions: list[tuple[str, bool]] = field(default_factory=list)
+    wrong: str | None = None
+
+    def pair(self, folder: Path) -> MmePair:
+        """Both questions; raises Incomplete where there are not two, or the image is not there."""
+        if self.wrong is not None:
+            raise Incomplete(self.wrong)
+        if len(self.questions) != 2:
+            raise Incomplete(f"MME asks two questions on each image; on {self.image} there are {len(self.questions)}")
+        endings = ("",) if Path(self.image).suffix.lower() in ENDINGS else ENDINGS
+        places = (f"{self.subtask}/images/{self.image}", f"{self.subtask}/{self.image}", self.image)
+        image = rows.image(folder, *(place + ending for ending in endings for place in places))
+        return MmePair(image, tuple(self.questions), self.subtask, f"{self.subtask}/{image.stem}")
+
+
+def _asked(file: Path) -> Iterable[_Asked]:
+    """The questions of a file by image."""
+    lines = [line.split("\t") for line in rows.text_of(file).splitlines() if line.strip()]
+    asked: dict[str, _Asked] = {}
     named = bool(lines) and len(lines[0]) > 2
     subtask = file.stem if named else _subtask(file)
     for number, fields in enumerate(lines, 1):
+        name, *said = fields[:3] if named else (file.stem, *fields)
+        own = asked.setdefault(name.strip(), _Asked(name.strip(), subtask))
+        if len(said) != 2:
+            own.wrong = f"line {number}: no question of MME: a line is {'IMAGE TAB ' * named}QUESTION TAB ANSWER"
+            continue
         try:
-            image, question, answer = fields[:3] if named else (file.stem, *fields)
-            asked.setdefault(image.strip(), []).append((question.strip(), rows.told(answer)))
+            own.questions.append((said[0].strip(), rows.told(said[1])))
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: no question of MME: {error}") from error
-    for name, questions in asked.items():
-        if len(questions) != 2:
-            raise ValueError(f"{file}: MME asks two questions on each image; on {name} there are {len(questions)}")
-        endings = ("",) if Path(name).suffix.lower() in ENDINGS else ENDINGS
-        places = (f"{subtask}/images/{name}", f"{subtask}/{name}", name)
-        yield MmePair(
-            rows.image(folder, *(place + ending for ending in endings for place in places)), tuple(questions), subtask
-        )
+    return asked.values()
 
 
 def _subtask(file: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,12 @@ class MmePair:
     image: Source
     questions: tuple[tuple[str, bool], ...]
     subtask: str
+    id: str | None = field(default=None, compare=False)
+
+    @property
+    def expected(self) -> list[str]:
+        """The right answers."""
+        return ["yes" if true else "no" for _, true in self.questions]
 
     def chats(self) -> list[Chat]:
         """Both; raises ValueError where the image's file does not decode."""

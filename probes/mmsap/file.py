@@ -6,12 +6,14 @@ read is a JSON list, or a JSON object a line, with the fields of `FIELDS` under 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+from probes.harness.missing import Incomplete
+from probes.lists import rows
 from probes.mmsap.samples import PARTS, TITLES, Part, SapSample
 from steering.interventions.refusal import REFUSAL
 
@@ -27,10 +29,11 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 on; the answer is an option's letter or its text."""
 
 
-def load(data: str | Path, images: str | Path | None = None) -> list[SapSample]:
+def load(data: str | Path, images: str | Path | None = None, left: list[str] | None = None) -> list[SapSample]:
     """The questions of a folder or a file; their pictures lie in `images`, or where the file is.
 
-    Raises ValueError that names the file and the row that is wrong, or whose image is missing.
+    `left` says which rows are left out because something of them is missing. Raises ValueError that names the file and the
+    row that is wrong.
     """
     place = Path(data)
     files = (
@@ -40,33 +43,16 @@ def load(data: str | Path, images: str | Path | None = None) -> list[SapSample]:
     if not files:
         names = ", ".join(f"{title}.json" for title in TITLES.values())
         raise ValueError(f"{place} holds none of MM-SAP's files, whose names hold the part: {names}")
-    found = [sample for file in files for sample in _rows(file, Path(images) if images else file.parent)]
+    found = []
+    for file in files:
+        make = partial(_sample, stem=file.stem, folder=Path(images) if images else file.parent)
+        found += rows.made(file, rows.read(file), make, left)
     if not found:
         raise ValueError(f"{place} holds no questions")
     return found
 
 
-def _rows(file: Path, folder: Path) -> list[SapSample]:
-    text = file.read_text(encoding="utf-8")
-    try:
-        rows = (
-            json.loads(text) if text.lstrip()[:1] == "[" else [json.loads(line) for line in text.splitlines() if line]
-        )
-    except ValueError as error:
-        raise ValueError(f"{file} is neither a JSON list nor an object a line: {error}") from error
-    samples = []
-    for number, row in enumerate(rows, 1):
-        try:
-            samples.append(_sample(row, number, file.stem, folder))
-        except (ValueError, KeyError, TypeError) as error:
-            why = f"it has no {error.args[0]}" if isinstance(error, KeyError) else error
-            raise ValueError(f"{file}, row {number}: no question of MM-SAP: {why}") from error
-    return samples
-
-
-def _sample(row: Any, number: int, stem: str, folder: Path) -> SapSample:
-    if not isinstance(row, Mapping):
-        raise ValueError("it is no object")
+def _sample(row: Mapping[str, Any], number: int, stem: str, folder: Path) -> SapSample:
     part = _part(str(row.get("part") or row.get("dataset") or "")) or _part(stem)
     if part is None:
         raise ValueError(f"neither its part nor the file's name is one of {', '.join(TITLES.values())}")
@@ -74,9 +60,7 @@ def _sample(row: Any, number: int, stem: str, folder: Path) -> SapSample:
     answer = _answer(row, options)
     if (answer is None) is not (part == "beyond"):
         raise ValueError(f"of {TITLES[part]}, its answer is {'the refusal' if answer is None else repr(answer)}")
-    image = folder / str(_field(row, "image"))
-    if not image.is_file():
-        raise ValueError(f"there is no image {image}")
+    image = rows.image(folder, str(_field(row, "image")))
     name = f"{part} {_field(row, 'id', number)}"
     offered = tuple(one for one in options.values() if not _refuses(one))
     return SapSample(
@@ -89,7 +73,7 @@ def _field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
         if row.get(key) is not None:
             return row[key]
     if default is None:
-        raise KeyError(" or ".join(FIELDS[name]))
+        raise Incomplete(f"it has no {' or '.join(FIELDS[name])}")
     return default
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from probes.answering.versions import in_words
 from probes.harness.comparison import BASELINE
 from probes.harness.comparison_tables import READING, table
+from probes.harness.missing import left_out
 from probes.mmsap.evaluate import TOTAL
 from probes.mmsap.samples import PARTS, TITLES
 from probes.reporting import plots
@@ -38,7 +39,9 @@ _REFUSALS = (
 def report(about: Mapping[str, Any], found: Mapping[str, Any], runs: Mapping[str, Any]) -> Report:
     """`about` says what was asked of what, `found` and `runs` are what `evaluate` returns."""
     page = Report(f"MM-SAP on {about['model']}")
-    page.facts({"Data": about["data"], "Model": about["model"], "Versions": in_words(about["versions"])})
+    page.facts(
+        {"Data": about["data"], **left_out(about), "Model": about["model"], "Versions": in_words(about["versions"])}
+    )
     page.text(SCORES.format(runs=about["runs"]))
     page.heading("Scores (the paper's tables 1 and 3)")
     _table(page, runs, _SCORES)

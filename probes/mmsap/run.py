@@ -11,6 +11,7 @@ from typing import Any
 
 from probes.harness.benchmark import Findings
 from probes.harness.conditions import Wanted
+from probes.harness.missing import check_there, whole
 from probes.harness.session import Session, Setup
 from probes.mmsap import file
 from probes.mmsap.evaluate import evaluate
@@ -32,22 +33,24 @@ class SapOptions:
     def __post_init__(self) -> None:
         if self.images and not self.data:
             raise ValueError("--images goes with --data, the file or folder of the questions")
+        check_there([self.data] if self.data else [])
         if not self.data and self.demo is None:
             raise ValueError("--data is needed: there is no demo world here to draw questions from")
 
-    def draw(self, setup: Setup) -> list[SapSample]:
-        """So many questions, of each part in proportion to how many there are."""
+    def draw(self, setup: Setup, left: list[str]) -> list[SapSample]:
+        """So many questions, of each part in proportion to how many there are; `left` says which are left out."""
         if self.data is None:
             assert self.demo is not None
             return list(self.demo(setup.limit, setup.seed))
-        found = file.load(self.data, self.images)
+        found = file.load(self.data, self.images, left)
         random.Random(setup.seed).shuffle(found)
         sizes, seen = Counter(sample.part for sample in found), Counter[str]()
         place = {}
         for sample in found:
             place[id(sample)] = (seen[sample.part] + 0.5) / sizes[sample.part]
             seen[sample.part] += 1
-        return sorted(found, key=lambda sample: place[id(sample)])[: setup.limit]
+        found.sort(key=lambda sample: place[id(sample)])
+        return whole(found, setup.limit, lambda sample: [sample.image], left)
 
     def origin(self, samples: Sequence[SapSample], seed: int) -> str:
         """How many samples, from where, drawn by which seed."""
@@ -60,11 +63,13 @@ class SapOptions:
 def run(options: SapOptions, session: Session) -> Findings:
     """Ask every question under every condition, the runs' options in other orders."""
     setup = session.setup
-    samples = options.draw(setup)
+    left: list[str] = []
+    samples = options.draw(setup, left)
     conditions = options.wanted.conditions(session)
     found, runs = evaluate(session.answerer, conditions, samples, options.runs, setup.seed, setup.quiet)
     about: dict[str, Any] = {
         "model": session.model, "data": options.origin(samples, setup.seed), "questions": len(samples),
+        "left_out": len(left),
         "runs": options.runs, "seed": setup.seed, "versions": session.versions,
     }  # fmt: skip
     return Findings(report(about, found, runs), about, found, {"runs": runs})

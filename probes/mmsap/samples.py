@@ -30,6 +30,11 @@ class SapSample:
     options: tuple[str, ...]
     answer: str | None
 
+    @property
+    def expected(self) -> str:
+        """The right option, or the refusal."""
+        return REFUSAL if self.answer is None else self.answer
+
     def offered(self, run: int, seed: int) -> list[tuple[str, ...]]:
         """The options that are offered in one run, in an order of its own: with the refusal, and where that would not tell
         whether the model knows, which it would not in KnowVisQA, without it."""

@@ -16,26 +16,29 @@ FOLLOW = " In case there is an inconsistency between the context and the image c
 """What the authors put between a text and the question."""
 
 
-def load(data: Sequence[Path], images: Path) -> list[PhdSample]:
+def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[PhdSample]:
     """The questions of PhD's data.json: each row's two questions plainly and beside its two texts. Rows of pictures that
     go against common sense (ccs) have no texts and are asked plainly.
 
-    Raises ValueError that names the file and row that is wrong, or whose image is missing.
+    `left` says which rows are left out because something of them is missing. Raises ValueError that names the file and row
+    that is wrong.
     """
     return list(
         chain.from_iterable(
-            chain.from_iterable(rows.made(file, rows.read(file), partial(_questions, folder=images))) for file in data
+            chain.from_iterable(rows.made(file, rows.read(file), partial(_questions, folder=images), left))
+            for file in data
         )
     )
 
 
-def _questions(row: Mapping[str, Any], folder: Path) -> list[PhdSample]:
+def _questions(row: Mapping[str, Any], place: int, folder: Path) -> list[PhdSample]:
     number, task = str(row["image_id"]), str(row["task"])
     unusual = "ccs_description" in row
     image = rows.image(folder, f"CCS_images/{number}.png") if unusual else rows.coco(folder, number)
+    name = rows.named(image, place)
     modes: tuple[Mode, ...] = ("base",) if unusual else MODES
     return [
-        PhdSample(image, _text(row, mode, str(row[f"{answer}_question"])), answer == "yes", task, mode)
+        PhdSample(image, _text(row, mode, rows.text(row, f"{answer}_question")), answer == "yes", task, mode, id=name)
         for mode in modes
         for answer in ("yes", "no")
     ]

@@ -9,6 +9,7 @@ from probes.answering.versions import in_words
 from probes.differences.metrics import TYPES
 from probes.harness.comparison import BASELINE
 from probes.harness.comparison_tables import READING, power, table
+from probes.harness.missing import left_out
 from probes.reporting.report import Report
 from probes.sage.samples import QUESTIONS
 
@@ -25,6 +26,7 @@ def report(about: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
     page = Report(f"SAGE on {about['model']}")
     page.facts({
         "Data": about["data"],
+        **left_out(about),
         "Model": about["model"],
         "Versions": in_words(about["versions"]),
     })  # fmt: skip

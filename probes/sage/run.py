@@ -10,6 +10,7 @@ from typing import Any
 
 from probes.harness.benchmark import Findings
 from probes.harness.conditions import Conditions
+from probes.harness.missing import whole
 from probes.harness.session import Session, Setup
 from probes.lists import pope
 from probes.lists.yes_no import YesNo
@@ -40,16 +41,17 @@ class SageOptions:
         if not self.pope and self.demo is None:
             raise ValueError("--pope is needed: there is no demo world here to draw questions from")
 
-    def draw(self, setup: Setup) -> Drawn:
-        """POPE's questions where files are given, else the demo world's, with its pairs and the names of its objects."""
+    def draw(self, setup: Setup, left: list[str]) -> Drawn:
+        """POPE's questions where files are given, else the demo world's, with its pairs and the names of its objects;
+        `left` says which are left out."""
         if not self.pope:
             assert self.demo is not None
             pairs = setup.limit if self.pairs is None else self.pairs
             return self.demo(setup.limit, pairs, setup.seed, self.noise, setup.model.path)
         assert self.images is not None
-        found = pope.load(self.pope, self.images)
+        found = pope.load(self.pope, self.images, left)
         random.Random(setup.seed).shuffle(found)
-        return found[: setup.limit], [], (), ""
+        return whole(found, setup.limit, lambda sample: [sample.image], left), [], (), ""
 
     def origin(self, questions: int, pairs: int, seed: int, scenes: str) -> str:
         """How many samples, from where, of which scenes where they are drawn, by which seed."""
@@ -68,11 +70,12 @@ def run(options: SageOptions, session: Session) -> Findings:
     setup = session.setup
     if session.endpoint is not None and any(options.conditions.values()):
         session.endpoint.check_interventions()
-    existence, differences, categories, scenes = options.draw(setup)
+    left: list[str] = []
+    existence, differences, categories, scenes = options.draw(setup, left)
     scores = evaluate(session.answerer, options.conditions, existence, differences, categories, setup.quiet)
     about: dict[str, Any] = {
         "model": session.model, "data": options.origin(len(existence), len(differences), setup.seed, scenes),
         "questions": len(existence), "pairs": len(differences), "noise": options.noise, "seed": setup.seed,
-        "versions": session.versions,
+        "left_out": len(left), "versions": session.versions,
     }  # fmt: skip
     return Findings(report(about, scores), about, scores)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from probes.harness.missing import MAX_MISSING, few
+from probes.lists.rows import text_of
 from probes.stme.samples import CAPTION, TargetSample
 
-MAX_MISSING = 0.1
-"""Share of the samples that may be left out; with more, what is left is not the benchmark."""
 PLACE = "<ImageHere>"
 PROMPT = "Your answer is: "
 TAIL = "\nRespond with the answer and your thought process for reasoning."
@@ -51,13 +51,13 @@ def load(
     """The samples of the files, and those that were left out because a picture is missing or none is the target.
 
     `images` is the folder that holds the pictures: by the path of the row, or by the end of that path. `choices` is
-    MileBench's folder. Pictures are scaled down to `PIXELS` unless `full_size`. Raises ValueError that names the row where
-    one is wrong or stands twice, and where more than `MAX_MISSING` of the samples are left out.
+    MileBench's folder. Pictures are scaled down to `PIXELS` unless `full_size`. Raises ValueError that names the row,
+    counted from 1, where one is wrong or stands twice, and where more than `MAX_MISSING` of the samples are left out.
     """
     left, samples, options = Left(), list[TargetSample](), _Options(choices)
     known: dict[str, str] = {}
     for file in files:
-        for number, row in enumerate(_rows(Path(file))):
+        for number, row in enumerate(_rows(Path(file)), 1):
             where = f"{file}, row {number}"
             sample = _sample(row, where, Path(images), options, left, full_size)
             if sample is None:
@@ -66,7 +66,7 @@ def load(
                 raise ValueError(f"{where}: sample {sample.id} stands in {known[sample.id]} already")
             known[sample.id] = where
             samples.append(sample)
-    if len(left) > MAX_MISSING * (len(left) + len(samples)):
+    if left and not few(len(left), len(left) + len(samples)):
         raise ValueError(
             f"{len(left)} of {len(left) + len(samples)} samples cannot be asked (at most {MAX_MISSING:.0%} may be "
             f"missing): {left}"
@@ -77,8 +77,9 @@ def load(
 
 
 def _rows(file: Path) -> list[Any]:
+    text = text_of(file)
     try:
-        rows = json.loads(file.read_text(encoding="utf-8"))
+        rows = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(rows, list) or not rows:

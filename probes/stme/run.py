@@ -11,6 +11,7 @@ from typing import Any
 from probes.harness.benchmark import Findings
 from probes.harness.comparison import BASELINE, measured
 from probes.harness.conditions import Wanted
+from probes.harness.missing import check_there, whole
 from probes.harness.session import Session, Setup
 from probes.stme import file
 from probes.stme.answers import Scoring
@@ -43,6 +44,7 @@ class StmeOptions:
     def __post_init__(self) -> None:
         if self.data and not self.images:
             raise ValueError("--data needs --images, the folder of its pictures")
+        check_there(self.data)
         if not self.data and self.demo is None:
             raise ValueError("--data is needed: there is no demo world here to draw samples from")
         if not self.data and (self.images or self.choices or self.full_size):
@@ -50,11 +52,11 @@ class StmeOptions:
 
     def draw(self, setup: Setup) -> tuple[list[TargetSample], int]:
         """The samples, and how many were left out."""
-        left = 0
+        left: list[str] = []
         if self.data:
             assert self.images is not None
             found, missing = file.load(self.data, self.images, self.choices, self.full_size)
-            left = len(missing)
+            left += [*missing.images, *missing.targets]
             random.Random(setup.seed).shuffle(found)
         else:
             assert self.demo is not None
@@ -62,7 +64,10 @@ class StmeOptions:
         there = {sample.task for sample in found}
         if unknown := self.tasks - there:
             raise ValueError(f"--tasks: unknown {', '.join(sorted(unknown))}; there are {', '.join(sorted(there))}")
-        return [sample for sample in found if not self.tasks or sample.task in self.tasks][: setup.limit], left
+        wanted = [sample for sample in found if not self.tasks or sample.task in self.tasks]
+        if not self.data:
+            return wanted[: setup.limit], 0
+        return whole(wanted, setup.limit, lambda sample: sample.images, left), len(left)
 
     def origin(self, samples: Sequence[TargetSample], seed: int) -> str:
         """How many samples, from where, drawn by which seed."""

@@ -63,6 +63,11 @@ class TargetSample:
         return self.task == ANCHOR
 
     @property
+    def expected(self) -> dict[str, Any]:
+        """The right answer, and which picture holds it."""
+        return {"response": self.response, "target": self.target}
+
+    @property
     def candidates(self) -> int:
         """How many pictures the target is one of."""
         return len(self.images) - self.anchor

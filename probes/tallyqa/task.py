@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -36,6 +36,12 @@ class Counted:
     question: str
     answer: int
     simple: bool
+    id: str | None = field(default=None, compare=False)
+
+    @property
+    def expected(self) -> int:
+        """The right answer."""
+        return self.answer
 
     def chats(self) -> list[Chat]:
         """The question; raises ValueError where the image's file does not decode."""
@@ -73,16 +79,20 @@ def scores(sums: Tallies) -> dict[str, np.ndarray]:
     }
 
 
-def load(data: Sequence[Path], images: Path) -> list[Counted]:
-    """The questions; raises ValueError that names the file and row that is wrong, or whose image is missing."""
+def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[Counted]:
+    """The questions; raises ValueError that names the file and row that is wrong; `left` says which are left out
+    because something of them is missing."""
     return list(
-        chain.from_iterable(rows.made(file, rows.read(file), partial(_question, folder=images)) for file in data)
+        chain.from_iterable(rows.made(file, rows.read(file), partial(_question, folder=images), left) for file in data)
     )
 
 
-def _question(row: Mapping[str, Any], folder: Path) -> Counted:
-    image = rows.image(folder, str(row["image"]))
-    return Counted(image, str(row["question"]), int(row["answer"]), bool(row["issimple"]))
+def _question(row: Mapping[str, Any], number: int, folder: Path) -> Counted:
+    image, answer = rows.image(folder, rows.text(row, "image")), str(row["answer"]).strip()
+    if not answer.isdecimal():
+        raise ValueError(f"its answer must be a whole number; got {row['answer']!r}")
+    name = rows.named(image, number)
+    return Counted(image, rows.text(row, "question"), int(answer), bool(row["issimple"]), name)
 
 
 def _shown(sample: Counted) -> Path | int:

@@ -17,17 +17,18 @@ QUESTION = 'Is this statement true of the picture? "{caption}" Answer yes or no.
 """Our wording; the files hold statements alone."""
 
 
-def load(data: Sequence[Path], images: Path) -> list[YesNo]:
-    """The statements as questions; raises ValueError that names the file and row that is wrong, or whose image is
-    missing."""
+def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> list[YesNo]:
+    """The statements as questions; raises ValueError that names the file and row that is wrong; `left` says which
+    are left out because something of them is missing."""
     return list(
-        chain.from_iterable(rows.made(file, rows.read(file), partial(_question, folder=images)) for file in data)
+        chain.from_iterable(rows.made(file, rows.read(file), partial(_question, folder=images), left) for file in data)
     )
 
 
-def _question(row: Mapping[str, Any], folder: Path) -> YesNo:
-    text = QUESTION.format(caption=row["caption"])
-    return YesNo(rows.image(folder, str(row["image"])), text, rows.told(row["label"]), str(row["relation"]))
+def _question(row: Mapping[str, Any], number: int, folder: Path) -> YesNo:
+    image = rows.image(folder, rows.text(row, "image"))
+    text = QUESTION.format(caption=rows.text(row, "caption"))
+    return YesNo(image, text, rows.told(row["label"]), str(row["relation"]), id=rows.named(image, number))
 
 
 def _parts(samples: Sequence[YesNo]) -> list[SampleSet[YesNo]]:

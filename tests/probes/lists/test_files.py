@@ -12,6 +12,7 @@ from PIL import Image
 
 from probes.ambigcaps import task as ambigcaps
 from probes.chair import file as chair
+from probes.lists import pope
 from probes.mme import file as mme
 from probes.phd import task as phd
 from probes.phd.samples import PhdSample
@@ -133,3 +134,49 @@ def test_ambigcaps_is_rows_or_three_files(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_is_wrong_is_named(load: Callable[..., Any], name: str, text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         load([write(tmp_path / name, text)], tmp_path)
+
+
+def test_what_lacks_something_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    draw(tmp_path / "1.jpg")
+    good = {"image": "1.jpg", "text": "Is there a star?", "label": "yes"}
+    for bad, said in (
+        (good | {"image": "2.jpg"}, "there is no image"),
+        ({"image": "1.jpg", "label": "no"}, "it has no 'text'"),
+        (good | {"text": ""}, "it has no 'text'"),
+        (good | {"label": None}, "it has no answer"),
+    ):
+        file = write(tmp_path / "coco_pope_random.json", json.dumps([good, bad, good]))
+        left: list[str] = []
+        assert [one.id for one in pope.load([file], tmp_path, left)] == ["1-0", "1-2"]
+        (why,) = left
+        assert said in why
+        assert f"{file}, row 2: " in caplog.messages[-1]
+    write(file, json.dumps([good, bad, bad, *[good] * 9]))
+    with pytest.raises(ValueError, match="2 of 12 samples cannot be asked"):
+        pope.load([file], tmp_path)
+    write(file, json.dumps([good, good | {"text": 3}, good]))
+    with pytest.raises(ValueError, match="row 2: 'text' must be a text; got 3"):
+        pope.load([file], tmp_path)
+
+
+def test_an_image_of_mme_that_lacks_a_question_is_left_out(tmp_path: Path) -> None:
+    draw(*(tmp_path / f"count/{number}.jpg" for number in range(4)))
+    for number in range(4):
+        write(tmp_path / f"count/{number}.txt", "Two?\tYes\nOne?" + "\tNo\n" * (number != 2))
+    left: list[str] = []
+    found = mme.load([tmp_path], tmp_path, left)
+    assert [(one.id, one.expected) for one in found] == [(f"count/{number}", ["yes", "no"]) for number in (0, 1, 3)]
+    assert left == [f"{tmp_path / 'count/2.txt'}: line 2: no question of MME: a line is QUESTION TAB ANSWER"]
+
+
+def test_what_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "i.json").write_bytes(b"\xff\xfe")
+    for load in (mme.load, tallyqa.load, chair.load):
+        with pytest.raises(ValueError, match=r"i\.json is no text in UTF-8"):
+            load([tmp_path / "i.json"], tmp_path)
+    with pytest.raises(ValueError, match="is a folder; a file is needed"):
+        chair.load([tmp_path], tmp_path)
+    row = {"image": "1.jpg", "question": "How many?", "answer": "many", "issimple": True}
+    draw(tmp_path / "1.jpg")
+    with pytest.raises(ValueError, match="row 1: its answer must be a whole number; got 'many'"):
+        tallyqa.load([write(tmp_path / "t.json", json.dumps([row]))], tmp_path)

@@ -46,15 +46,20 @@ def test_files_are_asked_in_place_of_the_demo_world(
     rows = [{"image": f"{i}.jpg", "text": f"Is there a dog number {i}?", "label": "yes"} for i in range(6)]
     for row in rows:
         Image.new("RGB", (56, 56), "red").save(tmp_path / row["image"])
+    (tmp_path / "0.jpg").write_bytes(b"no picture")
     file = tmp_path / "coco_pope_random.json"
     file.write_text("\n".join(map(json.dumps, rows)))
     words.insert(1, "pope")
-    assert run(*words, "--data", str(file), "--conditions", "baseline") == 0  # the images lie beside the file
+    assert (
+        run(*words, "--data", str(file), "--limit", "6", "--conditions", "baseline") == 0
+    )  # the images lie beside the file
     about = strict(tmp_path / "out" / "report.json")["about"]
-    assert about["data"] == "4 questions from coco_pope_random.json, in the order of seed 0"
-    texts = {text_of(one) for one in questions}
-    assert len(texts) == 4
-    assert texts <= {row["text"] for row in rows}
+    assert about["data"] == "5 questions from coco_pope_random.json, in the order of seed 0"
+    assert {text_of(one) for one in questions} == {row["text"] for row in rows[1:]}
+    assert about["left_out"] == 1
+    assert "1, because something of them is missing or does not decode" in (tmp_path / "out" / "report.md").read_text()
+    told = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    assert {(one["id"], one["expected"]) for one in told} == {(f"{number}-{number}", "yes") for number in range(1, 6)}
 
 
 @pytest.mark.usefixtures("no_model")
@@ -66,6 +71,7 @@ def test_files_are_asked_in_place_of_the_demo_world(
             ("--data", "x.json", "--noise", "3"),
             "--noise is for the demo world's pictures, not for those of --data",
         ),
+        (("--data", "x.json"), "--data: there is no x.json"),
         ((), "--data is needed: there is no demo world here that draws samples of pope"),
     ],
 )

@@ -67,7 +67,7 @@ def test_the_three_parts_of_a_folder(folder: Path) -> None:
 )
 def test_what_is_wrong_is_named(folder: Path, row: dict[str, Any], message: str) -> None:
     file = write(folder, "BasicVisQA.json", ROW, ROW | row)
-    with pytest.raises(ValueError, match=rf"BasicVisQA\.json, row 2: no question of MM-SAP: {message}"):
+    with pytest.raises(ValueError, match=rf"BasicVisQA\.json, row 2: {message}"):
         load(file)
 
 
@@ -75,11 +75,11 @@ def test_what_is_no_file_of_it_is_named(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"holds none of MM-SAP's files, whose names hold the part: BasicVisQA\.json"):
         load(folder)
     with pytest.raises(
-        ValueError, match=r"rows\.json, row 1: .* neither its part nor the file's name is one of BasicVisQA"
+        ValueError, match=r"rows\.json, row 1: neither its part nor the file's name is one of BasicVisQA"
     ):
         load(write(folder, "rows.json", ROW))
     with pytest.raises(ValueError, match="holds no questions"):
         load(write(folder, "know.json"))
     (folder / "know.json").write_text("image,question")
-    with pytest.raises(ValueError, match="neither a JSON list nor an object a line"):
+    with pytest.raises(ValueError, match="line 1: no JSON"):
         load(folder / "know.json")

@@ -1,0 +1,77 @@
+"""Samples of files that cannot be asked, because a picture or a field is missing: they are named and left out while they are
+few."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from probes.harness.pictures import Source, picture
+
+S = TypeVar("S")
+
+MAX_MISSING = 0.1
+"""Share of the samples that may be left out; with more, what is left is not the benchmark."""
+NAMED = 10
+"""How many of them a message names."""
+
+log = logging.getLogger(__name__)
+
+
+class Incomplete(ValueError):
+    """A sample lacks something that it is asked with."""
+
+
+def few(missing: int, of: int) -> bool:
+    """Whether so many may be left out: a share of `MAX_MISSING`, one in any case, and never half."""
+    return missing <= max(1, MAX_MISSING * of) and 2 * missing < max(of, 1)
+
+
+def leave_out(why: Sequence[str], of: int, left: list[str] | None = None) -> None:
+    """Name in the log why samples are left out, and add it to `left`. Raises ValueError where they are too many."""
+    if not why:
+        return
+    named = "; ".join(why[:NAMED]) + "; ..." * (len(why) > NAMED)
+    if not few(len(why), of):
+        raise ValueError(
+            f"{len(why)} of {of} samples cannot be asked (at most {MAX_MISSING:.0%} may be missing): {named}"
+        )
+    log.warning("%d of %d samples are left out: %s", len(why), of, named)
+    if left is not None:
+        left.extend(why)
+
+
+def left_out(about: Mapping[str, Any]) -> dict[str, str]:
+    """The fact of a report that tells it, where any were left out."""
+    count = about.get("left_out")
+    return {"Left out": f"{count}, because something of them is missing or does not decode"} if count else {}
+
+
+def check_there(data: Iterable[str]) -> None:
+    """Raise ValueError for a file or folder of --data that is not there."""
+    for one in data:
+        if not Path(one).exists():
+            raise ValueError(f"--data: there is no {one}")
+
+
+def whole(
+    samples: Iterable[S], count: int, sources: Callable[[S], Sequence[Source]], left: list[str] | None = None
+) -> list[S]:
+    """The first `count` samples, fewer where there are fewer, whose pictures decode; others are left out. Raises ValueError
+    where these are too many of those looked at."""
+    found: list[S] = []
+    broken: list[str] = []
+    for sample in samples:
+        if len(found) == count:
+            break
+        try:
+            for source in sources(sample):
+                picture(source, str(getattr(sample, "id", None) or "a sample"))
+        except ValueError as error:
+            broken.append(str(error))
+        else:
+            found.append(sample)
+    leave_out(broken, len(found) + len(broken), left)
+    return found
