@@ -48,8 +48,8 @@ def _existence(page: Report, found: Mapping[str, Any]) -> None:
 def _differences(page: Report, found: Mapping[str, Any]) -> None:
     page.heading("Spot the difference (SPD-Faith)")
     page.text(
-        "The definitions stand in probes/differences/metrics.py. Claims are read off the answers by rules; cr is of the "
-        f'answers to "{QUESTIONS[3]}" and "{QUESTIONS[4]}".'
+        'What each number is stands in docs/study.md, "The numbers of SPD-Faith". Claims are read off the answers by '
+        f'rules; cr is of the answers to "{QUESTIONS[3]}" and "{QUESTIONS[4]}".'
     )
     power(page, found, "differences", "dqr_exact", "pairs of pictures")
     for heading, metrics in _DIFFERENCES.items():

@@ -15,7 +15,8 @@ from probes.reporting.report import Report
 from probes.reporting.tables import Measured
 
 _SINGLE = ("contradictions", "yes_same", "right", "unread")
-_SEVERAL = ("dqr_exact", "dqr_ratio", "ds_tolerance", "ds_detect", "tf1", "cf1", "cr", "drf")
+_SEVERAL = ("dqr_exact", "dqr_ratio", "ds_tolerance", "ds_detect", "tf1", "cf1", "cf1_released", "cr", "drf")
+DEFINED = 'What each number is, and after which equation, stands in docs/study.md, "The numbers of SPD-Faith".'
 
 
 def report(
@@ -33,10 +34,7 @@ def report(
         "Versions": in_words(about["versions"]),
     })  # fmt: skip
     page.text(READING)
-    page.text(
-        "The definitions stand in probes/differences/metrics.py, probes/differences/faithfulness.py and "
-        "probes/spd/scoring.py."
-    )
+    page.text(DEFINED)
     for part, write in (("single", _single), ("several", _several)):
         if part in found[BASELINE]:
             write(page, {name: scores for name, scores in found.items() if part in scores})

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from probes.differences.metrics import Claim
+from probes.differences.metrics import Claim, score
 from probes.differences.questions import DIFFERENT, EXPLAINED_DIFFERENT, EXPLAINED_SAME, SAME, WHAT
 from probes.harness.comparison import BASELINE
 from probes.spd.asking import AS_JSON, COUNT, OWN, SEVERAL, Manner, Presentation, find, most, talk
 from probes.spd.evaluate import evaluate
 from probes.spd.judging.agreement import agreement
 from probes.spd.judging.rules import ruled
-from probes.spd.report import report
+from probes.spd.report import DEFINED, report
 from probes.spd.samples import PicturePair
+from probes.spd.scoring import SEVERAL_SHARES, SINGLE_SHARES
 from steering import See
 from tests.probes.conftest import Scripted, text_of
 
@@ -141,3 +144,10 @@ def test_pictures_may_be_shown_as_one_and_differences_asked_for_as_json() -> Non
     assert len(told) == 4
     hidden = next(talk(SINGLE, "single", OWN["100 % hidden"], FORM))
     assert {part["image"].getpixel((5, 5)) for part in hidden[0].chat[0]["content"][:2]} == {(128, 128, 128)}
+
+
+def test_every_number_is_defined_where_the_report_says_so() -> None:
+    page, title = re.findall(r'stands in (\S+), "(.+)"', DEFINED)[0]
+    section = (Path(__file__).parents[3] / page).read_text().split(f"### {title}\n")[1].split("\n#")[0]
+    defined = re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\| (.*?) \|", section)))
+    assert sorted(defined) == sorted({*score([]), *SEVERAL_SHARES, *SINGLE_SHARES, "drf"})
