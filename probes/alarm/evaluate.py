@@ -16,6 +16,7 @@ from probes.alarm.samples import Checked
 from probes.answering.base import Answerer, Question, Reply
 from probes.answering.replies import replies
 from probes.harness.bootstrap import area, area_with_interval, wilson
+from probes.harness.ledger import tell
 from steering import Diagnose
 from steering.model.alarm import Alarm
 from steering.protocol.readout import REGISTRY
@@ -54,8 +55,8 @@ class Judged:
         return Judged(self.wrong[chosen], self.part[chosen], self.alike[chosen], values)
 
 
-def ask(answerer: Answerer, samples: Sequence[Checked], *, quiet: bool = False) -> Judged:
-    """Every question once, with all that is read beside it."""
+def ask(answerer: Answerer, samples: Sequence[Checked], *, seed: int = 0, quiet: bool = False) -> Judged:
+    """Every question once, with all that is read beside it; `seed` says which half each is told to be in."""
 
     def questions() -> Iterator[Question]:
         for sample in samples:
@@ -68,7 +69,22 @@ def ask(answerer: Answerer, samples: Sequence[Checked], *, quiet: bool = False) 
     values = {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
     wrong = [not sample.right(reply.text) for sample, reply in zip(samples, said, strict=True)]
     known = {name: one for name, one in values.items() if np.isfinite(one).any() and len(np.unique(one)) > 1}
+    tell(answerer, _told(samples, said, wrong, seed))
     return Judged(np.array(wrong), np.array(parts), np.array([sample.alike for sample in samples]), known)
+
+
+def _told(
+    samples: Sequence[Checked], said: Sequence[Reply], wrong: Sequence[bool], seed: int
+) -> Iterator[dict[str, Any]]:
+    """Of every question its part, number, name where it has one, what it is alike to, whether its half decides or is
+    reported, the question, what is accepted, the answer, and whether that is wrong."""
+    deciding = set(split(len(samples), seed)[0].tolist())
+    for number, (sample, reply, false) in enumerate(zip(samples, said, wrong, strict=True)):
+        yield {
+            "part": sample.part, "sample": number, "id": sample.id, "alike": sample.alike,
+            "half": "deciding" if number in deciding else "reported", "questions": [sample.question],
+            "expected": list(sample.accepted), "answers": [reply.text], "wrong": false,
+        }  # fmt: skip
 
 
 def numbers(reply: Reply) -> dict[str, Any]:
@@ -81,10 +97,24 @@ def _number(value: Any) -> float:
     return float("nan") if value is None else float(value)
 
 
+def split(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of so many answers decide, and which are reported."""
+    fitted, tested = np.array_split(np.random.default_rng(seed).permutation(count), 2)
+    return fitted, tested
+
+
+def check_enough(count: int) -> None:
+    """Raise ValueError where so many questions cannot have the right and wrong answers that are needed."""
+    if count < 4 * LEAST:
+        raise ValueError(
+            f"{count} questions are too few: what tells wrong answers from right ones takes at least {LEAST} of either in "
+            f"each half, which is {4 * LEAST} in all. Ask more (--limit)."
+        )
+
+
 def halves(judged: Judged, seed: int) -> tuple[Judged, Judged]:
     """The half that decides, and the one that is reported. Raises ValueError where either has too few of a kind."""
-    order = np.random.default_rng(seed).permutation(len(judged.wrong))
-    fitted, tested = (judged.of(part) for part in np.array_split(order, 2))
+    fitted, tested = (judged.of(part) for part in split(len(judged.wrong), seed))
     for half in (fitted, tested):
         wrong = int(half.wrong.sum())
         if min(wrong, len(half.wrong) - wrong) < LEAST:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from probes.alarm.evaluate import ask, evaluate
+from probes.alarm.evaluate import ask, check_enough, evaluate
 from probes.alarm.report import report
 from probes.alarm.samples import Checked, load
 from probes.calibration.measure import known
@@ -67,7 +67,8 @@ def run(options: AlarmOptions, session: Session) -> Findings:
     setup = session.setup
     left: list[str] = []
     samples = options.draw(setup, left)
-    found = evaluate(ask(session.answerer, samples, quiet=setup.quiet), seed=setup.seed)
+    check_enough(len(samples))
+    found = evaluate(ask(session.answerer, samples, seed=setup.seed, quiet=setup.quiet), seed=setup.seed)
     about = {
         "model": session.model, "data": options.origin(len(samples), setup.seed), "questions": len(samples),
         "left_out": len(left),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ class Checked:
     accepted: tuple[str, ...]
     part: str = "answers"
     alike: str = ""
+    id: str | None = field(default=None, compare=False)
 
     def chat(self) -> Chat:
         """The question; raises ValueError where an image's file does not decode."""
@@ -58,4 +59,5 @@ def _checked(folder: Path, row: Mapping[str, Any], number: int) -> Checked:
     if not all(map(_words, answers)):
         raise ValueError("'answer' must hold words")
     part = str(row.get("part", "answers"))
-    return Checked(tuple(rows.image(folder, name) for name in names), question[0], answers, part, part)
+    images = tuple(rows.image(folder, name) for name in names)
+    return Checked(images, question[0], answers, part, part, rows.named(images[0], number))

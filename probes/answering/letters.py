@@ -17,6 +17,7 @@ class _Forms:
     called: re.Pattern[str]
     set_off: re.Pattern[str]
     stated: re.Pattern[str]
+    joined: re.Pattern[str]
 
 
 @lru_cache
@@ -28,6 +29,7 @@ def _forms(letters: str) -> _Forms:
         called=re.compile(rf"\b(?i:answer|option|choice)(?:\s+(?i:is|would be|should be))?\s*[:=]?\s*{marked}"),
         set_off=re.compile(rf"(?<!\w)\(?({one})(?:\)|\.(?=\s|$)|:(?=\s))"),
         stated=re.compile(rf"\b(?i:answer\s+is)\s*:?\s*{marked}"),
+        joined=re.compile(rf"(?<!\w)\(?({one})\)?,?\s*(?:\band\b|\bor\b|&|/)\s*\(?({one})(?!\w)"),
     )
 
 
@@ -49,7 +51,11 @@ def letter(answer: str, options: Sequence[str]) -> str | None:
         if re.match(rf"{name}\s+{re.escape(option)}(?!\w)", text, re.IGNORECASE):
             return name
     for pattern in (forms.called, forms.set_off):
-        said = {match.upper() for match in pattern.findall(text)}
+        places = {found.start(1): found[1] for found in pattern.finditer(text)}
+        said = {*places.values()}
+        for pair in forms.joined.finditer(text):  # "both A and C." sets C off, and chooses two
+            if {pair.start(1), pair.start(2)} & places.keys():
+                said.update(pair.groups())
         if said:
             return said.pop() if len(said) == 1 else None
     return _option_in(text, options)

@@ -12,11 +12,12 @@ import pytest
 from PIL import Image
 
 from demo.world.checked import checked_samples
-from probes.alarm.evaluate import LEAST, Judged, ask, evaluate, fit, halves, numbers, scores, select
+from probes.alarm.evaluate import LEAST, Judged, ask, check_enough, evaluate, fit, halves, numbers, scores, select
 from probes.alarm.report import report
 from probes.alarm.samples import Checked, load
 from probes.answering.base import Question, Reply
 from probes.harness import bootstrap
+from probes.harness.ledger import Remembering
 from steering.model.alarm import Alarm
 
 IMAGE = Image.new("RGB", (84, 84), "red")
@@ -177,3 +178,24 @@ def test_the_alarm_goes_by_what_adds_to_it() -> None:
     found = select(Judged(made.wrong, made.part, made.alike, values), ["noise", "tells", "also", "again"])
     assert set(found) in ({"tells", "also"}, {"again", "also"})
     assert select(made, ["unknown"]) == []
+
+
+def test_every_question_is_told_with_its_answer_and_its_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [Checked((IMAGE,), f"What colour, {number}?", ("red",), alike="a") for number in range(40)]
+    found = ask(Remembering(Scripted(), tmp_path / "answers.jsonl"), samples, seed=5, quiet=True)
+    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert [(one["questions"], one["alike"], one["expected"]) for one in rows] == [
+        ([one.question], "a", ["red"]) for one in samples
+    ]
+    assert [(one["answers"], one["wrong"]) for one in rows[:2]] == [(["It is blue."], True), (["It is RED!"], False)]
+    deciding, reported = (sum(one["wrong"] for one in rows if one["half"] == half) for half in ("deciding", "reported"))
+    monkeypatch.setattr("probes.alarm.evaluate.LEAST", 1)
+    assert [int(half.wrong.sum()) for half in halves(found, 5)] == [deciding, reported]
+
+
+def test_what_can_have_no_result_is_refused_before_anything_is_asked() -> None:
+    check_enough(4 * LEAST)
+    with pytest.raises(
+        ValueError, match=r"^39 questions are too few: .* at least 10 of either in each half, which is 40"
+    ):
+        check_enough(4 * LEAST - 1)
