@@ -24,10 +24,11 @@ def load(files: Sequence[str | Path], image_folder: str | Path, left: list[str] 
 
 
 def _questions(file: Path, folder: Path, left: list[str] | None) -> list[YesNo]:
+    given = rows.read(file)
     settings = [setting for setting in get_args(Strategy) if setting in file.stem]
     if len(settings) != 1:
         raise ValueError(f"{file}: its name must hold one of {', '.join(get_args(Strategy))}")
-    return rows.made(file, rows.read(file), partial(_question, folder=folder, setting=settings[0]), left)
+    return rows.made(file, given, partial(_question, folder=folder, setting=settings[0]), left)
 
 
 def _question(row: Mapping[str, Any], number: int, folder: Path, setting: str) -> YesNo:

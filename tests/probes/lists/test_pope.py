@@ -50,3 +50,8 @@ def test_rows_become_questions_whose_image_is_opened_when_asked(tmp_path: Path) 
 def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         load([write(tmp_path, text, name)], tmp_path)
+
+
+def test_a_file_that_is_not_there_is_not_told_of_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"questions\.json"):
+        load([tmp_path / "questions.json"], tmp_path)
