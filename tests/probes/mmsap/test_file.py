@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from probes.harness.conditions import Wanted
+from probes.harness.options import ModelOptions
+from probes.harness.session import Setup
 from probes.mmsap.file import load
+from probes.mmsap.run import SapOptions
 from steering.interventions.refusal import REFUSAL
 
 ROW = {
@@ -83,3 +87,17 @@ def test_what_is_no_file_of_it_is_named(folder: Path) -> None:
     (folder / "know.json").write_text("image,question")
     with pytest.raises(ValueError, match="line 1: no JSON"):
         load(folder / "know.json")
+
+
+def test_what_cannot_be_asked_is_left_out_and_told(folder: Path) -> None:
+    """One has no picture, and one whose picture does not decode is drawn, of twenty-two."""
+    (folder / "broken.jpg").write_bytes(b"no picture")
+    rows = [ROW | {"id": number} for number in range(20)]
+    write(folder, "BasicVisQA.json", *rows, ROW | {"image": "dog.jpg"}, ROW | {"image": "broken.jpg"})
+    wanted = Wanted(None, (), list)
+    setup = Setup(ModelOptions("nothing"), 100, 0, True, folder)
+    left: list[str] = []
+    found = SapOptions(wanted, 1, str(folder / "BasicVisQA.json"), None, None).draw(setup, left)
+    assert {one.id for one in found} == {f"basic {number}" for number in range(20)}
+    assert ["there is no image" in left[0], "does not decode" in left[1], len(left)] == [True, True, 2]
+    assert found[0].expected == "white"
