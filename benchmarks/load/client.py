@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +83,8 @@ def _listed(value: Any) -> Iterable[float]:
 
 def send(server: Server, load: Load, key: str | None = None) -> Outcome:
     """Have so many clients share the requests, each asking the next one when it has its answer."""
-    return asyncio.run(_send(server, load, key))
+    with ThreadPoolExecutor(1) as own:  # a caller may have a loop of its own
+        return own.submit(asyncio.run, _send(server, load, key)).result()
 
 
 async def _send(server: Server, load: Load, key: str | None) -> Outcome:

@@ -81,7 +81,7 @@ def test_a_server_that_takes_too_long_is_an_error(server: Server) -> None:
     over = threading.Event()
     server.answer = lambda body: said("late" if over.wait(20) else "never")
     with pytest.raises(ValueError, match="timed out"):
-        list(Endpoint(server.url, timeout=0.1).answers([asked("?")]))
+        list(Endpoint(server.url, timeout=0.5).answers([asked("?")]))  # a busy machine's server begins within that
     over.set()
     assert len(server.bodies) == 3
 

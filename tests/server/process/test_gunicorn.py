@@ -78,6 +78,7 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
 
     # A worker that dies in the middle of an answer: the client's connection ends, another takes its place.
     connection = post_and_hold(server.url, stream=True, max_tokens=1800, **ENDLESS)
+    wait_for(lambda: server.stats("helmsight_running") == 1)  # else the next worker would take it
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
     (dead,) = children.read_text().split()
     os.kill(int(dead), signal.SIGKILL)
