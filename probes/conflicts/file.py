@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.conflicts.samples import ConflictSample
-from probes.harness.missing import MAX_MISSING
+from probes.harness.missing import MAX_MISSING, decoding
 
 _FIELDS = ("image_id", "task", "question", "answer_vision", "answer_text", "context")
 _log = logging.getLogger(__name__)
@@ -67,17 +67,7 @@ def whole(
     """The first `count` samples, fewer where there are fewer, whose pictures decode. Others are named in the log and left
     out, as missing ones are, which is added to `left`.
     Raises ValueError where more than `max_broken` of those looked at do not decode."""
-    found: list[ConflictSample] = []
-    broken: list[str] = []
-    for sample in samples:
-        if len(found) == count:
-            break
-        try:
-            sample.picture()
-        except ValueError as error:
-            broken.append(str(error))
-        else:
-            found.append(sample)
+    found, broken = decoding(samples, count, ConflictSample.picture)
     looked = len(found) + len(broken)
     if len(broken) > max_broken * looked:
         raise ValueError(

@@ -61,17 +61,27 @@ def whole(
 ) -> list[S]:
     """The first `count` samples, fewer where there are fewer, whose pictures decode; others are left out. Raises ValueError
     where these are too many of those looked at."""
+
+    def decode(sample: S) -> None:
+        for source in sources(sample):
+            picture(source, str(getattr(sample, "id", None) or "a sample"))
+
+    found, broken = decoding(samples, count, decode)
+    leave_out(broken, len(found) + len(broken), left)
+    return found
+
+
+def decoding(samples: Iterable[S], count: int, decode: Callable[[S], object]) -> tuple[list[S], list[str]]:
+    """The first `count` samples that `decode` raises no ValueError of, and what it said of those before that it did of."""
     found: list[S] = []
     broken: list[str] = []
     for sample in samples:
         if len(found) == count:
             break
         try:
-            for source in sources(sample):
-                picture(source, str(getattr(sample, "id", None) or "a sample"))
+            decode(sample)
         except ValueError as error:
             broken.append(str(error))
         else:
             found.append(sample)
-    leave_out(broken, len(found) + len(broken), left)
-    return found
+    return found, broken
