@@ -148,6 +148,36 @@ def bars(
     return figure
 
 
+def panels(values: Mapping[str, Mapping[str, tuple[Any, Sequence[float] | None]]]) -> Figure:
+    """Small plots beside each other, each with an axis of its own: by title, by name, a value and its interval (low, high),
+    the first on top. What is no number is left out."""
+    numbers = {
+        title: {name: one for name, one in rows.items() if isinstance(one[0], int | float)}
+        for title, rows in values.items()
+    }
+    numbers = {title: rows for title, rows in numbers.items() if rows}
+    columns = 2
+    lines = [[*numbers.items()][start : start + columns] for start in range(0, len(numbers), columns)]
+    heights = [0.8 + 0.22 * max(len(rows) for _, rows in line) for line in lines]
+    figure = Figure(figsize=(10, sum(heights)), layout="constrained")
+    grid = figure.subplots(len(lines), columns, squeeze=False, gridspec_kw={"height_ratios": heights})
+    for axes in grid.flat[len(numbers) :]:
+        axes.set_axis_off()
+    for axes, (title, rows) in zip(grid.flat, numbers.items(), strict=False):
+        for row, (value, interval) in enumerate(rows.values()):
+            if interval is not None:
+                axes.plot(interval, [row, row], color=GREY, linewidth=4, solid_capstyle="butt")
+            axes.plot([value], [row], "o", color=BLUE, markersize=5)
+        axes.set_yticks(range(len(rows)), [textwrap.shorten(name, 40) for name in rows], fontsize=7)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.tick_params(axis="x", labelsize=7)
+        axes.set_title(textwrap.fill(title, 48), fontsize=8, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#DDDDDD", linewidth=0.5, axis="x")
+        axes.set_axisbelow(True)
+    return figure
+
+
 def heat(rows: Sequence[Sequence[float]], *, xlabel: str, ylabel: str, label: str, marks: Mapping[int, str]) -> Figure:
     """A grid of values, dark where they are large. rows: (rows, columns), the first row at the bottom, columns from 1;
     `marks` are labels above columns, by their number; `label` says what the values are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from probes.reproduce.items import Found, Item, Json
+from probes.reproduce.items import Figure, Found, Item, Json, figure
 
 RUN = "stme"
 
@@ -32,28 +32,29 @@ def _factor(found: Json) -> Found:
 def _metrics(found: Json) -> Found:
     plain, chance = _plain(found), _attention(found)["chance"]
     own = {"LND": plain["attention_lnd"], "M-LND": plain["attention"], "MC-LND": plain["attention_mc_lnd"]}
-    ours = {name: one["value"] for name, one in own.items()} | {"chance": chance}
-    return Found(ours, all(one["value_95"][0] > chance for one in own.values()), n=_attention(found)["right"]["n"])
+    ours = {name: figure(one) for name, one in own.items()} | {"chance": Figure(chance)}
+    return Found.of(ours, all(one["value_95"][0] > chance for one in own.values()), _attention(found)["right"]["n"])
 
 
 def _misunderstandings(found: Json) -> Found:
     """With what hiding the target, and what was looked at, changes of these answers."""
     ivm, hidden = _plain(found)["ivm"], found["hidden"].get("right, elsewhere")
-    ours = {"looks elsewhere": ivm["value"]}
+    ours = {"looks elsewhere": figure(ivm)}
     if hidden is not None:
-        ours |= {"of these changed by hiding the target": hidden["other"]["value"]}
-        ours |= {"by hiding the focused picture": hidden["focused"]["value"]}
-    return Found(ours, ivm["value_95"][0] > 0, n=_plain(found)["samples"])
+        ours |= {"of these changed by hiding the target": figure(hidden["other"])}
+        ours |= {"by hiding the focused picture": figure(hidden["focused"])}
+    return Found.of(ours, ivm["value_95"][0] > 0, _plain(found)["samples"])
 
 
 def _answers(found: Json) -> Found:
     easy, hard = (_plain(found, name)["answers"] for name in ("easy", "hard"))
-    return Found({"easy": easy["value"], "hard": hard["value"]}, _above(easy, hard), n=_plain(found)["samples"])
+    return Found.of({"easy": figure(easy), "hard": figure(hard)}, _above(easy, hard), _plain(found)["samples"])
 
 
 def _table(found: Json) -> Found:
     easy, hard = (_attention(found, name)["right"]["best"] for name in ("easy", "hard"))
-    return Found({"easy": easy["value"], "hard": hard["value"]}, easy["value"] > hard["value"], n=easy["n"] + hard["n"])
+    ours = {"easy": figure(easy), "hard": figure(hard)}
+    return Found.of(ours, easy["value"] > hard["value"], easy["n"] + hard["n"])
 
 
 def _orders(found: Json) -> Found:
@@ -69,8 +70,8 @@ def _orders(found: Json) -> Found:
 
 def _anchor(found: Json) -> Found:
     image, text = (found["anchor"]["every"][rows]["best"] for rows in ("image", "text"))
-    ours = {"image to image": image["value"], "text to image": text["value"]}
-    return Found(ours, image["value"] >= text["value"], n=image["n"])
+    ours = {"image to image": figure(image), "text to image": figure(text)}
+    return Found.of(ours, image["value"] >= text["value"], image["n"])
 
 
 def _converges(found: Json) -> Found:
@@ -80,8 +81,8 @@ def _converges(found: Json) -> Found:
 
 def _named(found: Json) -> Found:
     best, named = _attention(found)["right"]["best"], found["which"]["all"]["share"]
-    ours = {"attention": best["value"], "named": named["value"]}
-    return Found(ours, _above(best, named), n=found["which"]["all"]["samples"])
+    ours = {"attention": figure(best), "named": figure(named)}
+    return Found.of(ours, _above(best, named), found["which"]["all"]["samples"])
 
 
 def _patches(found: Json) -> Found:
@@ -92,7 +93,7 @@ def _patches(found: Json) -> Found:
 def _quadrants(found: Json) -> Found:
     plain = _plain(found)
     right, wrong = plain["attention"], plain["attention_wrong"]
-    return Found({"right": right["value"], "wrong": wrong["value"]}, _above(right, wrong), n=plain["samples"])
+    return Found.of({"right": figure(right), "wrong": figure(wrong)}, _above(right, wrong), plain["samples"])
 
 
 def _needles(found: Json) -> Found:
@@ -111,8 +112,8 @@ def _curves(found: Json) -> Found:
 
 def _blind(found: Json) -> Found:
     blind, answers = found["blind"]["all"]["share"], _plain(found)["answers"]
-    ours = {"blind": blind["value"], "with pictures": answers["value"]}
-    return Found(ours, _above(answers, blind), n=_plain(found)["samples"])
+    ours = {"blind": figure(blind), "with pictures": figure(answers)}
+    return Found.of(ours, _above(answers, blind), _plain(found)["samples"])
 
 
 ITEMS = (

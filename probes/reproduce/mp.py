@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probes.reproduce.items import Found, Item, Json
+from probes.reproduce.items import Found, Item, Json, figure
 from probes.reproduce.readings import lists
 from probes.reproduce.readings import mp as read
 
@@ -19,25 +19,25 @@ def _vision_ratio(found: Json) -> Found:
 
 def _instructed(found: Json) -> Found:
     text, plain, vision = (found["conditions"][name] for name in ("instruct_text", "plain", "instruct_vision"))
-    ours = {name: one["vision_ratio"] for name, one in (("text", text), ("plain", plain), ("vision", vision))}
+    rows = {"text": text, "plain": plain, "vision": vision}
     both = _separate(text, plain, "vision_ratio") and _separate(plain, vision, "vision_ratio")
-    return Found(ours, both, n=plain["n"])
+    return Found.of({name: figure(one, "vision_ratio") for name, one in rows.items()}, both, plain["n"])
 
 
 def _sizes(found: Json) -> Found:
     """Of the way whose share changes most with the size of the probe."""
-    shares = {size: row["text"]["s_text"] for size, row in found["samples"].items()}
-    stable = max(shares.values()) - min(shares.values()) <= 0.05
-    return Found(shares, stable, n=next(iter(found["samples"].values()))["text"]["n"])
+    shares = {size: figure(row["text"], "s_text") for size, row in found["samples"].items()}
+    values = [one.value for one in shares.values()]
+    return Found.of(shares, max(values) - min(values) <= 0.05, next(iter(found["samples"].values()))["text"]["n"])
 
 
 def _strengths(found: Json) -> Found:
     rows = found["strength"]["rows"]
-    shares = {strength: row["text"]["s_text"] for strength, row in rows.items()}
-    best = max(shares.values())
-    rises = best > shares[min(shares, key=float)] + 0.05
-    falls = best > shares[max(shares, key=float)] + 0.05
-    return Found(shares, rises and falls, n=next(iter(rows.values()))["text"]["n"])
+    shares = {strength: figure(row["text"], "s_text") for strength, row in rows.items()}
+    best = max(one.value for one in shares.values())
+    rises = best > shares[min(shares, key=float)].value + 0.05
+    falls = best > shares[max(shares, key=float)].value + 0.05
+    return Found.of(shares, rises and falls, next(iter(rows.values()))["text"]["n"])
 
 
 ITEMS = (

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probes.reporting import plots
 from probes.reporting.report import Report
-from probes.reproduce.items import ABSENT, APPEARS, IMPOSSIBLE, TITLES, Found, Outcome
+from probes.reproduce.items import ABSENT, APPEARS, IMPOSSIBLE, TITLES, Figure, Found, Outcome
 from probes.reproduce.run import Done
 
 
@@ -46,6 +47,14 @@ def report(about: Mapping[str, Any], outcomes: Sequence[Outcome], done: Mapping[
                 for one in own
             ],
         )
+        drawn = {
+            f"{one.item.id}, {one.item.what}": one.found.figures()
+            for one in own
+            if one.found is not None and len(one.found.figures()) > 1
+        }
+        if drawn:
+            caption = f"{TITLES[paper]}: the rows of several figures, with their intervals of 95 %"
+            page.plot(paper, plots.panels(drawn), caption)
         if missing := [one for one in own if one.verdict == IMPOSSIBLE]:
             page.text("\n".join(f"- {one.item.id}, {one.item.what}: {one.why}" for one in missing))
     page.heading("Commands")
@@ -57,10 +66,12 @@ def _said(found: Found | None) -> str | None:
     """A figure with its interval, or several by name."""
     if found is None:
         return None
-    if not isinstance(found.ours, Mapping):
-        bounds = "" if found.interval is None else " ({} to {})".format(*map(_number, found.interval))
-        return _number(found.ours) + bounds
-    return ", ".join(f"{name} {_number(value)}" for name, value in found.ours.items())
+    return ", ".join(f"{name} {_with_interval(one)}".strip() for name, one in found.figures().items())
+
+
+def _with_interval(figure: Figure) -> str:
+    bounds = "" if figure.interval is None else " ({} to {})".format(*map(_number, figure.interval))
+    return _number(figure.value) + bounds
 
 
 def _number(value: object) -> str:

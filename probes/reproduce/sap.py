@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from math import sqrt
 
-from probes.reproduce.items import Found, Item, Json
+from probes.reproduce.items import Figure, Found, Item, Json, figure
 
 PLAIN, TOLD = "baseline", "refusal prompt"
 
@@ -31,37 +31,34 @@ def _parts(found: Json) -> Found:
     basic, know, beyond = (
         _metric(found, part, name) for part, name in (("basic", "kk"), ("know", "kk"), ("beyond", "ku"))
     )
-    ours = {"BasicVisQA kk": basic["value"], "KnowVisQA kk": know["value"], "BeyondVisQA ku": beyond["value"]}
-    return Found(ours, _below(beyond, basic), n=_n(found))
+    ours = {"BasicVisQA kk": figure(basic), "KnowVisQA kk": figure(know), "BeyondVisQA ku": figure(beyond)}
+    return Found.of(ours, _below(beyond, basic), _n(found))
 
 
 def _scores(found: Json) -> Found:
     kk, ku, sa = (_metric(found, "total", name) for name in ("kk", "ku", "sa"))
-    return Found({"kk": kk["value"], "ku": ku["value"], "sa": sa["value"]}, _below(ku, kk), n=_n(found))
+    return Found.of({"kk": figure(kk), "ku": figure(ku), "sa": figure(sa)}, _below(ku, kk), _n(found))
 
 
 def _rates(found: Json) -> Found:
     basic, know, beyond = (_metric(found, part, "answer_rate") for part in ("basic", "know", "beyond"))
-    ours = {"BasicVisQA": basic["value"], "KnowVisQA": know["value"], "BeyondVisQA": beyond["value"]}
-    return Found(ours, _below(beyond, basic) and _below(beyond, know), n=_n(found))
+    ours = {"BasicVisQA": figure(basic), "KnowVisQA": figure(know), "BeyondVisQA": figure(beyond)}
+    return Found.of(ours, _below(beyond, basic) and _below(beyond, know), _n(found))
 
 
 def _refusals(found: Json) -> Found:
     know, rate = found["runs"][PLAIN]["know"], _metric(found, "know", "unknown_knowns")
-    ours = {"refused": know["refusals"]["mean"], "of these known": rate["value"]}
-    return Found(
-        ours,
-        rate["value"] is not None and 0 < rate["value"] < 0.5,
-        n=found["conditions"][PLAIN]["know"]["all"]["samples"],
-    )
+    ours = {"refused": Figure(know["refusals"]["mean"]), "of these known": figure(rate)}
+    some = rate["value"] is not None and 0 < rate["value"] < 0.5
+    return Found.of(ours, some, found["conditions"][PLAIN]["know"]["all"]["samples"])
 
 
 def _told(found: Json) -> Found:
     names = ("kk", "ku", "sa")
-    ours = {f"{name} {way}": _metric(found, "total", name, condition=condition)["value"]
+    ours = {f"{name} {way}": figure(_metric(found, "total", name, condition=condition))
             for way, condition in (("plain", PLAIN), ("told", TOLD)) for name in names}  # fmt: skip
     gained = _metric(found, "total", "ku", condition=TOLD)["difference_95"]
-    return Found(ours, gained[0] > 0, n=_n(found))
+    return Found.of(ours, gained[0] > 0, _n(found))
 
 
 def _runs(found: Json) -> Found:
@@ -78,7 +75,7 @@ def _subtasks(found: Json) -> Found:
     parts = {part: found["conditions"][PLAIN][part] for part in ("basic", "know", "beyond")}
     scores = {name: one["sa"] for part in parts.values() for name, one in part.items() if name != "all"}
     apart = any(_below(*pair) or _below(*pair[::-1]) for pair in combinations(scores.values(), 2))
-    return Found({name: one["value"] for name, one in scores.items()}, apart, n=_n(found))
+    return Found.of({name: figure(one) for name, one in scores.items()}, apart, _n(found))
 
 
 ITEMS: tuple[Item, ...] = (

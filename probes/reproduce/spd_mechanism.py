@@ -3,14 +3,15 @@ alarm`."""
 
 from __future__ import annotations
 
-from probes.reproduce.items import Found, Item, Json
+from probes.reproduce.items import Figure, Found, Item, Json, figure
 
 
 def _failures(found: Json) -> Found:
     scores = found["parts"]["all"]["auroc"]
     named = {name: scores[name] for name in ("perceptual_blindness", "dissociation")}
     both = all(one["alike_95"][0] > 0.5 for one in named.values())
-    return Found({name: one["alike"] for name, one in named.items()}, both, n=found["parts"]["all"]["answers"])
+    ours = {name: figure(one, "alike") for name, one in named.items()}
+    return Found.of(ours, both, found["parts"]["all"]["answers"])
 
 
 def _map(found: Json) -> Found:
@@ -30,28 +31,33 @@ def _attention(found: Json) -> Found:
 
 def _drift(found: Json) -> Found:
     same, other = (found["apart"][name] for name in ("same question", "other questions"))
-    deep, middle = (same["mean"][layer] for layer in (-1, len(same["mean"]) // 2))
-    ours = {"middle layer": middle, "last layer": deep, "last layer, other questions": other["mean"][-1]}
+    deep, middle = (Figure(same["mean"][layer], same["mean_95"][layer]) for layer in (-1, len(same["mean"]) // 2))
+    others = Figure(other["mean"][-1], other["mean_95"][-1])
+    ours = {"middle layer": middle, "last layer": deep, "last layer, other questions": others}
     falls = same["mean_95"][-1][1] < same["mean_95"][len(same["mean"]) // 2][0]
-    return Found(ours, falls, same["mean_95"][-1], found["read"]["samples"])
+    return Found.of(ours, falls, found["read"]["samples"])
 
 
 def _sublayers(found: Json) -> Found:
     """In the layer of the FFN's greatest fall, the fall is beyond zero, and greater than attention's greatest."""
     ffn, mha = (found["read"]["by_layer"][name] for name in ("ffn_cosine", "mha_cosine"))
     layer = min(range(len(ffn["difference"])), key=lambda one: ffn["difference"][one])
-    ours = {"layer": layer, "ffn": ffn["difference"][layer], "mha": min(mha["difference"])}
-    falls = ffn["difference_95"][layer][1] < 0 and ffn["difference"][layer] < min(mha["difference"])
-    return Found(ours, falls, ffn["difference_95"][layer], found["read"]["samples"])
+    deepest = min(range(len(mha["difference"])), key=lambda one: mha["difference"][one])
+    ours = {
+        "layer": Figure(layer),
+        "ffn": Figure(ffn["difference"][layer], ffn["difference_95"][layer]),
+        "mha": Figure(mha["difference"][deepest], mha["difference_95"][deepest]),
+    }
+    falls = ffn["difference_95"][layer][1] < 0 and ours["ffn"].value < ours["mha"].value
+    return Found.of(ours, falls, found["read"]["samples"])
 
 
 def _neurons(found: Json) -> Found:
     ratio = found["read"]["by_layer"]["neuron_ratio"]
     layer = max(range(len(ratio["difference"])), key=lambda one: ratio["difference"][one])
     low, high = ratio["difference_95"][layer]
-    return Found(
-        {"layer": layer, "difference": ratio["difference"][layer]}, low > 0, (low, high), found["read"]["samples"]
-    )
+    ours = {"layer": Figure(layer), "difference": Figure(ratio["difference"][layer], (low, high))}
+    return Found.of(ours, low > 0, found["read"]["samples"])
 
 
 MECHANISM = (

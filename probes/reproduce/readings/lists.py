@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from probes.reproduce.items import Found, Json
+from probes.reproduce.items import Figure, Found, Json, figure
 
 
 def moved(part: str, metric: str, condition: str, sign: int, more: tuple[str, ...] = ()) -> Callable[[Json], Found]:
@@ -14,28 +14,29 @@ def moved(part: str, metric: str, condition: str, sign: int, more: tuple[str, ..
     def read(found: Json) -> Found:
         now, plain = (found["conditions"][name][part]["all"] for name in (condition, "baseline"))
         ours = {
-            f"{name} {way}": one[name]["value"]
+            f"{name} {way}": figure(one[name])
             for name in (metric, *more)
             for way, one in (("plain", plain), (condition, now))
         }
-        return Found(ours, min(sign * end for end in now[metric]["difference_95"]) > 0, n=plain["samples"])
+        return Found.of(ours, min(sign * end for end in now[metric]["difference_95"]) > 0, plain["samples"])
 
     return read
 
 
 def texts(found: Json) -> Found:
     """Questions beside inaccurate and beside incorrect texts, steered toward the image and plainly."""
-    read = [moved(f"PhD-{mode}", "accuracy", "toward vision", 1)(found) for mode in ("iac", "icc")]
+    read = {mode: moved(f"PhD-{mode}", "accuracy", "toward vision", 1)(found) for mode in ("iac", "icc")}
     ours = {
-        f"{mode} {name.removeprefix('accuracy ')}": value
-        for mode, one in zip(("iac", "icc"), read, strict=True)
-        for name, value in one.ours.items()
+        f"{mode} {name.removeprefix('accuracy ')}": one
+        for mode, row in read.items()
+        for name, one in row.figures().items()
     }
-    return Found(ours, all(one.appears for one in read), n=sum(one.n or 0 for one in read))
+    return Found.of(ours, all(row.appears for row in read.values()), sum(row.n or 0 for row in read.values()))
 
 
 def mme(found: Json) -> Found:
     """The total of perception, and what settles it: pictures whose two questions are answered rightly."""
     pairs = moved("MME", "acc_plus", "SAGE", 1)(found)
-    totals = {name: found["totals"][name]["perception"] for name in ("baseline", "SAGE")}
-    return Found(pairs.ours | totals, pairs.appears and totals["SAGE"] > totals["baseline"], n=pairs.n)
+    totals = {name: Figure(found["totals"][name]["perception"]) for name in ("baseline", "SAGE")}
+    more = totals["SAGE"].value > totals["baseline"].value
+    return Found.of(pairs.figures() | totals, pairs.appears and more, pairs.n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from probes.reproduce.items import Found, Json
+from probes.reproduce.items import Figure, Found, Json, change, figure
 
 SIDES = ("vision", "text")
 SIZES = ("size-1", "size-4", "size-16")
@@ -16,17 +16,18 @@ SHARES = (0, 25, 50, 75, 100)
 def by_parameters(found: Json) -> Found:
     """Row 4."""
     rows = [_trained(found, name) for name in SIZES]
-    ratios = {f"{row['parameters'] / 1e6:.1f} M": row["preference"]["conflict"]["vision_ratio"] for row in rows}
-    values = list(ratios.values())
-    return Found(ratios, values == sorted(set(values)), n=rows[0]["preference"]["conflict"]["n"])
+    conflicts = {f"{row['parameters'] / 1e6:.1f} M": row["preference"]["conflict"] for row in rows}
+    ratios = {size: figure(one, "vision_ratio") for size, one in conflicts.items()}
+    values = [one.value for one in ratios.values()]
+    return Found.of(ratios, values == sorted(set(values)), rows[0]["preference"]["conflict"]["n"])
 
 
 def by_share_of_conflicts(found: Json) -> Found:
     """Row 19."""
     rows = {share: _trained(found, f"conflicts-{share}")["preference"]["conflict"] for share in SHARES}
-    ours = {f"{share} %": row["vision_ratio"] for share, row in rows.items()}
+    ours = {f"{share} %": figure(row, "vision_ratio") for share, row in rows.items()}
     moved = rows[0]["vision_ratio_95"][1] < rows[100]["vision_ratio_95"][0]
-    return Found(ours, moved, n=rows[0]["n"])
+    return Found.of(ours, moved, rows[0]["n"])
 
 
 def _trained(found: Json, name: str) -> Json:
@@ -49,21 +50,22 @@ def by_task(found: Json) -> Found:
     rows = {task: row for task, row in found["conditions"]["plain"]["by_task"].items() if "vision_ratio_95" in row}
     lowest, highest = (pick(rows.values(), key=lambda row: row["vision_ratio"]) for pick in (min, max))
     apart = lowest["vision_ratio_95"][1] < highest["vision_ratio_95"][0]
-    return Found({task: row["vision_ratio"] for task, row in rows.items()}, apart, n=found["conditions"]["plain"]["n"])
+    ours = {task: figure(row, "vision_ratio") for task, row in rows.items()}
+    return Found.of(ours, apart, found["conditions"]["plain"]["n"])
 
 
 def alone(found: Json) -> Found:
     """Row 6."""
     plain = found["conditions"]["plain"]
-    ours = {"text": plain["context_only_accuracy"], "image": plain["no_conflict_accuracy"]}
-    return Found(ours, min(ours.values()) >= 0.95, n=plain["n"])
+    ours = {"text": figure(plain, "context_only_accuracy"), "image": figure(plain, "no_conflict_accuracy")}
+    return Found.of(ours, min(one.value for one in ours.values()) >= 0.95, plain["n"])
 
 
 def advantages(found: Json) -> Found:
     """Row 7."""
     rows = found["conditions"]["advantages"]
     better = all(rows[side]["difference_95"][0] > 0 for side in SIDES)
-    return Found({f"toward {side}": rows[side]["difference"] for side in SIDES}, better, n=found["about"]["samples"])
+    return Found.of({f"toward {side}": change(rows[side]) for side in SIDES}, better, found["about"]["samples"])
 
 
 def words(found: Json) -> Found:
@@ -81,9 +83,9 @@ def evaluation_size(found: Json) -> Found:
 
 def one_task(found: Json) -> Found:
     """Row 14."""
-    shares = {task: row["text"]["s_text"] for task, row in found["tasks"].items()}
-    near = all(abs(share - shares["all tasks"]) <= 0.05 for share in shares.values())
-    return Found(shares, near, n=found["about"]["samples"])
+    shares = {task: figure(row["text"], "s_text") for task, row in found["tasks"].items()}
+    near = all(abs(share.value - shares["all tasks"].value) <= 0.05 for share in shares.values())
+    return Found.of(shares, near, found["about"]["samples"])
 
 
 def latency(found: Json) -> Found:
@@ -137,15 +139,24 @@ def layers(found: Json) -> Found:
 
 def attention_by_layer(found: Json) -> Found:
     """Row 22: the text context's share in the layers behind the steered ones."""
-    shares = {
-        name: [1 - ratio for ratio in found["conditions"][name]["attention_by_layer"]]
-        for name in ("instruct_text", "text")
+    instructed, steered = (_text_by_layer(found["conditions"][name]) for name in ("instruct_text", "text"))
+    behind = range(max(found["about"]["layers"]) + 1, len(steered))
+    ours = {
+        f"{layer}, {words}": shares[layer]
+        for layer in behind
+        for words, shares in (("instructed", instructed), ("steered", steered))
     }
-    behind = range(max(found["about"]["layers"]) + 1, len(shares["text"]))
-    ours = {f"{layer}, {words}": shares[name][layer] for layer in behind
-            for name, words in (("instruct_text", "instructed"), ("text", "steered"))}  # fmt: skip
-    more = bool(ours) and all(shares["text"][layer] > shares["instruct_text"][layer] for layer in behind)
-    return Found(ours, more, n=found["conditions"]["text"]["n"])
+    more = bool(ours) and all(steered[layer].value > instructed[layer].value for layer in behind)
+    return Found.of(ours, more, found["conditions"]["text"]["n"])
+
+
+def _text_by_layer(condition: Json) -> list[Figure]:
+    """What of the attention to either context the text has."""
+    intervals = condition.get("attention_by_layer_95") or [None] * len(condition["attention_by_layer"])
+    return [
+        Figure(1 - ratio, bounds and (1 - bounds[1], 1 - bounds[0]))
+        for ratio, bounds in zip(condition["attention_by_layer"], intervals, strict=True)
+    ]
 
 
 def case(found: Json) -> Found:
@@ -153,8 +164,8 @@ def case(found: Json) -> Found:
     rows = {words: found["conditions"][name] for words, name in (
         ("instructed", "instruct_text"), ("steered", "text"), ("both", "both_text"),
     )}  # fmt: skip
-    ours = {words: row["s_text"] for words, row in rows.items()}
-    return Found(ours, ours["both"] > ours["instructed"], n=found["about"]["samples"])
+    ours = {words: figure(row, "s_text") for words, row in rows.items()}
+    return Found.of(ours, ours["both"].value > ours["instructed"].value, found["about"]["samples"])
 
 
 def direction(found: Json) -> Found:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any
 
 from probes.differences.metrics import TYPES
 from probes.harness.comparison import BASELINE
-from probes.reproduce.items import Found, Json
+from probes.reproduce.items import Figure, Found, Json, change, figure
 
 STEPS = (BASELINE, "+ See", "+ Think", "+ Generate")
 METHODS = ("SC", "SR", "API", "Zoom-Refine")
@@ -32,35 +31,36 @@ def harder(metric: str) -> Callable[[Json], Found]:
 
     def read(found: Json) -> Found:
         easy, medium, hard = (measured(found, BASELINE, "single", one) for one in ("easy", "medium", "hard"))
-        ours = {name: one[metric]["value"] for name, one in (("easy", easy), ("medium", medium), ("hard", hard))}
+        rows = {"easy": easy, "medium": medium, "hard": hard}
         apart = easy[metric]["value_95"][1] < hard[metric]["value_95"][0]
-        return Found(ours, apart, n=measured(found, BASELINE, "single")["samples"])
+        ours = {name: figure(one[metric]) for name, one in rows.items()}
+        return Found.of(ours, apart, measured(found, BASELINE, "single")["samples"])
 
     return read
 
 
-def _values(scores: Json, *metrics: str) -> dict[str, Any]:
-    return {name: scores[name]["value"] for name in metrics}
+def _values(scores: Json, *metrics: str) -> dict[str, Figure]:
+    return {name: figure(scores[name]) for name in metrics}
 
 
 def gap(found: Json) -> Found:
     several = measured(found, BASELINE, "several")
     apart = several["ds_detect"]["value_95"][0] > several["drf"]["value_95"][1]
     metrics = ("dqr_ratio", "ds_detect", "tf1", "cf1", "cr", "drf")
-    return Found(_values(several, *metrics), apart, n=several["samples"])
+    return Found.of(_values(several, *metrics), apart, several["samples"])
 
 
 def quantity(found: Json) -> Found:
     several = measured(found, BASELINE, "several")
     ours = _values(several, "dqr_exact", "ds_tolerance", "dqr_ratio", "ds_detect")
-    return Found(ours, ours["dqr_exact"] <= ours["ds_tolerance"] < 1, n=several["samples"])
+    return Found.of(ours, ours["dqr_exact"].value <= ours["ds_tolerance"].value < 1, several["samples"])
 
 
 def types(found: Json) -> Found:
     several = measured(found, BASELINE, "several")
     ours = _values(several, "tf1", "cf1", *(f"{kind}_{part}" for kind in TYPES for part in ("precision", "recall")))
-    fewer = all((ours[f"{kind}_precision"] or 0) > ours[f"{kind}_recall"] for kind in ("color", "remove"))
-    return Found(ours, fewer, n=several["samples"])
+    fewer = all((ours[f"{kind}_precision"].value or 0) > ours[f"{kind}_recall"].value for kind in ("color", "remove"))
+    return Found.of(ours, fewer, several["samples"])
 
 
 def below_one(metric: str, *beside: str) -> Callable[[Json], Found]:
@@ -71,8 +71,9 @@ def below_one(metric: str, *beside: str) -> Callable[[Json], Found]:
         one = several[metric]
         below = one["value_95"][1] < 1
         having = round(several[f"{metric}_pairs"]["value"] * several["samples"])
-        ours = _values(several, metric, *beside) if beside else one["value"]
-        return Found(ours, below, None if beside else one["value_95"], having)
+        if beside:
+            return Found.of(_values(several, metric, *beside), below, having)
+        return Found(one["value"], below, one["value_95"], having)
 
     return read
 
@@ -81,14 +82,14 @@ def methods(found: Json) -> Found:
     """Gains over the plain answers in CR and DRF."""
     names = ("SAGE", *METHODS)
     scores = {name: measured(found, name, "several") for name in names}
-    gains = {f"{name} {metric}": scores[name][metric].get("difference") for name in names for metric in ("cr", "drf")}
+    gains = {f"{name} {metric}": change(scores[name][metric]) for name in names for metric in ("cr", "drf")}
     most = all(
-        (gains[f"SAGE {metric}"] or 0) > (gains[f"{name} {metric}"] or 0)
+        (gains[f"SAGE {metric}"].value or 0) > (gains[f"{name} {metric}"].value or 0)
         for name in METHODS
         for metric in ("cr", "drf")
     )
     sure = raised(scores["SAGE"], "cr") and raised(scores["SAGE"], "drf")
-    return Found(gains, most and sure, n=scores["SAGE"]["samples"])
+    return Found.of(gains, most and sure, scores["SAGE"]["samples"])
 
 
 def perturbed(found: Json) -> Found:
@@ -105,15 +106,14 @@ def perturbed(found: Json) -> Found:
     scores = {name: measured(found, name, "single") for name in names}
     helped = raised(scores["hint"], "right") and raised(scores["implicit hint"], "right")
     flat = scores["75 % hidden"]["right"]["difference"] > -0.1
-    return Found(
-        {name: one["right"]["value"] for name, one in scores.items()}, helped and flat, n=scores["hint"]["samples"]
-    )
+    ours = {name: figure(one["right"]) for name, one in scores.items()}
+    return Found.of(ours, helped and flat, scores["hint"]["samples"])
 
 
 def vcd(found: Json) -> Found:
     one = measured(found, "VCD", "several")
-    ours = {metric: one[metric].get("difference") for metric in ("cr", "drf")}
-    return Found(ours, raised(one, "cr") and raised(one, "drf"), n=one["samples"])
+    ours = {metric: change(one[metric]) for metric in ("cr", "drf")}
+    return Found.of(ours, raised(one, "cr") and raised(one, "drf"), one["samples"])
 
 
 def agreed(found: Json) -> Found:
@@ -123,11 +123,10 @@ def agreed(found: Json) -> Found:
 
 def ablation(found: Json) -> Found:
     """CR by stage; the paper's full method has the best of every metric."""
-    ours = {name: measured(found, name, "differences")["cr"]["value"] for name in STEPS}
-    values = list(ours.values())
-    rising = all(later >= earlier for earlier, later in pairwise(values))
+    ours = {name: figure(measured(found, name, "differences")["cr"]) for name in STEPS}
+    rising = all(later.value >= earlier.value for earlier, later in pairwise(ours.values()))
     full = measured(found, STEPS[-1], "differences")
-    return Found(ours, rising and raised(full, "cr"), n=full["samples"])
+    return Found.of(ours, rising and raised(full, "cr"), full["samples"])
 
 
 def alone(run_condition: str, part: str, metric: str) -> Callable[[Json], Found]:
@@ -135,8 +134,8 @@ def alone(run_condition: str, part: str, metric: str) -> Callable[[Json], Found]
 
     def read(found: Json) -> Found:
         scores = measured(found, run_condition, part)
-        one = scores[metric]
-        return Found(one.get("difference"), raised(scores, metric), one.get("difference_95"), scores["samples"])
+        gained = change(scores[metric])
+        return Found(gained.value, raised(scores, metric), gained.interval, scores["samples"])
 
     return read
 
@@ -150,10 +149,10 @@ PEAKS: Mapping[str, tuple[str, str, tuple[str, str, str]]] = {
 
 
 def peaks(found: Json) -> Found:
-    ours: dict[str, float] = {}
+    ours: dict[str, Figure] = {}
     seen = []
     for name, (part, metric, conditions) in PEAKS.items():
-        off, published, strongest = (measured(found, one, part)[metric]["value"] for one in conditions)
+        off, published, strongest = (figure(measured(found, one, part)[metric]) for one in conditions)
         ours |= {f"{name} off": off, f"{name} published": published, f"{name} strongest": strongest}
-        seen.append(published > off and published > strongest)
-    return Found(ours, all(seen), n=measured(found, BASELINE, "existence")["samples"])
+        seen.append(published.value > max(off.value, strongest.value))
+    return Found.of(ours, all(seen), measured(found, BASELINE, "existence")["samples"])

@@ -298,3 +298,17 @@ def test_marked_cells_have_a_box_in_every_panel() -> None:
     assert len(boxes[1]) == 5
     assert [axes.get_title() for axes in figure.axes] == ["layer 0", "layer 1"]
     assert figure.axes[0].images[0].get_extent() == [0, 3, 2, 0]
+
+
+def test_panels_have_an_axis_each_and_leave_out_what_is_no_number() -> None:
+    values = {
+        "one": {"a": (0.5, (0.4, 0.6)), "b": (2, None)},
+        "two": {"c": (None, None), "d": (1.0, None)},
+        "three": {"e": ("3", None)},
+    }
+    shown = [axes for axes in plots.panels(values).axes if axes.axison]
+    assert [axes.get_title(loc="left") for axes in shown] == ["one", "two"]
+    assert [[label.get_text() for label in axes.get_yticklabels()] for axes in shown] == [["a", "b"], ["d"]]
+    interval, first, second = shown[0].lines
+    assert (list(interval.get_xdata()), list(interval.get_ydata())) == ([0.4, 0.6], [0, 0])
+    assert [list(point.get_xdata()) for point in (first, second)] == [[0.5], [2]]

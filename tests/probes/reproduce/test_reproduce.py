@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from probes.reproduce import runs
-from probes.reproduce.items import Found, Item, Json
+from probes.reproduce.items import Figure, Found, Item, Json, Outcome
 from probes.reproduce.report import report
 from probes.reproduce.run import ITEMS, reproduce
 from probes.reproduce.runs import Run
@@ -72,6 +72,21 @@ def test_each_run_serves_all_its_rows_once(tmp_path: Path, capsys: pytest.Captur
     assert "| Modality preference (MP) | 2 | 1 | 0 |" in page
     assert "0.9 (0.8 to 1)" in page
     assert "- 3, what people say: needs people" in page
+
+
+def test_several_figures_have_their_intervals_by_name_and_a_plot(tmp_path: Path) -> None:
+    figures = {"a": Figure(0.5, [0.4, 0.6]), "b": Figure(3), "said": Figure("4, 5"), "lacks": Figure(None)}
+    outcome = Outcome(HIGH, "appears", Found.of(figures, True, 7))
+    row = outcome.to_json()
+    assert row["ours"] == {"a": 0.5, "b": 3, "said": "4, 5", "lacks": None}
+    assert row["interval"] == {"a": [0.4, 0.6]}
+    single = Outcome(replace(HIGH, id=2), "appears", Found(0.9, True, (0.8, 1.0), 7))
+    page = report({}, [outcome, single], {})
+    assert "a 0.5 (0.4 to 0.6), b 3, said 4, 5" in page.markdown()
+    page.write(tmp_path)
+    drawn = (tmp_path / "mp.svg").read_text()
+    assert ">1, a share<" in drawn
+    assert ">2, a share<" not in drawn
 
 
 def test_runs_beside_each_other_come_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
