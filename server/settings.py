@@ -43,6 +43,10 @@ class Settings(BaseModel):
     name: str | None = Field(default=None, description="name of the model on the wire (default: the checkpoint's own)")
     dtype: str = Field(default="auto", description="weights: auto, float32, bfloat16, float16")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
+    device_map: Literal["auto"] | None = Field(
+        default=None,
+        description="auto lays a model that is bigger than a GPU over all of them (needs the extra parallel)",
+    )
     download: bool = Field(default=False, description="allow fetching the model from the Hugging Face hub")
     vectors: tuple[str, ...] = Field(
         default=("~/.helmsight/vectors",), description="folder of steering vectors, before <model>/vectors (repeatable)"

@@ -50,7 +50,7 @@ class LocalEngine:
             hidden_size=mllm.hidden_size,
             context_length=engine.max_length,
             text=steering.TextBounds.of(mllm, engine.max_length),
-            device=str(mllm.device),
+            device=", ".join(map(str, mllm.devices)),
             dtype=str(mllm.dtype).removeprefix("torch."),
             image_size=mllm.image_size,
             pixels=None if mllm.pixels is None else (mllm.pixels.least, mllm.pixels.most),
@@ -144,6 +144,7 @@ def load(settings: Settings, tell: Tell = lambda stage, share: None) -> LocalEng
             settings.model,
             dtype=settings.dtype,
             device=settings.device,
+            device_map=settings.device_map,
             local_files_only=not settings.download,
             name=settings.name,
         )

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,13 @@ def look(settings: Settings) -> bool:
             raise SettingsError(f"--device {settings.device}: the torch that is installed is built for the CPU alone")
         if not any(True for name in _GPUS for _ in Path("/dev").glob(name)):
             raise SettingsError(f"--device {settings.device}: this machine has no GPU that torch could use")
+    if settings.device_map is not None:
+        if settings.device != "auto":
+            raise SettingsError(f"--device-map says where the model is; leave --device {settings.device} out")
+        if settings.compiled:
+            raise SettingsError("--compiled compiles for one device, and --device-map lays the model over several")
+        if find_spec("accelerate") is None:
+            raise SettingsError("--device-map needs accelerate: pip install 'helmsight[parallel]'")
     folder = Path(settings.model).expanduser()
     if not folder.is_dir():
         return _check_name(settings, folder)

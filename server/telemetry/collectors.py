@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 
 import torch
@@ -109,17 +109,17 @@ def _histograms(found: Mapping[str, Bins]) -> Iterable[Metric]:
             yield HistogramMetricFamily(f"helmsight_{name}", text, buckets=buckets, sum_value=bins.total)
 
 
-def _gpu_memory(device: str) -> Iterable[Metric]:
-    """What of the GPU's memory tensors take, torch holds, and all processes have left; none without a GPU."""
-    if not device.startswith("cuda"):
-        return
-    free, total = torch.cuda.mem_get_info(device)
-    for kind, text, size in (
-        ("allocated", "Bytes of GPU memory that tensors take", torch.cuda.memory_allocated(device)),
-        ("reserved", "Bytes of GPU memory that torch holds", torch.cuda.memory_reserved(device)),
-        ("free", "Bytes of GPU memory that nobody holds", free),
-        ("total", "Bytes of GPU memory", total),
-    ):
+def _gpu_memory(devices: str) -> Iterable[Metric]:
+    """What of each GPU's memory tensors take, torch holds, and all processes have left; none without a GPU."""
+    found = [device for device in devices.split(", ") if device.startswith("cuda")]
+    told: tuple[tuple[str, str, Callable[[str], float]], ...] = (
+        ("allocated", "Bytes of GPU memory that tensors take", torch.cuda.memory_allocated),
+        ("reserved", "Bytes of GPU memory that torch holds", torch.cuda.memory_reserved),
+        ("free", "Bytes of GPU memory that nobody holds", lambda device: torch.cuda.mem_get_info(device)[0]),
+        ("total", "Bytes of GPU memory", lambda device: torch.cuda.mem_get_info(device)[1]),
+    )
+    for kind, text, size in told if found else ():
         family = GaugeMetricFamily(f"helmsight_gpu_memory_{kind}_bytes", text, labels=["device"])
-        family.add_metric([device], size)
+        for device in found:
+            family.add_metric([device], size(device))
         yield family

@@ -70,7 +70,7 @@ class Prefill:
     slots: list[int]
     start: int = 0
     hooks: Hooks = NO_HOOKS
-    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
 
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
@@ -95,11 +95,13 @@ class Prefill:
         for hook in self.hooks.attention:
             changed = hook.product(heads.layer, value, exact)
             if changed is not None:
-                out = torch.where(hook.asked, changed.to(out.dtype), out)
+                out = torch.where(hook.asked.to(out.device), changed.to(out.dtype), out)
                 exact = functools.partial(_product_under, hook, heads.layer, exact)
         for hook in self.hooks.attention:
             if hook.queries is not None:
-                out = _replaced(out, hook.queries, kernels.weighted(weights(hook.queries.clamp(min=0)), value))
+                out = _replaced(
+                    out, hook.queries.to(out.device), kernels.weighted(weights(hook.queries.clamp(min=0)), value)
+                )
         return out
 
     def _weights(
@@ -109,11 +111,12 @@ class Prefill:
 
         queries: (rows, R), counted in the chunk.
         """
-        columns = key.shape[2]
+        columns, asked = key.shape[2], queries
+        queries = queries.to(query.device)
         index = queries[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
         scores = kernels.grouped_scores(heads, query.gather(2, index), key)
         for hook in self.hooks.scoring:
-            scores = hook.scores(heads.layer, scores, queries)
+            scores = hook.scores(heads.layer, scores, asked)
         if mask is None:
             visible = kernels.visible(queries + self.start, columns, None)[:, None]
         else:
@@ -126,17 +129,17 @@ class Prefill:
 
     def _chunk_mask(self, n: int, window: int | None, device: torch.device) -> torch.Tensor:
         """(1, 1, n, start + n): causal with an offset, which is_causal cannot say, and within the window."""
-        if window not in self._masks:
+        if (window, device) not in self._masks:
             rows = torch.arange(self.start, self.start + n, device=device)
-            self._masks[window] = kernels.visible(rows, self.start + n, window)[None, None]
-        return self._masks[window]
+            self._masks[window, device] = kernels.visible(rows, self.start + n, window)[None, None]
+        return self._masks[window, device]
 
 
 def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:
     """`exact` as a hook changes it, for the hooks behind it."""
     changed = hook.product(layer, value, exact)
     assert changed is not None
-    return torch.where(hook.asked, changed, exact(value))
+    return torch.where(hook.asked.to(changed.device), changed, exact(value))
 
 
 def _replaced(out: torch.Tensor, queries: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
@@ -156,21 +159,21 @@ class Decode:
     positions: torch.Tensor
     columns: int
     hooks: Hooks = NO_HOOKS
-    _writes: dict[int, torch.Tensor] = field(default_factory=dict)
-    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
-    _flat_masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
+    _writes: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
+    _flat_masks: dict[tuple[int | None, int, torch.device], torch.Tensor] = field(default_factory=dict)
 
     def attend(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         rows, kv_heads, _, width = key.shape
         keys, values = self.pool.layer(heads.layer, key, value)
-        written = self._written(kv_heads)
+        written = self._written(kv_heads, key.device)
         keys.view(-1, width).index_copy_(0, written, key.reshape(-1, width))
         values.view(-1, width).index_copy_(0, written, value.reshape(-1, width))
         keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
         grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
-        hooks, visible = self.hooks.attention, self._mask(heads.window, query.dtype)
+        hooks, visible = self.hooks.attention, self._mask(heads.window, query)
         # The answer's own path is the same whatever is observed and whatever its neighbours ask for; what else is computed
         # replaces it only in the rows that a hook changes.
         if heads.softcap is None:
@@ -182,7 +185,7 @@ class Decode:
             out = weights.to(values.dtype) @ values
         elif hooks:
             asked = functools.reduce(torch.logical_or, [hook.asked for hook in hooks])
-            out = torch.where(asked, weights.to(values.dtype) @ values, out)
+            out = torch.where(asked.to(out.device), weights.to(values.dtype) @ values, out)
         for observer in self.hooks.observers:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns))
         return out.view(query.shape)
@@ -202,24 +205,26 @@ class Decode:
             weights = hook.weights(heads.layer, weights.view(by_head))
         return weights.view(shape)
 
-    def _written(self, kv_heads: int) -> torch.Tensor:
+    def _written(self, kv_heads: int, device: torch.device) -> torch.Tensor:
         """(rows * kv_heads,) where each row's new key goes in a layer's pool seen as (slots * kv_heads * length)."""
-        if kv_heads not in self._writes:
-            heads = torch.arange(len(self.positions) * kv_heads, device=self.positions.device)
-            self._writes[kv_heads] = heads * self.pool.length + self.positions.repeat_interleave(kv_heads)
-        return self._writes[kv_heads]
+        if (kv_heads, device) not in self._writes:
+            heads = torch.arange(len(self.positions) * kv_heads, device=device)
+            written = heads * self.pool.length + self.positions.to(device).repeat_interleave(kv_heads)
+            self._writes[kv_heads, device] = written
+        return self._writes[kv_heads, device]
 
-    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    def _mask(self, window: int | None, query: torch.Tensor) -> torch.Tensor:
         """(rows, 1, 1, columns) additive: 0 on the columns a row may see, -inf elsewhere."""
-        if window not in self._masks:
-            visible = kernels.visible(self.positions, self.columns, window)[:, None, None]
-            zeros = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-            self._masks[window] = zeros.masked_fill_(~visible, -torch.inf)
-        return self._masks[window]
+        device = query.device
+        if (window, device) not in self._masks:
+            visible = kernels.visible(self.positions.to(device), self.columns, window)[:, None, None]
+            zeros = torch.zeros(visible.shape, dtype=query.dtype, device=device)
+            self._masks[window, device] = zeros.masked_fill_(~visible, -torch.inf)
+        return self._masks[window, device]
 
     def _flat_mask(self, window: int | None, kv_heads: int, visible: torch.Tensor) -> torch.Tensor:
         """(rows * kv_heads, 1, columns), the same for products of a batch of heads."""
-        if (window, kv_heads) not in self._flat_masks:
-            flat = visible.expand(-1, kv_heads, -1, -1).reshape(len(visible) * kv_heads, 1, -1)
-            self._flat_masks[window, kv_heads] = flat
-        return self._flat_masks[window, kv_heads]
+        place = (window, kv_heads, visible.device)
+        if place not in self._flat_masks:
+            self._flat_masks[place] = visible.expand(-1, kv_heads, -1, -1).reshape(len(visible) * kv_heads, 1, -1)
+        return self._flat_masks[place]

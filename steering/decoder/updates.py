@@ -79,7 +79,7 @@ def _extended(forward: Callable[..., torch.Tensor], index: int, updates: Updates
         step = kwargs.get("step")
         if step is None:
             return output
-        before = args[0] if args else kwargs["hidden_states"]
+        before = (args[0] if args else kwargs["hidden_states"]).to(output.device)
         output = step.hooks.after_layer(index, before, output, updates)
         updates.drop()
         return output

@@ -59,6 +59,10 @@ class Engine:
     ):
         if not isinstance(mllm, MLLM):
             raise TypeError(f"An Engine is made of the model that steering.load returns; got {shown(mllm)}.")
+        if compiled and len(mllm.devices) > 1:
+            raise UnsupportedModel(
+                f"{mllm.name} lies on {len(mllm.devices)} devices: its decode step cannot be compiled."
+            )
         if threads is not None:
             torch.set_num_threads(threads)
         self.mllm = mllm

@@ -223,7 +223,7 @@ class GenerateSlots(Slots):
     def _mask(self, sequence: Row, asked: Generate, logits: torch.Tensor) -> None:
         """Note what the twin is not to see from the next token on. logits: (vocabulary,)."""
         assert sequence.pair is not None
-        head = self.pool.mllm.model.get_output_embeddings().weight[logits.argmax()]
+        head = self.pool.mllm.head_rows(logits.argmax())
         (image_states,), seen = sequence.captured[states.NAME].image, sequence.captured[attention.NAME].map
         mask = mask_of(sequence.prompt, image_states, seen, head, asked.top, len(sequence.tokens))
         sequence.pair.made += (mask,)

@@ -71,7 +71,7 @@ class AmplifyRows(AttentionHook):
         gain = self.alpha[layer][:, None, None, None] * self.images[:, None, None, : scores.shape[-1]]
         if queries is not None and self.queries is not None:
             gain = gain * (queries == self.queries)[:, None, :, None]
-        return torch.addcmul(scores, gain, scores.abs())
+        return torch.addcmul(scores, gain.to(scores.device), scores.abs())
 
 
 class PaiSlots(Slots):

@@ -16,7 +16,7 @@ generated tokens, decay = 1 - m_v(t) / m_v(1), where t = 1 is the prompt's last 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from pydantic import Field
@@ -89,6 +89,21 @@ class See(Options):
         return report | {name: spread(report[name]) for name in ("alpha", "alpha_max")}
 
 
+class _Tables(NamedTuple):
+    """What the enhancement of one forward pass needs on the device of a layer. By layer: fixed, start, fall, most (rows, 1)."""
+
+    masks: torch.Tensor
+    visual: torch.Tensor
+    text: torch.Tensor
+    fixed: torch.Tensor
+    transfer: torch.Tensor
+    start: torch.Tensor
+    fall: torch.Tensor
+    most: torch.Tensor
+    zero: torch.Tensor
+    one: torch.Tensor
+
+
 class SeeRows(AttentionHook):
     """The enhancement of one forward pass.
 
@@ -109,74 +124,90 @@ class SeeRows(AttentionHook):
         depths: tuple[int, int],
         generated: bool,
     ):
-        # All that does not depend on a layer's attention is made once: a decode step is short.
         self.depth, self._common_depth = depths
         self.generated = generated
         self.asked = (fixed + adaptive).any(0)[:, None, None, None]
-        self.masks = masks if transfer is not None else masks[..., :1]  # what has no say need not be summed
-        self._visual, self._text = (mask.contiguous() for mask in masks[:, None, None].unbind(-1))
-        self._fixed = fixed[:, :, None].unbind()
-        self._transfer = None if transfer is None else transfer[:, None, None, None]
+        self._transfers = transfer is not None
+        # All that does not depend on a layer's attention is made once: a decode step is short.
+        visual, text = (mask.contiguous() for mask in masks[:, None, None].unbind(-1))
         # alpha * clip(1 - m_v(t) / m_v(1), 0, ceiling) = clip(alpha - m_v(t) * alpha / m_v(1), 0, alpha * ceiling)
         seen = first > 0  # a layer whose window held no image does not decay
-        self._from = (adaptive * seen)[:, :, None].unbind()
-        self._fall = torch.where(seen, -adaptive / first, 0.0)[:, :, None].unbind()
-        self._most = (adaptive * ceiling)[:, :, None].unbind()
-        self._zero, self._one = torch.zeros((), device=masks.device), torch.ones((), device=masks.device)
-        self._steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        tables = _Tables(
+            masks if transfer is not None else masks[..., :1],  # what has no say need not be summed
+            visual,
+            text,
+            fixed[:, :, None],
+            torch.zeros_like(ceiling) if transfer is None else transfer[:, None, None, None],
+            (adaptive * seen)[:, :, None],
+            torch.where(seen, -adaptive / first, 0.0)[:, :, None],
+            (adaptive * ceiling)[:, :, None],
+            torch.zeros((), device=masks.device),
+            torch.ones((), device=masks.device),
+        )
+        self._tables = {masks.device: tables}
+        self._steps: list[tuple[torch.Tensor, ...]] = []
+
+    def _on(self, device: torch.device) -> _Tables:
+        """What is needed, on the device of a layer."""
+        if device not in self._tables:
+            home = next(iter(self._tables.values()))
+            self._tables[device] = _Tables(*[table.to(device) for table in home])
+        return self._tables[device]
 
     def weights(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
         """Enhanced weights of shallow layers, and of deeper ones where the queries are generated tokens."""
         if not self.generated and layer >= self.depth:
             return weights
         rows, heads, n, columns = weights.shape
-        masses = (weights.view(rows, -1, columns) @ self.masks).view(rows, heads, n, -1)
+        own = self._on(weights.device)
+        masses = (weights.view(rows, -1, columns) @ own.masks).view(rows, heads, n, -1)
         seen = masses[..., :1]
-        alpha = self._alpha(layer, seen)
-        up, down, total = self._factors(alpha, seen, masses[..., 1:])
+        alpha = self._alpha(own, layer, seen)
+        up, down, total = self._factors(own, alpha, seen, masses[..., 1:])
         if self.generated:
-            self._steps.append((alpha, seen, up, total))
-        gain = torch.addcmul(self._one, up, self._visual)
+            self._steps.append(tuple(value.to(self.asked.device) for value in (alpha, seen, up, total)))
+        gain = torch.addcmul(own.one, up, own.visual)
         if down is not None:
-            gain = torch.addcmul(gain, down, self._text, value=-1)
+            gain = torch.addcmul(gain, down, own.text, value=-1)
         return (weights * gain).div_(total)
 
-    def _alpha(self, layer: int, seen: torch.Tensor) -> torch.Tensor:
+    def _alpha(self, own: _Tables, layer: int, seen: torch.Tensor) -> torch.Tensor:
         """(rows, n or 1). seen: (rows, heads, n, 1), m_v."""
         if not self.generated or layer < self._common_depth:
-            return self._fixed[layer]
-        deep = torch.addcmul(self._from[layer], seen.mean((1, 3)), self._fall[layer])
-        deep = deep.clamp_(self._zero, self._most[layer])
-        return deep if layer >= self.depth else self._fixed[layer] + deep
+            return own.fixed[layer]
+        deep = torch.addcmul(own.start[layer], seen.mean((1, 3)), own.fall[layer])
+        deep = deep.clamp_(own.zero, own.most[layer])
+        return deep if layer >= self.depth else own.fixed[layer] + deep
 
     def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
         """A shallow layer's output without its weights: m_v and m_t are products of the weights, too. All is float32: what
         is divided by may be smaller than half precision can tell from nothing."""
         if self.generated or layer >= self.depth:
             return None
-        value, masks = value.float(), self.masks[:, None]
+        own = self._on(value.device)
+        value, masks = value.float(), own.masks[:, None]
         indicators = torch.zeros_like(value)
         indicators[..., : masks.shape[-1]] = masks
         masses = exact(indicators)
-        up, down, total = self._factors(self._fixed[layer], masses[..., :1], masses[..., 1:2])
+        up, down, total = self._factors(own, own.fixed[layer], masses[..., :1], masses[..., 1:2])
         more = up * exact(value * masks[..., :1])
         if down is not None:
             more = more - down * exact(value * masks[..., 1:])
         return (exact(value) + more) / total
 
     def _factors(
-        self, alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor
+        self, own: _Tables, alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """By how much visual weights rise and text weights fall, as shares of themselves, and what normalises the row.
 
         alpha: (rows, n or 1). seen, read: (rows, heads, n, 1), m_v and m_t. A row that sees no image is left as it is.
         """
         alpha = alpha[:, None, :, None]
-        if self._transfer is None:
-            return alpha, None, torch.addcmul(self._one, alpha, seen)
+        if not self._transfers:
+            return alpha, None, torch.addcmul(own.one, alpha, seen)
         moved = alpha * (seen >= LEAST)
-        up = torch.where(self._transfer, moved * read / seen.clamp(min=LEAST), alpha)
-        return up, moved * self._transfer, torch.where(self._transfer, 1.0, 1 + alpha * seen)
+        up = torch.where(own.transfer, moved * read / seen.clamp(min=LEAST), alpha)
+        return up, moved * own.transfer, torch.where(own.transfer, 1.0, 1 + alpha * seen)
 
     def measured(self) -> torch.Tensor:
         """What a decode did: (layers, rows, 3), alpha, and m_v before and after, means over heads."""

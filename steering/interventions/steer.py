@@ -324,8 +324,9 @@ class SteerRows(LayerHook):
         if layer not in self.delta:
             return hidden
         inverse = 1 / hidden.float().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
-        self.norms[layer] = torch.stack([torch.ones_like(inverse), inverse], 1) @ self.classes
-        return hidden + (self.classes.to(hidden.dtype) @ self.delta[layer])
+        classes = self.classes.to(hidden.device)
+        self.norms[layer] = torch.stack([torch.ones_like(inverse), inverse], 1) @ classes
+        return hidden + (classes.to(hidden.dtype) @ self.delta[layer].to(hidden.device))
 
 
 class SteerTokens(LayerHook):
@@ -338,7 +339,7 @@ class SteerTokens(LayerHook):
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        return hidden + self._by_layer[layer]
+        return hidden + self._by_layer[layer].to(hidden.device)
 
 
 class SteerSlots(Slots):

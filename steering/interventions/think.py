@@ -75,9 +75,9 @@ class ThinkRows(LayerHook):
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
         differs = divergence(updates.mha, updates.ffn)  # (rows, n)
-        damped = differs > self._threshold[layer]
-        self._layers.append((damped, differs))
-        return torch.addcmul(hidden, (self._less * damped)[..., None].to(hidden.dtype), updates.ffn)
+        damped = differs > self._threshold[layer].to(differs.device)
+        self._layers.append((damped.to(self.real.device), differs.to(self.real.device)))
+        return torch.addcmul(hidden, (self._less.to(damped.device) * damped)[..., None].to(hidden.dtype), updates.ffn)
 
     def divergences(self) -> torch.Tensor:
         """D of every token: (layers, rows, n)."""

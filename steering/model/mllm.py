@@ -1,4 +1,4 @@
-"""A multimodal language model, loaded and patched so that the engine can run its decoder itself."""
+"""A multimodal language model, patched so that the engine can run its decoder itself."""
 
 from __future__ import annotations
 
@@ -13,18 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoModelForImageTextToText
 
-from steering.decoder import attention, updates
-from steering.errors import UnsupportedModel
+from steering.decoder import updates
 from steering.model.calibration import Calibration
-from steering.model.checkpoint import embedded, found
 from steering.model.embedded import Embedded, Overlay
 from steering.model.pixels import PixelBounds
-from steering.model.processor import load_processor
-
-DTYPES = ("float32", "bfloat16", "float16")
-"""What weights may be loaded as, beside "auto"."""
 
 
 class _Intercepted(Exception):
@@ -35,6 +28,7 @@ class MLLM:
     """A patched image-text-to-text model with its processor; made by `load`.
 
     `num_layers`, `hidden_size` and `vocab_size` are those of the language model, `context_length` counts tokens;
+    `device` is where it is or, where it lies on several `devices`, the one where prompts enter and slots are kept;
     `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
     the hub; `pixels` how large pictures are made, None where a request cannot bound that; `calibration` what probes measured
     of it, None where they did not; `generation_defaults` the checkpoint's own sampling.
@@ -53,7 +47,8 @@ class MLLM:
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
         self.context_length: int = int(getattr(self.text_config, "max_position_embeddings", 0) or 4096)
         self.image_token_id: int = model.config.image_token_id
-        self.device: torch.device = next(model.parameters()).device
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.devices = tuple(dict.fromkeys([self.device, *(parameter.device for parameter in model.parameters())]))
         self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
         self.fingerprint = _fingerprint(model)
         settings = _settings(path)
@@ -160,7 +155,7 @@ class MLLM:
         return self.model.model.get_image_features(**arguments, return_dict=True)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (..., vocabulary) in float32 of normalised hidden states (..., d)."""
+        """Logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""
         logits = self.model.get_output_embeddings()(hidden)
         if (cap := getattr(self.text_config, "final_logit_softcapping", None)) is not None:
             logits = torch.tanh(logits / cap) * cap
@@ -168,91 +163,12 @@ class MLLM:
             logits = logits * scale
         if (scaling := getattr(self.text_config, "logits_scaling", None)) is not None:
             logits = logits / scaling
-        return logits.float()
+        return logits.float().to(self.device)
 
-
-def load(
-    path: str | Path | None = None,
-    *,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "auto",
-    local_files_only: bool = True,
-    name: str | None = None,
-) -> MLLM:
-    """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model; without `path` the small
-    model that ships with Helmsight.
-
-    `device` "auto" is the first GPU, else the CPU; `dtype` "auto" is the checkpoint's own on a GPU and float32 on a CPU,
-    whose half-precision kernels are slow. No code from the checkpoint is run. Raises UnsupportedModel when the model's
-    structure cannot be served or there is no such device or dtype, OSError when the files are missing.
-    """
-    path = embedded() if path is None else found(path, local_files_only)
-    if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
-        raise UnsupportedModel(f"'dtype' must be one of auto, {', '.join(DTYPES)}; got {dtype!r}.")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UnsupportedModel(f"There is no device {device}: torch sees {torch.cuda.device_count()} of its kind.")
-    if dtype == "auto" and device.type == "cpu":
-        dtype = torch.float32
-    options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
-    attention.register()
-    config = AutoConfig.from_pretrained(path, **options)
-    refuse_structure(config)
-    try:
-        model = AutoModelForImageTextToText.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            attn_implementation={"text_config": attention.NAME},
-            use_safetensors=True,
-            **options,
-        )
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise UnsupportedModel(f"The weights of {path} are of other sizes than its config.json says.") from error
-    model = model.eval().requires_grad_(False).to(device)
-    processor = load_processor(path, local_files_only=local_files_only)
-    folder = Path(path) if Path(path).is_dir() else None
-    try:
-        mllm = MLLM(model, processor, name, folder)
-    except (AttributeError, TypeError) as error:
-        raise UnsupportedModel(
-            f"{config.model_type} cannot be served: it is not built of a decoder that reads image tokens: {error}."
-        ) from error
-    if device.type == "cpu":
-        _store_weights_by_column(mllm.decoder)
-    return mllm
-
-
-def _store_weights_by_column(decoder: nn.Module) -> None:
-    """Lay linear weights out for products with few rows, which is what decoding is: a tenth faster for 16 rows on a CPU.
-    The values, and what the module computes, stay the same."""
-    for module in decoder.modules():
-        if isinstance(module, nn.Linear):
-            module.weight.data = module.weight.data.t().contiguous().t()
-
-
-def refuse_structure(config: Any) -> None:
-    """Raise UnsupportedModel, by the config alone, for what sees no images or what the slot KV pool cannot hold; the
-    self-check catches the rest."""
-    text = config.get_text_config()
-    kinds = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
-    reason = None
-    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        reason = "it takes no images, as far as transformers knows"
-    elif kinds:
-        reason = f"it has layers of type {', '.join(kinds)}; only full and sliding softmax attention can be held"
-    elif getattr(text, "cross_attention_layers", None):
-        reason = "its language model reads images by cross-attention, which leaves no image tokens to look at"
-    elif getattr(text, "num_kv_shared_layers", 0):
-        reason = "some of its layers share keys and values with others"
-    elif getattr(config, "is_encoder_decoder", False):
-        reason = "it is an encoder-decoder model"
-    if reason:
-        raise UnsupportedModel(f"{config.model_type} cannot be served: {reason}.")
+    def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """(..., d): what the output embedding multiplies states with for tokens (...)."""
+        weight = self.model.get_output_embeddings().weight
+        return weight[ids.to(weight.device)].to(self.device)
 
 
 def _fingerprint(model: Any) -> str:

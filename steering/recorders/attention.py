@@ -113,14 +113,14 @@ class PrefillCapture(Observer):
     def prefill(self, layer: int, weights: Weights, columns: int) -> None:
         spans = self.spans[:, :columns]
         for first in range(0, self.rows.shape[1], CAPTURE_ROWS):
-            own = weights(self.rows[:, first : first + CAPTURE_ROWS]).mean(1)  # (rows, R, columns)
+            own = weights(self.rows[:, first : first + CAPTURE_ROWS]).mean(1).to(spans.device)  # (rows, R, columns)
             groups = self.row_groups[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, 3, R)
             self.sums[layer] += groups @ (own @ spans)
             if self.patches is not None:
                 self.patches[layer, :, :columns] += (groups[:, QUESTIONS, None] @ own)[:, 0]
         if self.last is None or self.last_sums is None:
             return
-        own = weights(self.last[:, None]).mean(1)  # (rows, 1, columns)
+        own = weights(self.last[:, None]).mean(1).to(spans.device)  # (rows, 1, columns)
         self.last_sums[layer] = (own @ spans)[:, 0]
         if self.maps is not None and layer >= self.maps_from:
             self.maps[:, :columns] += own[:, 0]
@@ -135,7 +135,10 @@ class DecodeCapture(Observer):
         self.means = torch.empty(layers, rows, columns, device=device)
 
     def decode(self, layer: int, weights: torch.Tensor) -> None:
-        torch.mean(weights, 1, out=self.means[layer])
+        if weights.device == self.means.device:
+            torch.mean(weights, 1, out=self.means[layer])
+        else:
+            self.means[layer] = weights.mean(1)
 
 
 class AttentionRecorder(Slots):

@@ -36,7 +36,7 @@ class StateRows(LayerHook):
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        self.states[layer] = hidden[self._rows, self._at]
+        self.states[layer] = hidden[self._rows.to(hidden.device), self._at.to(hidden.device)]
         return hidden
 
 

@@ -41,22 +41,23 @@ class ResidualRows(LayerHook):
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        self._states.append(self._at_last(hidden)[:, 0])
+        home = self._weights.device
+        self._states.append(self._at_last(hidden)[:, 0].to(home))
         kept = (before, plain, updates.mha, updates.ffn, updates.gate)
         if self._weights.shape[1] < plain.shape[1]:
             kept = tuple(None if value is None else self._at_last(value) for value in kept)  # type: ignore[assignment]
-        measured = _measured(*kept)  # (rows, n, readouts)
+        measured = _measured(*kept).to(home)  # (rows, n, readouts)
         # What is not wanted may be padding, whose cosines are nothing.
         self._sums.append(torch.where(self._weights[..., None] > 0, measured, 0.0).sum(1))
         if self._last is None:
             gate = updates.gate
-            self._activations.append(None if gate is None else updates.activation(gate[:, -1]).float())
+            self._activations.append(None if gate is None else updates.activation(gate[:, -1]).float().to(home))
         return hidden
 
     def _at_last(self, values: torch.Tensor) -> torch.Tensor:
         if self._last is None:
             return values[:, -1:]
-        return values[torch.arange(len(values), device=values.device), self._last][:, None]
+        return values[torch.arange(len(values), device=values.device), self._last.to(values.device)][:, None]
 
     def states(self) -> torch.Tensor:
         """(rows, layers, d): the residual stream after each layer at each row's last query, interventions included."""

@@ -69,18 +69,17 @@ class StatesRecorder(Slots):
         if sequence.spec.diagnose is None or captured is None or not captured.image:
             return None
         mllm = self.pool.mllm
-        embedding = mllm.model.get_output_embeddings().weight
         stopped = sequence.finish_reason == "stop" and sequence.tokens[-1] in mllm.stop_ids
-        ids = torch.tensor(sequence.tokens[: -1 if stopped else None], dtype=torch.int64, device=embedding.device)
-        (states,), head = captured.image, embedding[ids]
+        ids = torch.tensor(sequence.tokens[: -1 if stopped else None], dtype=torch.int64, device=mllm.device)
+        (states,), head = captured.image, mllm.head_rows(ids)
         maps = activation_maps(states, head)
         if not sequence.wants(Signal.TEXT_STATES):
             return TokenMaps(maps.cpu())
-        prompt = sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)].to(embedding.device)
+        prompt = sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)].to(mllm.device)
         earlier = EarlierTokens(
             torch.cat([prompt, ids]),
             torch.cat(captured.text)[: len(prompt) + len(ids)],
-            torch.cat([activation_maps(states, embedding[prompt]), maps]),
+            torch.cat([activation_maps(states, mllm.head_rows(prompt)), maps]),
         )
         return TokenMaps(maps.cpu(), without_interference(maps, ids, head, len(prompt), earlier).cpu())
 

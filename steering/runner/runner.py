@@ -162,7 +162,7 @@ class Runner:
         concerned = self._concerned(chunk.sequences)
         hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
         step = Prefill(self.pool, chunk.slots, chunk.start, Hooks.of(hooks.values()))
-        hidden: torch.Tensor = decoder(step).last_hidden_state
+        hidden: torch.Tensor = decoder(step).last_hidden_state.to(self.mllm.device)
         logits = None
         if chunk.complete:
             last = chunk.last.to(hidden.device)
@@ -310,6 +310,7 @@ class Runner:
         rope = (positions + self.rope_delta[:count])[:, None]
         decoder = self.mllm.decoder if plain else self._decode_step
         hidden = self._decoder_output(decoder, self.token[:count, None], rope, step).last_hidden_state
+        hidden = hidden.to(self.mllm.device)
         return _Computed(batch, concerned, hooks, Computed(hidden, self.mllm.head(hidden[:, -1])))
 
     def _record(self, decoded: _Computed) -> dict[Sequence, Exception]:

@@ -199,3 +199,12 @@ def test_what_the_engine_cannot_serve_is_said(
 ) -> None:
     (copy / "config.json").write_text(json.dumps(config))
     assert why in sentence(capsys, copy)
+
+
+def test_a_device_map_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for more, why in (({"device": "cpu"}, "leave --device cpu out"), ({"compiled": True}, "for one device")):
+        with pytest.raises(SettingsError, match=why):
+            preflight.look(Settings(device_map="auto", **more))  # type: ignore[arg-type]
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match=r"helmsight\[parallel\]"):
+        preflight.look(Settings(device_map="auto"))

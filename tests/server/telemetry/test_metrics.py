@@ -100,6 +100,9 @@ def test_memory_of_a_gpu(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> N
         for kind in ("allocated", "reserved", "free", "total")
     }
     assert sizes == {"allocated": 50, "reserved": 60, "free": 10, "total": 80}
+    fake.can(device="cuda:0, cuda:1")
+    found = samples(create_app(Settings(), engine=fake).test_client())  # type: ignore[arg-type]
+    assert [found[f'helmsight_gpu_memory_total_bytes{{device="cuda:{index}"}}'] for index in range(2)] == [80, 80]
 
 
 def test_refusals_are_counted_by_reason(fake: FakeEngine) -> None:

@@ -1,0 +1,103 @@
+"""Requests with every intervention and every readout, and what there is to compare of their answers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+import steering
+from steering import Diagnose, Generate, Grammar, Icd, Pai, Request, Sage, Sampling, See, Steer, Think, Vcd
+from steering.protocol import readout
+
+STEPS = 6
+
+
+def picture(*colour: int) -> Image.Image:
+    """A square of a colour with a bright corner."""
+    made = Image.new("RGB", (84, 84), colour)
+    made.paste((250, 240, 230), (8, 8, 40, 40))
+    return made
+
+
+def chat(*pictures: Image.Image, text: str = "What colour is the star?") -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": one} for one in pictures]
+    told = {"type": "text", "text": "Text context: The star is blue.", "span": "context"}
+    return [{"role": "user", "content": [*parts, told, {"type": "text", "text": text}]}]
+
+
+def requests(mllm: steering.MLLM) -> dict[str, Request]:
+    """By name: every intervention alone and with readouts, contrasts, samplings and what else reads the model."""
+    one = chat(picture(200, 30, 40))
+    two = chat(
+        picture(200, 30, 40), picture(20, 60, 220), text="Which picture is red? Think of what is said above. " * 3
+    )
+    vector = steering.VectorStore(Path(str(mllm.path)) / "vectors").get("modality-preference")
+    read = set(readout.REGISTRY) - {"heatmaps"}  # pictures, of the patches
+    everything = Diagnose(include=read, causal=True, target_image=1, residual_rows="prompt")
+
+    def ask(
+        messages: list[dict[str, Any]], *asked: Any, sampling: dict[str, Any] | None = None, **more: Any
+    ) -> Request:
+        chosen = Sampling(**{"max_tokens": STEPS, "ignore_eos": True, "logprobs": 5, "seed": 7} | (sampling or {}))
+        return Request(messages, chosen, interventions=asked, **more)
+
+    return {
+        "plain": ask(one),
+        "text only": ask(chat()),
+        "two images, read": ask(two, diagnose=everything),
+        "read beside its baseline": ask(one, Steer.to(vector, "text"), diagnose=everything, baseline=True),
+        "steered": ask(one, Steer.to(vector, "vision")),
+        "see, transferred": ask(two, See(alpha=0.5), diagnose=True),
+        "see, scaled": ask(one, See(alpha=0.9, reading="scale", shallow=1)),
+        "think": ask(one, Think(gamma=0.5, quantile=0.3), divergence=True),
+        "generate": ask(one, Generate(refresh=2)),
+        "all of sage": ask(two, Sage(generate=Generate(refresh=3)), Steer.to(vector, "text"), diagnose=everything),
+        "vcd": ask(one, Vcd()),
+        "icd": ask(one, Icd(), diagnose=True),
+        "pai": ask(two, Pai()),
+        "sampled": ask(one, sampling={"temperature": 1.5, "top_p": 0.9, "repetition_penalty": 1.2}, n=2),
+        "forced, with states": ask(one, forced="The star is red.", states=True, diagnose=["decay", "alarm", "drift"]),
+        "reply": ask(one, reply="The star is red."),
+        "grammar": ask(one, grammar=Grammar.regex("[0-9]{3}"), sampling={"ignore_eos": False}),
+    }
+
+
+def told(engine: steering.Engine, asked: dict[str, Request]) -> dict[str, Any]:
+    """What an engine says to all of them at once, as JSON."""
+    return {name: _told(result) for name, result in zip(asked, engine.generate(asked.values()), strict=True)}
+
+
+def _told(result: steering.Result) -> list[Any]:
+    return [
+        None
+        if one is None
+        else {
+            "tokens": list(one.token_ids),
+            "logprobs": [[other.logprob for other in token.top] for token in one.logprobs or ()],
+            "applied": one.applied,
+            "diagnostics": one.diagnostics,
+            **{
+                name: None if found is None else found.tolist()
+                for name in ("states", "next_logprobs", "divergence", "answer_states", "reply_logprobs")
+                for found in [getattr(one, name)]
+            },
+        }
+        for choice in result.choices
+        for one in (choice, choice.baseline)
+    ]
+
+
+def differences(one: Any, other: Any, place: str = "", tolerance: float = 1e-4) -> list[str]:
+    """Where two such values differ: numbers by more than a tolerance, relative to the larger where that is above 1."""
+    if isinstance(one, float) and isinstance(other, float):
+        near = math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance) or (math.isnan(one) and math.isnan(other))
+        return [] if near else [f"{place}: {one} and {other}"]
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [found for key in one for found in differences(one[key], other[key], f"{place}/{key}", tolerance)]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [found for i, (a, b) in pairs for found in differences(a, b, f"{place}/{i}", tolerance)]
+    return [] if one == other else [f"{place}: {one!r} and {other!r}"]

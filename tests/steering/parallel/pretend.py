@@ -1,0 +1,124 @@
+"""Two devices that a machine without any pretends to have: "pretend:0" and "pretend:1", computed on the CPU underneath.
+
+They are a device type of their own (PrivateUse1 as a Python backend), so that torch's checks treat them as they treat GPUs: an
+operation whose tensors are on two devices raises, copies apart. Numerics are the CPU's, to the bit.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "pretend"
+_WHOLE = {
+    *("alias", "detach", "lift", "lift_fresh", "_unsafe_view", "view.dtype"),  # composed, they lose what is underneath
+    *("convolution", "scaled_dot_product_attention"),  # composed, they ask which of torch's own devices it is
+}
+_PYTHON = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
+_libraries: list[torch.library.Library] = []
+
+
+class Pretend(torch.Tensor):
+    """A tensor of one of the devices; `under` has its values, sizes, strides and offset on the CPU."""
+
+    under: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def of(under: torch.Tensor, index: int) -> Pretend:
+        layout: Any = {"strides": under.stride(), "storage_offset": under.storage_offset(), "storage_size": 2**60}
+        with torch.inference_mode(under.is_inference()):
+            made: Any = torch.Tensor._make_wrapper_subclass(
+                Pretend, under.shape, dtype=under.dtype, device=torch.device(NAME, index), **layout
+            )
+        made.under = under
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_PYTHON):
+            return func(*args, **(kwargs or {}))
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def data_ptr(self) -> int:
+        return self.under.data_ptr()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"{self.device}({self.cpu()})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Pretend):
+        return value.under
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _index_of(name: str, flat: list[Any]) -> int:
+    """Which of the devices an operation runs on; raises RuntimeError where it has tensors of several."""
+    asked = [one.index or 0 for one in flat if isinstance(one, torch.device)]
+    tensors = [one for one in flat if isinstance(one, torch.Tensor)]
+    devices = {str(one.device) for one in tensors if isinstance(one, Pretend) or one.ndim}
+    if len(devices) > 1:
+        raise RuntimeError(
+            f"Expected all tensors on one device, but {name} got some on {' and '.join(sorted(devices))}."
+        )
+    own = [one.device.index for one in tensors if isinstance(one, Pretend)]
+    return (asked or own)[0]
+
+
+def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Any operation that is not composed of others: the CPU's, on tensors of one device."""
+    name, given = op._schema.name.removeprefix("aten::"), list(args)
+    flat, _ = pytree.tree_flatten((tuple(given), kwargs))
+    if name in ("index", "_index_put_impl_", "index_put_"):  # indices of the CPU are moved, as with CUDA
+        own = next(one.device.index for one in flat if isinstance(one, Pretend))
+        given[1] = [
+            Pretend.of(i, own) if isinstance(i, torch.Tensor) and not isinstance(i, Pretend) else i for i in given[1]
+        ]
+    for i, (argument, value) in enumerate(zip(op._schema.arguments, given, strict=False)):
+        if isinstance(value, (int, float)) and isinstance(argument.type, torch.TensorType):
+            given[i] = torch.tensor(value)
+    flat, spec = pytree.tree_flatten((tuple(given), kwargs))
+    index = _index_of(name, flat)
+    plain_args, plain_kwargs = pytree.tree_unflatten([_plain(one) for one in flat], spec)
+    known = {id(one.under): one for one in flat if isinstance(one, Pretend)}
+    out = op(*plain_args, **plain_kwargs)
+    for one in known.values():
+        if one.shape != one.under.shape:  # an output that was resized
+            one.as_strided_(one.under.shape, one.under.stride(), one.under.storage_offset())
+    return pytree.tree_map_only(
+        torch.Tensor, lambda made: known[id(made)] if id(made) in known else Pretend.of(made, index), out
+    )
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    _plain(target).copy_(_plain(source))
+    return target
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return _copy(target, source)
+
+
+def install() -> None:
+    """Make the devices known to torch; they stay until the process ends."""
+    if _libraries:
+        return
+    _setup_privateuseone_for_python_backend(NAME)
+    _libraries.append(aten := torch.library.Library("aten", "IMPL"))
+    ours = {"copy_": _copy, "_copy_from": _copy_from}
+    computed = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    for full in torch._C._dispatch_get_all_op_names():
+        name = full.removeprefix("aten::")
+        if name in ours:
+            aten.impl(full, ours[name], "PrivateUse1")
+        elif full != name and (name in _WHOLE or (computed(full, "CPU") and not computed(full, "PrivateUse1"))):
+            packet, _, overload = name.partition(".")
+            op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            aten.impl(full, partial(_run, op), "PrivateUse1")

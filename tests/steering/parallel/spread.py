@@ -1,0 +1,37 @@
+"""Answers of the embedded model on one device, and on two that pretend to be; run as a program, because the devices stay."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+import steering
+from tests.steering.parallel import pretend
+from tests.steering.parallel.asking import requests, told
+
+LANGUAGE = "model.language_model"
+
+
+def halves(layers: int) -> dict[str, str]:
+    """The second half of the layers and the last norm on the second device, all else on the first."""
+    home, far = (f"{pretend.NAME}:{index}" for index in range(2))
+    parts = ("model.visual", f"{LANGUAGE}.embed_tokens", f"{LANGUAGE}.rotary_emb", "lm_head")
+    laid = {f"{LANGUAGE}.layers.{index}": home if index < layers // 2 else far for index in range(layers)}
+    return dict.fromkeys(parts, home) | laid | {f"{LANGUAGE}.norm": far}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    pretend.install()
+    apart = []
+    for options in ({"device": "cpu"}, {"device_map": halves(8)}):
+        mllm = steering.load(dtype="float32", **options)
+        engine = steering.Engine(mllm, slots=6, max_length=512, prefill_budget=80, self_check="device_map" in options)
+        apart.append(told(engine, requests(mllm)))
+    json.dump(apart, sys.stdout, default=list)
+
+
+if __name__ == "__main__":
+    main()
