@@ -1,7 +1,7 @@
 """Where a forward pass may be looked at and changed. The decoder knows these points, and nothing of who uses them.
 
-What a hook is given is on its layer's device, and what it gives back must be; what it brings along, and `asked` and `queries`,
-are on the model's, which is another one for some layers of a model that lies on several.
+What a hook is given is on its layer's device, and what it gives back must be. What it brings along, and `asked` and
+`queries`, are on the model's, which is another one for some layers of a model that lies on several.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class See(Options):
 
 
 class _Tables(NamedTuple):
-    """What the enhancement of one forward pass needs on the device of a layer. By layer: fixed, start, fall, most (rows, 1)."""
+    """What the enhancement of a forward pass needs on the device of a layer. fixed, start, fall, most: (layers, rows, 1)."""
 
     masks: torch.Tensor
     visual: torch.Tensor

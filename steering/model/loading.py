@@ -99,8 +99,8 @@ def refuse_offloaded(model: Any) -> None:
     outside = [name or "all of it" for name, place in places.items() if str(place) in ("cpu", "disk")]
     if outside and len({str(place) for place in places.values()}) > 1:
         raise UnsupportedModel(
-            f"The devices do not hold the model: {outside[0]} and {len(outside) - 1} more of {len(places)} parts are left over. "
-            "It needs more of them, or a smaller dtype."
+            f"The devices do not hold the model: {outside[0]} and {len(outside) - 1} more of {len(places)} parts are left "
+            "over. It needs more of them, or a smaller dtype."
         )
 
 

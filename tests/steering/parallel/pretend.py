@@ -1,7 +1,7 @@
 """Two devices that a machine without any pretends to have: "pretend:0" and "pretend:1", computed on the CPU underneath.
 
-They are a device type of their own (PrivateUse1 as a Python backend), so that torch's checks treat them as they treat GPUs: an
-operation whose tensors are on two devices raises, copies apart. Numerics are the CPU's, to the bit.
+They are a device type of their own (PrivateUse1 as a Python backend), so that torch's checks treat them as they treat GPUs:
+an operation whose tensors are on two devices raises, copies apart. Numerics are the CPU's.
 """
 
 from __future__ import annotations
