@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,9 +91,16 @@ def import_ahead() -> None:
     import server.process.runtime  # noqa: F401
 
 
-def worker_app(settings: Settings, begun: float | None = None) -> Flask:
+def end_server() -> None:
+    """What cannot be loaded or is not known now will not be a second later: end the whole server, with an exit status."""
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(Arbiter.APP_LOAD_ERROR)
+
+
+def worker_app(settings: Settings, begun: float | None = None, give_up: Callable[[], None] = end_server) -> Flask:
     """The application inside a worker process; its model starts loading now. `begun` is when the server was started, on the
-    monotonic clock."""
+    monotonic clock; `give_up` is called where the model cannot be loaded."""
     import_ahead()
     from transformers.utils import logging as transformers_logging
 
@@ -104,12 +112,6 @@ def worker_app(settings: Settings, begun: float | None = None) -> Flask:
     transformers_logging.enable_propagation()
     set_up_logging(settings.log_level, settings.log_format)
     disable_created_metrics()  # one more series for each counter, which nobody asks for
-
-    def give_up() -> None:
-        # What cannot be loaded or is not known now will not be a second later: end the whole server, with an exit status.
-        logging.shutdown()
-        sys.stderr.flush()
-        os._exit(Arbiter.APP_LOAD_ERROR)
 
     runtime = Runtime(settings, on_failure=give_up, begun=begun)
     try:

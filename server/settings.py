@@ -68,6 +68,30 @@ class Settings(BaseModel):
         description="CPU threads of the engine (default: as many as it may use processors)",
     )
 
+    # Several replicas
+    replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="replicas of the whole server behind one address, each a process with the model (needs the extra ray)",
+    )
+    max_replicas: int | None = Field(
+        default=None, ge=1, le=1000, description="replicas under load (default: no more than --replicas)"
+    )
+    replica_requests: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="requests at work in each replica above which one is added, and below which one is taken away "
+        "(default: --slots)",
+    )
+    replica_added_after: float = Field(
+        default=30.0, ge=0, le=86_400, allow_inf_nan=False, description="seconds of such load before one is added"
+    )
+    replica_removed_after: float = Field(
+        default=600.0, ge=0, le=86_400, allow_inf_nan=False, description="seconds without before one is taken away"
+    )
+
     # Limits on a request
     max_body: int = Field(default=32 * MEBI, ge=1024, description="bytes of a request body")
     max_characters: int | None = Field(

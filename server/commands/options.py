@@ -16,8 +16,8 @@ from server.settings import Settings
 Config = Annotated[str | None, Option(metavar="FILE", help="TOML file with settings")]
 
 PANELS = {
-    "model": "The model", "slots": "The engine", "max_body": "Limits on a request", "host": "Access",
-    "journal": "The journal of answers", "graceful_timeout": "The process",
+    "model": "The model", "slots": "The engine", "replicas": "Several replicas", "max_body": "Limits on a request",
+    "host": "Access", "journal": "The journal of answers", "graceful_timeout": "The process",
 }  # fmt: skip
 """The first setting of each panel of --help."""
 OFF = "no_"

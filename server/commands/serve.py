@@ -25,4 +25,9 @@ def serve(config: Config = None, **given: Any) -> None:
     from server.process.preflight import preflight
 
     preflight(settings)
-    serving.serve(settings)
+    if settings.replicas is None:
+        serving.serve(settings)
+    else:
+        from server.replicas import local
+
+        local.run(settings)

@@ -41,13 +41,17 @@ class Refused(Exception):
         self.code = code
         self.retry_after = retry_after
 
-    def response(self) -> bytes:
-        """The whole answer: an error in OpenAI's format."""
+    def body(self) -> str:
+        """The error in OpenAI's format."""
         kind = (
             "server_error" if self.status >= 500 else "timeout_error" if self.status == 408 else "invalid_request_error"
         )
         error = {"message": str(self), "type": kind, "param": None, "code": self.code}
-        body = json.dumps({"error": error}, separators=(",", ":"))
+        return json.dumps({"error": error}, separators=(",", ":"))
+
+    def response(self) -> bytes:
+        """The whole answer."""
+        body = self.body()
         lines = [
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
             "Content-Type: application/json",
@@ -56,6 +60,10 @@ class Refused(Exception):
             *([] if self.retry_after is None else [f"Retry-After: {self.retry_after}"]),
         ]
         return "\r\n".join((*lines, "", body)).encode()
+
+
+FULL = Refused(503, "server_busy", "The server has too many requests at once.", retry_after=1)
+LATE = Refused(408, "request_timeout", "The request did not arrive in time.")
 
 
 class Intake:

@@ -23,6 +23,7 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError
 
 from server.keys.ring import checked
+from server.replicas.checks import check as check_replicas
 from server.settings import Settings, SettingsError
 
 TESTED = frozenset(
@@ -50,7 +51,8 @@ ASKING_SECONDS = 120
 
 def preflight(settings: Settings, place: bool = True) -> None:
     """Raise SettingsError, in one sentence, for a model that cannot be served, keys that cannot be read and, with `place`,
-    , a port that is taken; a model that passes may still fail to load."""
+    a port that is taken; a model that passes may still fail to load."""
+    check_replicas(settings)
     try:
         _ = settings.keys
     except (OSError, ValueError) as error:

@@ -32,7 +32,7 @@ from gunicorn.workers.base import Worker as BaseWorker
 
 from server.process import gateway
 from server.process.connection import Connection, Output
-from server.process.intake import Intake, Refused
+from server.process.intake import FULL, LATE, Intake, Refused
 from server.process.resources import Threads, raise_file_limit
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class Worker(BaseWorker):
 
     def _too_late(self, connection: Connection) -> None:
         if connection.state == "reading" and connection.intake.begun:
-            self._refuse(connection, Refused(408, "request_timeout", "The request did not arrive in time."))
+            self._refuse(connection, LATE)
         else:
             self._close(connection)
 
@@ -293,7 +293,7 @@ class Worker(BaseWorker):
             if held <= ALL_INPUT:
                 break
             held -= connection.intake.held
-            self._refuse(connection, _FULL)
+            self._refuse(connection, FULL)
 
     def _refuse(self, connection: Connection, refusal: Refused) -> None:
         """Answer a request that no thread gets to see, and close its connection."""
@@ -319,7 +319,7 @@ class Worker(BaseWorker):
         size = request.body.getbuffer().nbytes
         threads = self._chats if size else self._light
         if threads.queued >= QUEUED or threads.queued_bytes + size > ALL_INPUT:
-            self._refuse(connection, _FULL)
+            self._refuse(connection, FULL)
             return
         connection.state = "answering"
         self._watch(connection, selectors.EVENT_WRITE if connection.sending else 0)
@@ -385,6 +385,3 @@ class Worker(BaseWorker):
         connection.drained += len(data or b"")
         if data == b"" or connection.drained > LINGER_BYTES:
             self._close(connection)
-
-
-_FULL = Refused(503, "server_busy", "The server has too many requests at once.", retry_after=1)

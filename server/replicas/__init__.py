@@ -1,0 +1,1 @@
+"""Several replicas of the application behind one address, by Ray Serve."""

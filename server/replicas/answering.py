@@ -1,0 +1,158 @@
+"""A WSGI application answers calls in threads of its own; what it says is handed over as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from gunicorn.config import Config
+
+from server.process.resources import Threads
+from server.process.worker import LIGHT
+from server.replicas.call import AnswerHead, Call
+from server.serving import gunicorn_options
+from server.settings import Settings
+
+log = logging.getLogger("helmsight")
+
+HELD = 64
+"""Pieces of an answer that wait to be taken, before the thread that makes them waits."""
+
+Piece = AnswerHead | bytes
+
+
+@dataclass
+class Logged:
+    """A response, and a request, as gunicorn's logger knows them."""
+
+    status: str
+    headers: list[tuple[str, str]]
+    sent: int = 0
+
+
+class Answering:
+    """Chats and what is asked without a body have threads apart, as in `server.process.worker`."""
+
+    def __init__(self, app: Any, settings: Settings):
+        cfg = Config()
+        for name, value in gunicorn_options(settings).items():
+            cfg.set(name, value)
+        self._app = app
+        self._access = cfg.logger_class(cfg)
+        self._chats = Threads(max(1, settings.worker_threads - LIGHT), "helmsight-chat")
+        self._light = Threads(LIGHT, "helmsight-light")
+
+    async def answer(self, call: Call) -> AsyncIterator[Piece]:
+        """How the answer begins, then its bytes as they come. Whoever stops listening is a client that left."""
+        exchange = Exchange(call, asyncio.get_running_loop())
+        threads = self._chats if call.body else self._light
+        threads.submit(len(call.body), partial(exchange.run, self._app, self._access))
+        try:
+            async for piece in exchange.pieces():
+                yield piece
+        finally:
+            exchange.leave()
+
+    async def whole(self, call: Call) -> tuple[AnswerHead, bytes]:
+        """The answer at once."""
+        said = [piece async for piece in self.answer(call)]
+        head, *body = said
+        assert isinstance(head, AnswerHead)
+        return head, b"".join(piece for piece in body if isinstance(piece, bytes))
+
+    def end(self) -> None:
+        """Drop what waits."""
+        for threads in (self._chats, self._light):
+            threads.end()
+
+
+class Exchange:
+    """One call and its answer, between the thread that answers and the loop that hands it over."""
+
+    def __init__(self, call: Call, loop: asyncio.AbstractEventLoop):
+        self._call = call
+        self._loop = loop
+        self._queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(HELD)
+        self._left = threading.Event()
+        # A client's connection as `Watcher` knows one: it is hung up when nobody listens any more.
+        self._connection, self._client = socket.socketpair()
+
+    # -- for the loop ------------------------------------------------------------------------------------------------------
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """What the thread says, bytes that wait together as one; raises what it raised."""
+        while True:
+            taken = [await self._queue.get()]
+            while not self._queue.empty():
+                taken.append(self._queue.get_nowait())
+            for kind, said in groupby(taken, type):
+                if kind is bytes:
+                    yield b"".join(said)  # type: ignore[arg-type]
+                    continue
+                for one in said:
+                    if one is None:
+                        return
+                    if isinstance(one, BaseException):
+                        raise one
+                    yield one
+
+    def leave(self) -> None:
+        """Nobody listens any more; harmless after the end."""
+        self._left.set()
+        self._client.close()
+        while not self._queue.empty():  # a thread may wait for room
+            self._queue.get_nowait()
+
+    # -- for the thread ----------------------------------------------------------------------------------------------------
+
+    def run(self, app: Any, access: Any) -> None:
+        """Have the application answer, and write it down."""
+        begun = time.monotonic()
+        told = Logged("500 Internal Server Error", [])
+        environ = self._call.environ(self._connection)
+        try:
+            self._answer(app, environ, told)
+            self._say(None)
+        except BrokenPipeError:
+            log.debug("an answer was given up: its client left")
+        except BaseException as error:  # a panic of a native library is no Exception
+            log.error("a request could not be answered", exc_info=error)
+            with contextlib.suppress(BrokenPipeError):
+                self._say(RuntimeError("the request could not be answered"))
+        finally:
+            self._connection.close()
+            asked = Logged("", [(name.decode("latin1"), value.decode("latin1")) for name, value in self._call.headers])
+            access.access(told, asked, environ, timedelta(seconds=time.monotonic() - begun))
+
+    def _answer(self, app: Any, environ: dict[str, Any], told: Logged) -> None:
+        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
+            told.status, told.headers = status, headers
+
+        pieces: Iterable[bytes] = app(environ, start)
+        try:
+            self._say(AnswerHead(int(told.status.split(" ", 1)[0]), tuple(told.headers)))
+            for piece in pieces:
+                if piece:
+                    self._say(piece)
+                    told.sent += len(piece)
+        finally:
+            if hasattr(pieces, "close"):
+                pieces.close()
+
+    def _say(self, said: Piece | BaseException | None) -> None:
+        if self._left.is_set():
+            raise BrokenPipeError
+        try:
+            asyncio.run_coroutine_threadsafe(self._queue.put(said), self._loop).result()
+        except RuntimeError as error:  # the loop has ended
+            raise BrokenPipeError from error

@@ -1,0 +1,86 @@
+"""The application as Ray Serve runs it: a front and the replicas behind it, from Helmsight's own settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import Application
+
+from server.process.resources import processors
+from server.process.worker import DRAIN_MARGIN, QUEUED
+from server.replicas.checks import check, most_replicas
+from server.replicas.front import Front
+from server.replicas.replica import Replica
+from server.settings import Settings
+
+NAME = "helmsight"
+ROUTER = "server.replicas.router:PictureRouter"
+QUIET = {"enable_access_log": False, "log_level": "WARNING"}
+"""Ray Serve's own logs: ours have a line a request."""
+LOOKS = {"health_check_period_s": 2.0, "health_check_timeout_s": 30.0}
+FRONT_REQUESTS = 10_000
+"""Requests in the front at once, which only waits for them."""
+
+
+def threads_each(settings: Settings) -> int:
+    """CPU threads of each replica's engine: those that were asked for, or a share of this machine's."""
+    return settings.threads or max(1, processors() // most_replicas(settings))
+
+
+def gpus_each(settings: Settings) -> int:
+    """GPUs of each replica, of those that Ray knows of."""
+    if settings.device == "cpu":
+        return 0
+    return 1 if settings.device.startswith("cuda") or ray.cluster_resources().get("GPU", 0) else 0
+
+
+def replicas(settings: Settings, gpus: int) -> dict[str, Any]:
+    """Ray Serve's options for the replicas."""
+    threads, least = threads_each(settings), settings.replicas or 1
+    drained = settings.graceful_timeout + DRAIN_MARGIN
+    return {
+        "name": "Replica",
+        "max_ongoing_requests": settings.worker_threads,
+        "max_queued_requests": QUEUED,
+        "graceful_shutdown_timeout_s": float(drained),
+        "graceful_shutdown_wait_loop_s": 0.25,
+        "ray_actor_options": {"num_cpus": threads, "num_gpus": gpus},
+        "request_router_config": {
+            "request_router_class": ROUTER, "request_router_kwargs": {"slots": settings.slots},
+        },
+        "logging_config": QUIET,
+        **LOOKS,
+        **({"num_replicas": least} if most_replicas(settings) == least else {"autoscaling_config": scaling(settings)}),
+    }  # fmt: skip
+
+
+def scaling(settings: Settings) -> dict[str, Any]:
+    """Ray Serve's autoscaling on the requests at work."""
+    return {
+        "min_replicas": settings.replicas,
+        "max_replicas": settings.max_replicas,
+        "target_ongoing_requests": settings.replica_requests or float(settings.slots),
+        "upscale_delay_s": settings.replica_added_after,
+        "downscale_delay_s": settings.replica_removed_after,
+    }
+
+
+def application(settings: Settings) -> Application:
+    """What `serve.run` and `serve run` deploy; raises SettingsError. Ray is to run by now."""
+    settings = settings.model_copy(update={"replicas": settings.replicas or 1})
+    check(settings)
+    threads, gpus = threads_each(settings), gpus_each(settings)
+    behind = serve.deployment(Replica, **replicas(settings, gpus)).bind(settings, threads)
+    front = serve.deployment(
+        Front,
+        name="Front",
+        max_ongoing_requests=FRONT_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=float(settings.graceful_timeout + DRAIN_MARGIN),
+        graceful_shutdown_wait_loop_s=0.25,
+        logging_config=QUIET,
+        **LOOKS,
+    )
+    return front.bind(behind, settings)

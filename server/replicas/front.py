@@ -1,0 +1,147 @@
+"""The front: takes HTTP requests from Ray Serve's proxy, and hands each to a replica. It knows no route of the API; those
+that tell of one process tell of all of them here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from server.process.intake import FULL, LATE, Refused
+from server.replicas import gathered
+from server.replicas.call import AnswerHead, Call, Whole
+from server.settings import Settings
+
+log = logging.getLogger("helmsight")
+
+TRIES = 3
+"""Replicas that are asked, where one after the other dies."""
+PATIENCE = 10.0
+"""Seconds that all replicas together have to tell how they are."""
+MARGIN = 5.0
+"""Seconds for which an answer is waited for after its replica should have given it up."""
+HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "upgrade", "x-request-id"})
+"""Headers of one connection, which is the proxy's here (RFC 9110, section 7.6.1), and the one that the proxy sets."""
+
+LOADING = Refused(503, "model_loading", "The model is still loading.", retry_after=2)
+LOST = Refused(503, "replica_lost", "The replica that worked on this request has ended; ask again.", retry_after=1)
+GONE = Refused(499, "client_closed", "The client closed the connection.")
+SLOW = Refused(504, "request_timeout", "The answer took too long.")
+BROKEN = Refused(500, "internal_error", "The server had an unexpected error; it has been logged.")
+
+
+class Front:
+    """`replicas` are those of `Replica`."""
+
+    def __init__(self, replicas: DeploymentHandle, settings: Settings):
+        self._replicas = replicas
+        self._settings = settings
+        self._asked = replicas.options(method_name="answer", stream=True)
+
+    async def __call__(self, request: Request) -> Response:
+        """The answer to a request."""
+        call = await self._read(request)
+        if isinstance(call, Refused):
+            return _refused(call)
+        if call.method == "GET" and call.path in gathered.ROUTES:
+            said = gathered.ROUTES[call.path](await self._ask_all(call))
+            return _response(said.head, said.body)
+        return await self._answer(call)
+
+    async def drain(self) -> None:
+        """Have all replicas refuse new requests; returns when the running ones have ended or had their time."""
+        await self._replicas.broadcast("drain").results_async(return_exceptions=True)
+
+    async def _read(self, request: Request) -> Call | Refused:
+        """The request, whole. Of a body that is too long one byte too many is kept, by which the application sees it."""
+        most, body = self._settings.max_request_bytes, bytearray()
+        try:
+            async with asyncio.timeout(self._settings.read_timeout):
+                async for piece in request.stream():
+                    body += piece[: most + 1 - len(body)]
+                    if len(body) > most:
+                        break
+        except TimeoutError:
+            return LATE
+        except ClientDisconnect:
+            return GONE
+        scope = request.scope
+        return Call(
+            scope["method"], scope["path"], scope["query_string"], tuple((name, value) for name, value in scope["headers"]),
+            bytes(body), client=scope.get("client"), server=scope.get("server"), scheme=scope["scheme"],
+        )  # fmt: skip
+
+    # -- from one replica --------------------------------------------------------------------------------------------------
+
+    async def _answer(self, call: Call) -> Response:
+        """One replica's answer. One that dies before it has said anything is replaced by another."""
+        if not self._replicas.running_replicas_populated() and not await self._ask_all(call):
+            return _refused(LOADING)
+        for _ in range(TRIES if call.repeatable else 1):
+            pieces = self._asked.remote(call)
+            try:
+                async with asyncio.timeout(self._settings.request_timeout + MARGIN):
+                    head = await anext(pieces)
+            except RayActorError as error:
+                log.warning("a replica ended while it answered: %s", type(error).__name__)
+            except (BackPressureError, DeploymentUnavailableError):
+                return _refused(FULL)
+            except TimeoutError:
+                return _refused(SLOW)
+            except Exception:
+                log.exception("a request could not be answered")
+                return _refused(BROKEN)
+            else:
+                return _response(head, _rest(head, pieces))
+        return _refused(LOST)
+
+    # -- from all of them --------------------------------------------------------------------------------------------------
+
+    async def _ask_all(self, call: Call) -> list[Whole]:
+        """What every replica answers; one that does not, or not in time, says nothing."""
+        try:
+            said = await self._replicas.broadcast("whole", call).results_async(
+                timeout_s=PATIENCE, return_exceptions=True
+            )
+        except (TimeoutError, DeploymentUnavailableError):
+            return []
+        return sorted((one for one in said if isinstance(one, Whole)), key=lambda one: one.replica)
+
+
+def _refused(refusal: Refused) -> Response:
+    retry = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+    return Response(refusal.body(), refusal.status, retry, "application/json")
+
+
+def _response(head: AnswerHead, body: Any) -> Response:
+    """A response with exactly these headers."""
+    kind = Response if isinstance(body, bytes) else StreamingResponse
+    response = kind(body, head.status)
+    response.raw_headers = [
+        (name.lower().encode("latin1"), value.encode("latin1"))
+        for name, value in head.headers
+        if name.lower() not in HOP
+    ]
+    return response
+
+
+async def _rest(head: AnswerHead, pieces: Any) -> AsyncIterator[bytes]:
+    """The bytes behind the head. Where a stream of events loses its replica it says so, as an event of its own; any other
+    answer breaks off."""
+    events = any(
+        name.lower() == "content-type" and value.startswith("text/event-stream") for name, value in head.headers
+    )
+    try:
+        async for piece in pieces:
+            yield piece
+    except RayActorError:
+        if not events:
+            raise
+        yield f"data: {LOST.body()}\n\n".encode()

@@ -1,0 +1,66 @@
+"""A replica: the application with its model, in a process of Ray's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from ray import serve
+
+from server.replicas.call import AnswerHead, Call, Whole
+from server.settings import Settings
+
+if TYPE_CHECKING:
+    from server.replicas.answering import Answering
+
+POLL = 0.05
+
+
+class Replica:
+    """Is there once its model is loaded. `threads`: CPU threads of its engine."""
+
+    def __init__(self, settings: Settings, threads: int):
+        # Here, and not above: whoever only describes a replica needs neither torch nor Flask.
+        from server.replicas.answering import Answering  # noqa: PLC0415
+        from server.serving import worker_app  # noqa: PLC0415
+
+        self._settings = settings = settings.model_copy(update={"threads": threads})
+        app = worker_app(settings, begun=time.monotonic(), give_up=lambda: None)
+        self._state = app.extensions["helmsight"]
+        while self._state.runtime.state == "loading":
+            time.sleep(POLL)
+        if self._state.runtime.state == "failed":
+            raise RuntimeError(f"the model {settings.model} could not be loaded: {self._state.runtime.error}")
+        self._answering: Answering = Answering(app, settings)
+
+    async def answer(self, call: Call) -> AsyncIterator[AnswerHead | bytes]:
+        """How the answer begins, then its bytes as they come."""
+        async for piece in self._answering.answer(call):
+            yield piece
+
+    async def whole(self, call: Call) -> Whole:
+        """The answer at once, for whoever asks every replica."""
+        return Whole(self.name, *await self._answering.whole(call))
+
+    @property
+    def name(self) -> str:
+        """What Ray Serve calls it."""
+        return str(serve.get_replica_context().replica_tag)
+
+    async def drain(self) -> None:
+        """Refuse new requests, and return when the running ones have ended or had their time."""
+        await asyncio.to_thread(self._state.runtime.drain, float(self._settings.graceful_timeout))
+
+    def check_health(self) -> None:
+        """Raise where Ray Serve is to put another one in its place."""
+        if self._state.runtime.state == "failed":
+            raise RuntimeError("the engine has died")
+
+    async def __del__(self) -> None:
+        # Called by Ray Serve, by this name, before it ends the process: what runs has ended by then.
+        state = getattr(self, "_state", None)
+        if state is not None:
+            await asyncio.to_thread(state.runtime.drain, 0.0)
+            await asyncio.to_thread(state.journal.close)

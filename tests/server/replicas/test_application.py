@@ -1,0 +1,45 @@
+"""How the settings become Ray Serve's."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("ray.serve")
+
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+from server.process.worker import DRAIN_MARGIN
+from server.replicas import application
+from server.replicas.application import replicas, threads_each
+from server.settings import Settings
+
+
+def test_replicas_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "processors", lambda: 8)
+    assert threads_each(Settings(replicas=2)) == 4
+    assert threads_each(Settings(replicas=2, max_replicas=3)) == 2
+    assert threads_each(Settings(replicas=20)) == 1
+    assert threads_each(Settings(replicas=2, threads=3)) == 3
+    assert replicas(Settings(replicas=4), 1)["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 1}
+
+
+def test_a_replica_takes_what_its_own_queue_takes_and_gets_its_time_to_drain() -> None:
+    settings = Settings(replicas=2, slots=4, max_waiting=8, graceful_timeout=7)
+    options = replicas(settings, 0)
+    assert options["max_ongoing_requests"] == settings.worker_threads
+    assert options["graceful_shutdown_timeout_s"] == 7 + DRAIN_MARGIN
+    assert (options["num_replicas"], "autoscaling_config" in options) == (2, False)
+    router = RequestRouterConfig(**options["request_router_config"])
+    assert router.get_request_router_class().__name__ == "PictureRouter"
+    assert router.request_router_kwargs == {"slots": 4}
+
+
+def test_more_replicas_come_with_the_requests_at_work() -> None:
+    settings = Settings(replicas=2, max_replicas=5, slots=4, replica_added_after=3, replica_removed_after=9)
+    options = replicas(settings, 0)
+    assert "num_replicas" not in options
+    scaling = AutoscalingConfig(**options["autoscaling_config"])
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 4)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (3, 9)
+    asked = Settings(replicas=1, max_replicas=2, replica_requests=1.5)
+    assert AutoscalingConfig(**replicas(asked, 0)["autoscaling_config"]).target_ongoing_requests == 1.5
