@@ -16,7 +16,7 @@ from steering.decoder import attention, kernels
 from steering.decoder.attention import Decode, Prefill
 from steering.decoder.hooks import Hooks
 from steering.decoder.kv import KVPool
-from steering.model import mllm
+from steering.model import loading
 from steering.model.embedded import Embedded
 from steering.prompt import layout
 from steering.recorders.attention import PrefillCapture
@@ -56,7 +56,7 @@ def test_every_unsupported_family_has_its_refusal_tested() -> None:
 def test_a_structure_that_the_config_does_not_give_away_is_refused_by_the_check(
     family: str, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mllm, "refuse_structure", lambda config: None)
+    monkeypatch.setattr(loading, "refuse_structure", lambda config: None)
     with pytest.raises(UnsupportedModel, match="cannot be served"):
         steering.Engine(steering.load(families.checkpoint(family, root), device="cpu"), slots=2, max_length=512)
 
