@@ -72,9 +72,9 @@ def look(settings: Settings) -> bool:
     if not _DEVICE.fullmatch(settings.device):
         raise SettingsError(f"--device {settings.device[:64]!r} is not known; it is auto, cpu, cuda, cuda:1 and so on")
     if settings.device.startswith("cuda"):
-        if version("torch").endswith("+cpu"):
+        if for_cpu_alone():
             raise SettingsError(f"--device {settings.device}: the torch that is installed is built for the CPU alone")
-        if not any(True for name in _GPUS for _ in Path("/dev").glob(name)):
+        if not sees_gpu():
             raise SettingsError(f"--device {settings.device}: this machine has no GPU that torch could use")
     if settings.device_map is not None:
         if settings.device != "auto":
@@ -88,6 +88,16 @@ def look(settings: Settings) -> bool:
         return _check_name(settings, folder)
     config = check_folder(folder)
     return config.get("model_type") not in TESTED or not isinstance(config.get("vision_config"), dict)
+
+
+def for_cpu_alone() -> bool:
+    """Whether the torch that is installed can use no GPU, whatever the machine has."""
+    return version("torch").endswith("+cpu")
+
+
+def sees_gpu() -> bool:
+    """Whether this machine has a GPU that torch might use."""
+    return any(True for name in _GPUS for _ in Path("/dev").glob(name))
 
 
 def check_place(settings: Settings) -> None:

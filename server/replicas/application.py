@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve import Application
 
+from server.process.preflight import for_cpu_alone, sees_gpu
 from server.process.resources import processors
 from server.process.worker import DRAIN_MARGIN, QUEUED
 from server.replicas.checks import check, most_replicas
@@ -20,6 +20,8 @@ ROUTER = "server.replicas.router:PictureRouter"
 QUIET = {"enable_access_log": False, "log_level": "WARNING"}
 """Ray Serve's own logs: ours have a line a request."""
 LOOKS = {"health_check_period_s": 2.0, "health_check_timeout_s": 30.0}
+TRIES = 1
+"""Starts of a first replica: a model that cannot be loaded cannot be loaded a moment later."""
 FRONT_REQUESTS = 10_000
 """Requests in the front at once, which only waits for them."""
 
@@ -30,10 +32,10 @@ def threads_each(settings: Settings) -> int:
 
 
 def gpus_each(settings: Settings) -> int:
-    """GPUs of each replica, of those that Ray knows of."""
-    if settings.device == "cpu":
-        return 0
-    return 1 if settings.device.startswith("cuda") or ray.cluster_resources().get("GPU", 0) else 0
+    """GPUs of each replica: one, unless it is to run on the CPU or this machine shows that it must."""
+    if settings.device == "auto":
+        return int(sees_gpu() and not for_cpu_alone())
+    return int(settings.device == "cuda")
 
 
 def replicas(settings: Settings, gpus: int) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def replicas(settings: Settings, gpus: int) -> dict[str, Any]:
             "request_router_class": ROUTER, "request_router_kwargs": {"slots": settings.slots},
         },
         "logging_config": QUIET,
+        "max_constructor_retry_count": TRIES,
         **LOOKS,
         **({"num_replicas": least} if most_replicas(settings) == least else {"autoscaling_config": scaling(settings)}),
     }  # fmt: skip
@@ -68,7 +71,7 @@ def scaling(settings: Settings) -> dict[str, Any]:
 
 
 def application(settings: Settings) -> Application:
-    """What `serve.run` and `serve run` deploy; raises SettingsError. Ray is to run by now."""
+    """What `serve.run` and `serve run` deploy; raises SettingsError."""
     settings = settings.model_copy(update={"replicas": settings.replicas or 1})
     check(settings)
     threads, gpus = threads_each(settings), gpus_each(settings)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from gunicorn.arbiter import Arbiter
+
 from server.replicas.checks import check, most_replicas
 from server.settings import Settings, warnings_for
 from server.telemetry.logs import set_up_logging
@@ -61,7 +63,11 @@ def run(settings: Settings) -> None:
                 "host": settings.host.strip("[]"), "port": settings.port, "keep_alive_timeout_s": settings.keep_alive
             },
         )  # fmt: skip
-        front = serve.run(application(settings), name=NAME, logging_config=QUIET)
+        try:
+            front = serve.run(application(settings), name=NAME, logging_config=QUIET)
+        except RuntimeError as error:
+            log.critical("the replicas could not be started; what they have logged says why: %s", error)
+            raise SystemExit(Arbiter.APP_LOAD_ERROR) from None
         log.info(
             "%d replicas are ready after %.1f s at http://%s:%d",
             settings.replicas, time.monotonic() - begun, settings.host, settings.port,

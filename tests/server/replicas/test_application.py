@@ -10,7 +10,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from server.process.worker import DRAIN_MARGIN
 from server.replicas import application
-from server.replicas.application import replicas, threads_each
+from server.replicas.application import gpus_each, replicas, threads_each
 from server.settings import Settings
 
 
@@ -21,6 +21,14 @@ def test_replicas_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_each(Settings(replicas=20)) == 1
     assert threads_each(Settings(replicas=2, threads=3)) == 3
     assert replicas(Settings(replicas=4), 1)["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 1}
+
+
+def test_replicas_have_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "for_cpu_alone", lambda: False)
+    for there in (True, False):
+        monkeypatch.setattr(application, "sees_gpu", lambda there=there: there)
+        found = [gpus_each(Settings(device=device)) for device in ("auto", "cuda", "cpu")]
+        assert found == [int(there), 1, 0]  # of a cluster whose other machines have them, cuda says so
 
 
 def test_a_replica_takes_what_its_own_queue_takes_and_gets_its_time_to_drain() -> None:

@@ -23,7 +23,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 import steering
-from tests.server.api.test_streams import wait_for
+from tests.server.api.test_streams import post_and_hold, wait_for
 from tests.server.conftest import data_uri, user
 from tests.server.process.servers import PATIENCE, Server
 from tests.server.process.test_gunicorn import ENDLESS
@@ -185,6 +185,12 @@ def test_a_replica_dies_under_load_and_another_takes_its_place(
     assert set(measured(server, "helmsight_requests_total", route="/v1/steering/vectors/<name>/file")) == replicas(
         server
     )
+
+    # A client that leaves frees its slots.
+    connection = post_and_hold(server.url, stream=True, n=2, max_tokens=1800, **ENDLESS)
+    wait_for(lambda: sum(measured(server, "helmsight_running").values()) == 2)
+    connection.close()
+    wait_for(lambda: sum(measured(server, "helmsight_running").values()) == 0)
 
     # All of them write one journal.
     done = len(whole) + len(others) + len(asks) + 3 * len(shades)
