@@ -27,8 +27,7 @@ def dumps(value: Any) -> str:
         return _encode(_finite(value))
 
 
-def _encode(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _finite(value: Any) -> Any:

@@ -61,8 +61,22 @@ class ServedCompletion(Protocol):
     def result(self) -> Result:
         """Wait for the whole request; raises Fault when it failed or was cancelled."""
 
+    def whole(self) -> Iterator[Chunk]:
+        """The last chunk of each choice, as by iterating."""
+
+    def paused(self, resume: Callable[[], object]) -> Iterator[Chunk | None]:
+        """Chunks as by iterating, but None where there is none yet, instead of waiting; `resume`, which does not wait, is
+        called when there may be more."""
+
+    @property
+    def first_at(self) -> float | None:
+        """When the first token came, on the monotonic clock."""
+
     def generated(self, index: int) -> int:
         """How many tokens of choice `index` there are so far."""
+
+    def said(self, index: int) -> str:
+        """The text of choice `index` so far."""
 
     def cancel(self) -> None:
         """Stop generating; harmless when the request is finished."""

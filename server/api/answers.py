@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from server.encode import dumps
@@ -58,6 +59,8 @@ class Answer:
 
     def events(self, chunk: Chunk, usage_asked: bool) -> str:
         """The events of one chunk: its text, and, for the last chunk of a choice, how the choice ended."""
+        if chunk.choice is None and not chunk.calls and not (self.logprobs and chunk.logprobs):
+            return self._piece(chunk.index, chunk.text, usage_asked) if chunk.text or chunk.logprobs else ""
         text = ""
         if chunk.text or chunk.logprobs or chunk.calls:
             delta: dict[str, Any] = {"content": chunk.text} if chunk.text or not chunk.calls else {}
@@ -81,6 +84,17 @@ class Answer:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+
+    def _piece(self, index: int, text: str, usage_asked: bool) -> str:
+        """`_event` of a text alone, which nearly all events are."""
+        choice = f'{{"index":{index},"delta":{{"content":{dumps(text)}}},"logprobs":null,"finish_reason":null}}'
+        usage = ',"usage":null' if usage_asked else ""
+        return f'data: {self._opened},"choices":[{choice}]{usage}}}\n\n'
+
+    @cached_property
+    def _opened(self) -> str:
+        """An event's JSON up to its choices."""
+        return dumps(self._head("chat.completion.chunk"))[:-1]
 
     def _event(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from server.journal.entry import Entry
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, documented
 from server.presets.skipping import Skipping
+from server.process.pauses import AWAITED, BLOCKING, RESUME
 from server.process.runtime import Serving
 from server.process.watcher import Watch, client_socket
 from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
@@ -65,7 +66,7 @@ def create_completion() -> Response:
             running.close()
     with_usage = bool(chat.stream_options and chat.stream_options.include_usage)
     response = Response(
-        stream(running, answer, n, with_usage),
+        stream(running, answer, n, with_usage, request.environ.get(RESUME)),
         mimetype="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
@@ -207,11 +208,11 @@ class Running:
     def __post_init__(self) -> None:
         self.unfinished = set(range(self.n))
 
-    def chunks(self) -> Iterator[steering.Chunk]:
+    def chunks(self, source: Iterable[steering.Chunk | None]) -> Iterator[steering.Chunk | None]:
         """The engine's chunks, counted; raises when the answer was given up."""
         try:
-            for chunk in self.completion:
-                yield self.counted(chunk)
+            for chunk in source:
+                yield None if chunk is None else self.counted(chunk)
             if self.unfinished:
                 raise steering.Fault("The generation was cancelled.")
         except Exception as error:
@@ -224,10 +225,7 @@ class Running:
     def counted(self, chunk: steering.Chunk) -> steering.Chunk:
         """Leave a chunk's trace in metrics and journal; returns what its client gets."""
         if self.first_token is None:
-            self.first_token = time.monotonic() - self.started
-            self.app.metrics.first_token.observe(self.first_token)
-        if self.entry is not None:
-            self.entry.heard(chunk.index, chunk.text)
+            self._time_first_token()
         if chunk.choice is None:
             return chunk
         self.app.metrics.finished(chunk.choice, self.notes["interventions"])
@@ -238,6 +236,11 @@ class Running:
         if self.entry is not None:
             self.entry.finished(chunk.choice, self.first_token, time.monotonic() - self.started)
         return replace(chunk, choice=self.shown(chunk.choice))
+
+    def _time_first_token(self) -> None:
+        if self.first_token is None and (at := self.completion.first_at) is not None:
+            self.first_token = at - self.started
+            self.app.metrics.first_token.observe(self.first_token)
 
     def shown(self, choice: steering.Choice) -> steering.Choice:
         """A choice as its client gets it."""
@@ -254,7 +257,8 @@ class Running:
 
     def whole(self) -> steering.Result:
         """The finished result."""
-        shown = {chunk.index: chunk.choice for chunk in self.chunks() if chunk.choice is not None}
+        chunks = self.chunks(self.completion.whole())
+        shown = {chunk.index: chunk.choice for chunk in chunks if chunk is not None and chunk.choice is not None}
         self.settle()
         return replace(self.completion.result(), choices=tuple(shown[index] for index in sorted(shown)))
 
@@ -269,32 +273,42 @@ class Running:
         self.completion.cancel()
         generated = sum(map(self.completion.generated, range(self.n)))
         self.notes |= {"prompt_tokens": self.completion.prompt_tokens, "completion_tokens": generated}
+        self._time_first_token()
         if self.entry is not None:
-            total = time.monotonic() - self.started
+            total, completion = time.monotonic() - self.started, self.completion
             for index in sorted(self.unfinished):
-                self.entry.given_up(index, self.broken, self.completion.generated(index), self.first_token, total)
+                tokens, text = completion.generated(index), completion.said(index)
+                self.entry.given_up(index, self.broken, tokens, text, self.first_token, total)
             self.entry = None
         if self.watch.outcome:
             self.app.metrics.disconnects.labels(self.watch.outcome).inc()
             self.watch.outcome = None
 
 
-def stream(running: Running, answer: Answer, n: int, with_usage: bool) -> Iterator[str]:
-    """Server-sent events in OpenAI's format; an error after the start becomes an event of its own."""
+def stream(
+    running: Running, answer: Answer, n: int, with_usage: bool, resume: Callable[[], object] | None
+) -> Iterator[bytes]:
+    """Server-sent events in OpenAI's format; an error after the start becomes an event of its own. With `resume`, pauses
+    where it would wait."""
     try:
         for index in range(n):
-            yield answer.role_event(index, with_usage)
-        for chunk in running.chunks():
+            yield answer.role_event(index, with_usage).encode()
+        for chunk in running.chunks(running.completion if resume is None else running.completion.paused(resume)):
+            if chunk is None:
+                yield AWAITED
+                continue
             if chunk.choice is not None:
+                if resume is not None:
+                    yield BLOCKING
                 running.settle()
             if events := answer.events(chunk, with_usage):
-                yield events
+                yield events.encode()
         if with_usage:
-            yield answer.usage_event(running.completion.result())
-        yield DONE
+            yield answer.usage_event(running.completion.result()).encode()
+        yield DONE.encode()
     except Exception as error:  # the status is out: whatever it is, it becomes an event
         problem = to_api_error(error)
         running.notes["error"] = problem.code
-        yield event(problem.body())
+        yield event(problem.body()).encode()
     finally:
         running.close()

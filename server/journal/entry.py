@@ -31,7 +31,6 @@ class Entry:
     shared: dict[str, Any]
     """The columns that all choices have in common."""
     asked: Mapping[str, Asked] = field(default_factory=dict)
-    partial: dict[int, str] = field(default_factory=dict)
     recorded: int | None = None
     """The number of the last row of a finished choice."""
 
@@ -58,12 +57,6 @@ class Entry:
             journal.refused(error)
             return None
 
-    def heard(self, index: int, text: str) -> None:
-        """Remember a piece of an answer that may not come to its end."""
-        limit = self.journal.text_limit
-        if limit and text and len(known := self.partial.get(index, "")) < limit:
-            self.partial[index] = (known + text)[:limit]
-
     def finished(self, choice: Choice, first_token: float | None, total: float) -> None:
         """Write the row of a finished choice; times in seconds since the request came."""
         try:
@@ -77,12 +70,15 @@ class Entry:
             self.journal.settle(self.recorded)
             self.recorded = None
 
-    def given_up(self, index: int, reason: str, tokens: int, first_token: float | None, total: float) -> None:
-        """Write the row of a choice that came to no end after so many tokens: `reason` is one of words.UNFINISHED."""
+    def given_up(
+        self, index: int, reason: str, tokens: int, text: str, first_token: float | None, total: float
+    ) -> None:
+        """Write the row of a choice that came to no end after so many tokens of this text: `reason` is one of
+        words.UNFINISHED."""
         try:
             row = self.shared | columns_of(scalars(None, None)) | self._times(first_token, total)
             row |= {"choice": index, "finish_reason": reason, "completion_tokens": tokens, "applied": None}
-            self.journal.record(row | {"answer": self._text(self.partial.get(index, ""))})
+            self.journal.record(row | {"answer": self._text(text)})
         except Exception as error:
             self.journal.refused(error)
 

@@ -62,6 +62,8 @@ class Connection:
         """When the present state has lasted too long; of states that send, `late` knows."""
         self.keep = False
         """Whether another request may follow the answer on its way."""
+        self.watched = 0
+        """The events that the loop is told of."""
         self.drained = 0
         self._output = output
         self._patience = patience
@@ -92,9 +94,14 @@ class Connection:
                 self._wake(self)
             self._unsent += data
             self._output.add(len(data))
-            while len(self._unsent) > (LAG_WHEN_FULL if self._output.full else LAG):
+            while self.lags:
                 self._room.wait(1.0)
                 self._raise_if_broken()
+
+    @property
+    def lags(self) -> bool:
+        """Whether the client lags so far that sending more would wait for it."""
+        return len(self._unsent) > (LAG_WHEN_FULL if self._output.full else LAG)
 
     def send(self, data: bytes) -> int:
         """Nothing: gunicorn sends only "100 Continue" this way, and the loop has done that before the body came."""

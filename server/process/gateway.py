@@ -3,59 +3,131 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
+import threading
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from gunicorn.http import wsgi
 from gunicorn.http.message import Request
 
 from server.process.connection import Connection
 from server.process.intake import Refused
+from server.process.pauses import AWAITED, BLOCKING, RESUME
+from server.process.resources import Pump
 
 log = logging.getLogger("helmsight")
 
+Wait = Literal["awaits", "blocks"]
 
-def answer(app: Any, connection: Connection, request: Request, keep: bool, cfg: Any, access: Any) -> bool:
-    """Have a WSGI application answer a request, and gunicorn's logger `access` write it down; whatever is raised ends this
-    request alone. `keep` says whether the connection may stay open, and so does what is returned."""
-    response = None
-    try:
+
+class Answering:
+    """One answer, by a WSGI application, from the whole request to the last byte; whatever is raised ends this request
+    alone. While it waits for its next piece it holds no thread: `pump` goes on with it where nothing blocks, `blocking` has
+    a thread act that may. `keep` says whether the connection may stay open; `done` hears at the end whether it may still.
+    `access` is gunicorn's logger.
+    """
+
+    def __init__(
+        self, app: Any, connection: Connection, request: Request, keep: bool, cfg: Any, access: Any, *,
+        pump: Pump, blocking: Callable[[Callable[[], object]], object], done: Callable[[bool], object],
+    ):  # fmt: skip
+        self._app = app
+        self._connection = connection
+        self._request = request
+        self._keep = keep
+        self._cfg = cfg
+        self._access = access
+        self._pump = pump
+        self._blocking = blocking
+        self._done = done
+        self._response: Any = None
+        self._steps = self._answer()
+        # Whoever goes on finds what the request's handlers have set.
+        self._context = contextvars.Context()
+        self._lock = threading.Lock()
+        self._parked = self._news = False
+
+    def go_on(self, may_block: bool = True) -> None:
+        """Answer until the end, or until there is nothing to send; one thread at a time."""
+        while True:
+            self._news = False
+            wait = self._context.run(self._advance, may_block)
+            if wait is None:
+                return
+            if wait == "blocks":
+                self._blocking(self.go_on)
+                return
+            with self._lock:
+                if not self._news:
+                    self._parked = True
+                    return
+
+    def resume(self) -> None:
+        """There may be more to send; any thread may say so."""
+        with self._lock:
+            self._news = True
+            if not self._parked:
+                return
+            self._parked = False
+        self._pump.run(self._go_on_unblocked)
+
+    def _go_on_unblocked(self) -> None:
+        self.go_on(may_block=False)
+
+    def _advance(self, may_block: bool) -> Wait | None:
+        """What it waits for, None at its end."""
         try:
-            response, environ = wsgi.create(request, connection, connection.client, connection.server, cfg)
+            if not may_block and self._connection.lags:
+                return "blocks"
+            for wait in self._steps:
+                if wait == "awaits" or not may_block:
+                    return wait
+        except OSError as error:  # the client is gone
+            log.debug("an answer was given up: %s", error)
+        except BaseException as error:  # a panic of a native library is no Exception
+            log.error("a request could not be answered", exc_info=error)
+            if self._response is None or not self._response.headers_sent:
+                with contextlib.suppress(OSError):
+                    self._connection.sendall(_BROKEN.response())
+        self._done(self._keep)
+        return None
+
+    def _answer(self) -> Iterator[Wait]:
+        connection, request, keep = self._connection, self._request, self._keep
+        self._keep = False  # until it has come to a good end
+        try:
+            response, environ = wsgi.create(request, connection, connection.client, connection.server, self._cfg)
         except Exception as error:  # of what the request says: a path outside of a SCRIPT_NAME, for one
             log.info("refused a request from %s: 400 %s", connection.client or "a local client", type(error).__name__)
             connection.sendall(_UNFIT.response())
-            return False
+            return
+        self._response = response
         environ["wsgi.multithread"] = True
         environ["gunicorn.socket"] = connection.sock
+        environ[RESUME] = self.resume
         if not keep:
             response.force_close()
-        _respond(app, request, response, environ, access)
-        return not response.should_close()
-    except OSError as error:  # the client is gone
-        log.debug("an answer was given up: %s", error)
-    except BaseException as error:  # a panic of a native library is no Exception
-        log.error("a request could not be answered", exc_info=error)
-        if response is None or not response.headers_sent:
-            with contextlib.suppress(OSError):
-                connection.sendall(_BROKEN.response())
-    return False
-
-
-def _respond(app: Any, request: Request, response: wsgi.Response, environ: dict[str, Any], access: Any) -> None:
-    started = datetime.now()
-    pieces = app(environ, response.start_response)
-    try:
-        for piece in pieces:
-            response.write(piece)
-        response.close()
-    finally:
+        started = datetime.now()
+        pieces = self._app(environ, response.start_response)
         try:
-            if hasattr(pieces, "close"):
-                pieces.close()
-        finally:  # of an answer that was given up it is known now how far it came
-            access.access(response, request, environ, datetime.now() - started)
+            for piece in pieces:
+                if piece is AWAITED:
+                    yield "awaits"
+                elif piece is BLOCKING:
+                    yield "blocks"
+                else:
+                    response.write(piece)
+            response.close()
+            self._keep = not response.should_close()
+        finally:
+            try:
+                if hasattr(pieces, "close"):
+                    pieces.close()
+            finally:  # of an answer that was given up it is known now how far it came
+                self._access.access(response, request, environ, datetime.now() - started)
 
 
 _UNFIT = Refused(

@@ -9,9 +9,26 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 MOST_FILES = 65_536
 """Open files that the process asks for."""
+
+
+class Pump:
+    """One thread that does, in order, what it is told; none of it may wait."""
+
+    def __init__(self, name: str):
+        self._due: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def run(self, act: Callable[[], object]) -> None:
+        """Have it act soon; any thread may call it."""
+        self._due.put(act)
+
+    def _run(self) -> None:
+        while True:
+            self._due.get()()
 
 
 class Threads:

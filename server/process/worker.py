@@ -9,6 +9,7 @@ before it answers exists (waitress), but without gunicorn's supervision and with
 which a client that left is noticed while its answer is still queued. Of gunicorn remain the master process with its
 signals and its heartbeat, the parser of heads, the WSGI environment, responses and logs.
 
+A stream gives its thread back while it waits for the engine (`pauses`); one thread sends what comes next of all of them.
 Requests that carry no body have threads of their own, so that health and metrics are not queued behind chats.
 """
 
@@ -30,10 +31,10 @@ from typing import TYPE_CHECKING, Any
 from gunicorn.http.message import Request
 from gunicorn.workers.base import Worker as BaseWorker
 
-from server.process import gateway
 from server.process.connection import Connection, Output
+from server.process.gateway import Answering
 from server.process.intake import FULL, LATE, Intake, Refused
-from server.process.resources import Threads, raise_file_limit
+from server.process.resources import Pump, Threads, raise_file_limit
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -47,6 +48,8 @@ LAST = 1.0
 """Seconds of these for the journal."""
 LIGHT = 8
 """Threads for requests without a body."""
+ENDS = 16
+"""Threads for what streams have to wait for behind their last token: the journal."""
 QUEUED = 256
 """Requests that may wait for a thread; more are refused, by the loop itself."""
 ALL_INPUT = 512 * 2**20
@@ -95,6 +98,8 @@ class Worker(BaseWorker):
         self._wake_end.setblocking(False)
         self._chats = Threads(max(1, self.cfg.threads - LIGHT), "helmsight-chat")
         self._light = Threads(LIGHT, "helmsight-light")
+        self._settling = Threads(ENDS, "helmsight-end")
+        self._pump = Pump("helmsight-streams")
         self._most = max(16, min(self.cfg.worker_connections, raise_file_limit() - SPARE_FILES))
 
     # -- signals -----------------------------------------------------------------------------------------------------------
@@ -127,7 +132,7 @@ class Worker(BaseWorker):
             app.extensions["helmsight"].runtime.drain(seconds)
 
     def _end_threads(self) -> None:
-        for threads in (self._chats, self._light):
+        for threads in (self._chats, self._light, self._settling):
             threads.end()
 
     # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -220,14 +225,15 @@ class Worker(BaseWorker):
 
     def _watch(self, connection: Connection, events: int) -> None:
         """Have the loop told of these events of a connection, 0 for none."""
-        watched = self._selector.get_map().get(connection.sock)
-        if watched is None:
-            if events:
-                self._selector.register(connection.sock, events, partial(self._ready, connection))
+        if events == connection.watched:
+            return
+        if not connection.watched:
+            self._selector.register(connection.sock, events, partial(self._ready, connection))
         elif not events:
             self._selector.unregister(connection.sock)
-        elif watched.events != events:
-            self._selector.modify(connection.sock, events, watched.data)
+        else:
+            self._selector.modify(connection.sock, events, partial(self._ready, connection))
+        connection.watched = events
 
     def _ready(self, connection: Connection) -> None:
         try:
@@ -326,10 +332,14 @@ class Worker(BaseWorker):
         threads.submit(size, partial(self._answer, connection, request, keep))
 
     def _answer(self, connection: Connection, request: Request, keep: bool) -> None:
-        """Have the application answer; runs in a thread."""
+        """Have the application answer; runs in a thread, and what cannot be sent yet in others."""
         keep = keep and not self._draining and bool(self.cfg.keepalive)
-        keep = gateway.answer(self.wsgi, connection, request, keep, self.cfg, self.log)
-        self.later(partial(self._answered, connection, keep))
+        answering = Answering(
+            self.wsgi, connection, request, keep, self.cfg, self.log,
+            pump=self._pump, blocking=partial(self._settling.submit, 0),
+            done=lambda keep: self.later(partial(self._answered, connection, keep)),
+        )  # fmt: skip
+        answering.go_on()
 
     def _answered(self, connection: Connection, keep: bool) -> None:
         """The answer is complete; its last bytes may still wait to be taken."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from steering.errors import Fault
@@ -40,6 +40,8 @@ class Completion:
         self._parts = parts  # takes an answer apart, where it may call tools
         self._streams = [] if parts is None else [parts() for _ in range(n)]
         self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob], bool]] = SimpleQueue()
+        self._in_pieces = True
+        self._resume: Callable[[], object] | None = None
         self._roles: dict[Sequence, tuple[int, bool]] = {}
         self._choices: dict[int, Choice] = {}
 
@@ -50,7 +52,10 @@ class Completion:
 
     def receive(self, sequence: Sequence, text: str, logprobs: list[TokenLogprob]) -> None:
         """Called by the engine with every piece; the last call for a sequence comes when it is done."""
-        self._events.put((sequence, text, logprobs, sequence.finish_reason is not None))
+        if self._in_pieces or sequence.done:
+            self._events.put((sequence, text, logprobs, sequence.finish_reason is not None))
+            if self._resume is not None:
+                self._resume()
 
     def cancel(self) -> None:
         """Stop generating; the slots are free at the next step. Harmless when the request is finished."""
@@ -62,6 +67,16 @@ class Completion:
         """How many tokens of choice `index` there are so far."""
         return sum(len(sequence.tokens) for sequence, role in self._roles.items() if role == (index, False))
 
+    def said(self, index: int) -> str:
+        """The text of choice `index` so far."""
+        text = "".join(sequence.text.text for sequence, role in self._roles.items() if role == (index, False))
+        return text if self._parts is None else self._parts().feed(text, False)[0]
+
+    @property
+    def first_at(self) -> float | None:
+        """When the first token came, on the monotonic clock."""
+        return min((sequence.first_at for sequence in self.sequences if sequence.first_at), default=None)
+
     @property
     def done(self) -> bool:
         """Whether every sequence has ended."""
@@ -69,10 +84,28 @@ class Completion:
 
     def __iter__(self) -> Iterator[Chunk]:
         """Chunks of all choices as they come; raises Fault when the request failed. Ends early after `cancel`."""
+        return (chunk for chunk in self._chunks(waits=True) if chunk is not None)
+
+    def whole(self) -> Iterator[Chunk]:
+        """The last chunk of each choice, which has all of it: nobody is woken for the others."""
+        self._in_pieces = False
+        return (chunk for chunk in self if chunk.choice is not None)
+
+    def paused(self, resume: Callable[[], object]) -> Iterator[Chunk | None]:
+        """Chunks as by iterating, but None where there is none yet, instead of waiting; `resume`, which must not wait, is
+        called by the engine when there may be more."""
+        self._resume = resume
+        return self._chunks(waits=False)
+
+    def _chunks(self, waits: bool) -> Iterator[Chunk | None]:
         finished: dict[tuple[int, bool], Sequence] = {}
         held: dict[int, Chunk] = {}
         while len(self._choices) < self._n:
-            sequence, text, logprobs, last = self._events.get()  # the sequence may be further on than its event
+            try:  # the sequence may be further on than its event
+                sequence, text, logprobs, last = self._events.get(block=waits)
+            except Empty:
+                yield None
+                continue
             if sequence.error is not None:
                 self.cancel()
                 raise sequence.error
@@ -96,7 +129,7 @@ class Completion:
 
     def result(self) -> Result:
         """Wait for the whole request; raises Fault when it failed or was cancelled."""
-        for _ in self:
+        for _ in self.whole():
             pass
         if len(self._choices) < self._n:
             raise Fault("The request was cancelled.")

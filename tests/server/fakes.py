@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,24 +26,48 @@ class FakeCompletion:
         self.max_tokens = 125
         self.cancelled = threading.Event()
         self.pieces = 0
+        self.text = ""
+        self.first_at: float | None = None
         self.diagnostics = diagnostics
         self.choice: Choice | None = None
 
     def __iter__(self) -> Iterator[Chunk]:
-        text = ""
+        return (chunk for chunk in self._chunks(None) if chunk is not None)
+
+    def whole(self) -> Iterator[Chunk]:
+        return (chunk for chunk in self if chunk.choice is not None)
+
+    def paused(self, resume: Callable[[], object]) -> Iterator[Chunk | None]:
+        return self._chunks(resume)
+
+    def _chunks(self, resume: Callable[[], object] | None) -> Iterator[Chunk | None]:
         for item in self.script:
             if isinstance(item, Exception):
                 raise item
             if isinstance(item, threading.Event):
-                while not item.wait(0.02):
-                    if self.cancelled.is_set():
-                        return
+                if resume is not None:
+                    threading.Thread(target=self._wait, args=(item, resume), daemon=True).start()
+                    while not item.is_set() and not self.cancelled.is_set():
+                        yield None
+                self._wait(item)
+                if not item.is_set():
+                    return
                 continue
-            text += item
+            self.text += item
             self.pieces += 1
+            self.first_at = self.first_at or time.monotonic()
             yield Chunk(0, item)
-        self.choice = Choice(0, text, (1,) * len(self.script), "stop", applied=None, diagnostics=self.diagnostics)
-        yield Chunk(0, "", (), self.choice)
+        choice = Choice(0, self.text, (1,) * len(self.script), "stop", applied=None, diagnostics=self.diagnostics)
+        self.choice = choice
+        yield Chunk(0, "", (), choice)
+
+    def _wait(self, event: threading.Event, then: Callable[[], object] = lambda: None) -> None:
+        while not event.wait(0.02) and not self.cancelled.is_set():
+            pass
+        then()
+
+    def said(self, index: int) -> str:
+        return self.text if index == 0 else ""
 
     def generated(self, index: int) -> int:
         return self.pieces if index == 0 else 0

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,8 +17,10 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 import steering
+from server.api.answers import Answer
 from server.app import create_app
 from server.settings import Settings
+from steering import Chunk, TokenLogprob
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
 
@@ -54,6 +57,15 @@ def test_the_events_are_openais(client: FlaskClient) -> None:
     assert "".join(d["delta"].get("content", "") for d in deltas) == whole["choices"][0]["message"]["content"]
     assert [d["finish_reason"] for d in deltas] == [None] * (len(deltas) - 1) + [whole["choices"][0]["finish_reason"]]
     assert deltas[-1]["delta"] == {}
+
+
+def test_an_event_of_text_alone_is_written_as_all_events_are() -> None:
+    answer = Answer('a "model"', "fp_1")
+    said = Chunk(1, 'He said: "\\ü"\n\u2028', (TokenLogprob(3, "a", (97,), -0.5, ()),))
+    for usage_asked in (False, True):
+        assert answer.events(said, usage_asked) == answer._event(1, {"content": said.text}, None, usage_asked)
+    assert answer.events(replace(said, text=""), False) == answer._event(1, {"content": ""}, None, False)
+    assert answer.events(Chunk(1, "", ()), False) == ""
 
 
 def test_usage_comes_last_when_asked_for(client: FlaskClient) -> None:

@@ -36,7 +36,7 @@ def test_what_is_registered_has_its_rows_and_filters(
     applied = {"toys": {"nudge": {"by": 1.0, "whisper": "a private word", "steps": [0.1, 0.2]}}}
     diagnostics = {"version": 2, "norm": {"value": 2.5, "odd": True}}
     entry.finished(steering.Choice(0, "", (), "stop", None, applied, diagnostics), 0.1, 0.2)
-    entry.given_up(1, "error", 0, None, 0.2)
+    entry.given_up(1, "error", 0, "", None, 0.2)
 
     broken, row, _ = rows_of(client, 3)
     assert row["interventions"] == ["contrast.vcd", "toys.nudge", "sage.see"]

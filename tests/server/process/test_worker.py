@@ -13,6 +13,7 @@ import pytest
 import requests
 from flask import Flask
 
+import steering
 from server.app import create_app
 from server.process import connection as connections
 from server.process import worker as workers
@@ -245,6 +246,49 @@ def test_a_panic_ends_its_request_alone(
     connection = connect(port)
     connection.sendall(head(len(BODY)) + BODY)
     assert answer(connection)[0] == 200
+
+
+def to_its_end(connection: socket.socket) -> bytes:
+    """A stream, from its head on."""
+    received = b""
+    while not received.endswith(b"0\r\n\r\n"):
+        piece = connection.recv(65_536)
+        assert piece, f"the connection ended after {received!r}"
+        received += piece
+    return received
+
+
+STREAM = json.dumps({"messages": [user("hi")], "stream": True}).encode()
+
+
+def test_streams_that_wait_for_the_engine_hold_no_thread(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect
+) -> None:
+    """Many more than there are threads are begun, go on together, and end."""
+    first, second = threading.Event(), threading.Event()
+    fake.script = ("One", first, " two", second, " three")
+    port = serve_worker(app_of(fake))
+    asking = [connect(port) for _ in range(60)]
+    for connection in asking:
+        connection.sendall(head(len(STREAM)) + STREAM)
+    wait_for(lambda: sum(one.text == "One" for one in fake.completions) == 60, seconds=30)
+    first.set()
+    wait_for(lambda: sum(one.text == "One two" for one in fake.completions) == 60, seconds=30)
+    second.set()
+    for connection in asking:
+        lines = [line[6:] for line in to_its_end(connection).splitlines() if line.startswith(b"data: {")]
+        deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+        assert "".join(delta.get("content", "") for delta in deltas) == "One two three"
+
+
+def test_a_stream_that_breaks_while_it_waits_says_so(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
+    hold = threading.Event()
+    fake.script = ("One", hold, steering.Fault("logits were not finite"))
+    connection = connect(serve_worker(app_of(fake)))
+    connection.sendall(head(len(STREAM)) + STREAM)
+    wait_for(lambda: [one.text for one in fake.completions] == ["One"])
+    hold.set()
+    assert b"logits were not finite" in to_its_end(connection)
 
 
 def test_health_is_not_queued_behind_chats(fake: FakeEngine, serve_worker: Serve, connect: Connect) -> None:
