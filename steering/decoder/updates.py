@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from steering.decoder.ranks import ALONE, Ranks
+
 
 class Updates:
     """The two updates that a layer adds to the residual stream, (rows, n, d), and the pre-activations of its FFN's gates
@@ -21,14 +23,16 @@ class Updates:
     where there are none; `activation` the function behind them.
     """
 
-    def __init__(self, layer: nn.Module):
+    def __init__(self, layer: nn.Module, ranks: Ranks = ALONE):
+        self._ranks = ranks
         self._nothing = self.mha = self.ffn = torch.empty(0)
         self._gate: torch.Tensor | None = None
         mlp = getattr(layer, "mlp", None)
         fused = getattr(mlp, "gate_up_proj", None)  # whose first half are the gates
         self._gates = 2 if isinstance(fused, nn.Linear) else 1
         gates = fused if isinstance(fused, nn.Linear) else getattr(mlp, "gate_proj", None)
-        self.width = gates.out_features // self._gates if isinstance(gates, nn.Linear) else 0
+        self._outputs = gates.out_features if isinstance(gates, nn.Linear) else 0
+        self.width = self._outputs // self._gates
         self.activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None) or nn.functional.silu
         self._keep("_gate", gates)
         after_mha = getattr(layer, "post_self_attn_layernorm", None)
@@ -40,7 +44,11 @@ class Updates:
 
     @property
     def gate(self) -> torch.Tensor | None:
-        return None if self._gate is None else self._gate[..., : self.width]
+        if self._gate is None:
+            return None
+        if self._gate.shape[-1] == self._outputs:
+            return self._gate[..., : self.width]
+        return self._ranks.joined(self._gate[..., : self.width // self._ranks.size])  # each rank has its share
 
     def drop(self) -> None:
         """Let go of what was kept: of a long prompt that is much."""
@@ -61,12 +69,12 @@ class Updates:
         module.forward = keeping
 
 
-def install(layers: nn.ModuleList) -> tuple[int, ...]:
+def install(layers: nn.ModuleList, ranks: Ranks = ALONE) -> tuple[int, ...]:
     """Extend every decoder layer; a forward pass without a step is left as it is. Returns how many FFN gates each has.
 
     `forward` is wrapped, because a forward hook that sees keyword arguments takes torch's slow call path.
     """
-    updates = [Updates(layer) for layer in layers]
+    updates = [Updates(layer, ranks) for layer in layers]
     for index, (layer, kept) in enumerate(zip(layers, updates, strict=True)):
         layer.forward = _extended(layer.forward, index, kept)
     return tuple(kept.width for kept in updates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -24,6 +24,7 @@ from steering.protocol.readout import Surroundings
 from steering.protocol.request import Request
 from steering.protocol.sequence import Pair, Sequence, Spec
 from steering.protocol.text import TextStream
+from steering.protocol.wording import must
 from steering.runner.sampler import answer_seed
 from steering.tools.calls import CallStream
 from steering.tools.formats import format_of
@@ -148,13 +149,13 @@ def prepare(
     request: Request,
     limits: Limits,
     token_text: Callable[[int], Text],
-    wake: Callable[[], None],
+    cancel: Callable[[Completion], None],
     grammars: Grammars,
     waited: bool = False,
     group: str = "",
 ) -> Completion:
     """The completion of a request, with a sequence for each of its answers and baselines; raises as `admit`. token_text: the
-    text and the bytes of a token. wake: is called when it is cancelled. waited, group: as of `Sequence`."""
+    text and the bytes of a token. cancel: ends its sequences early. waited, group: as of `Sequence`."""
     admitted = admit(mllm, request, limits)
     form, grammar = format_of(mllm), request.grammar
     if form is not None and request.tools is not None and request.tools.required:
@@ -164,7 +165,7 @@ def prepare(
     parts = None if form is None or names is None else partial(CallStream, form, names)
     around = _surroundings(mllm, request, admitted.prompt.layout, limits.focus_layers, token_text)
     completion = Completion(
-        admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, wake, around, parts
+        admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, cancel, around, parts
     )
     seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
     for baseline in (False, True)[: 1 + request.baseline]:
@@ -210,3 +211,30 @@ def _surroundings(
         None if calibration is None else calibration.flags,
         None if calibration is None else calibration.alarm,
     )
+
+
+def too_many(request: Request, answers: int, slots: int) -> RequestError:
+    """The error of a request that needs more slots than there are, in words of what it needs them for."""
+    if request.n > 1:
+        said = f"'n' is too large: this server runs {slots} answers at once (baselines and twins count)."
+        return RequestError(said, param="n")
+    names = [".".join(one.path) for one in request.asked.values() if one.twin] + ["baseline"] * request.baseline
+    said = " and ".join(f"'{name}'" for name in names)
+    return RequestError(
+        f"{said} {'needs' if len(names) == 1 else 'need'} {answers} slots, one for each answer and twin; this server has "
+        f"{slots}.",
+        param=names[0],
+    )
+
+
+def seeded(request: Request) -> Request:
+    """The request with a seed, drawn where it has none, so that others draw the same tokens."""
+    if request.sampling.seed is not None:
+        return request
+    return replace(request, sampling=replace(request.sampling, seed=secrets.randbits(63)))
+
+
+def check_request(request: object) -> None:
+    """Raise RequestError for what is no request."""
+    if not isinstance(request, Request):
+        raise must("requests", "be steering.Request objects", request)

@@ -26,7 +26,7 @@ class Completion:
         max_tokens: int,
         n: int,
         baseline: bool,
-        wake: Callable[[], None],
+        cancel: Callable[[Completion], None],
         around: Surroundings,
         parts: Callable[[], CallStream] | None = None,
     ):
@@ -35,7 +35,7 @@ class Completion:
         self.sequences: list[Sequence] = []
         self._n = n
         self._has_baseline = baseline
-        self._wake = wake
+        self._cancel = cancel
         self._around = around
         self._parts = parts  # takes an answer apart, where it may call tools
         self._streams = [] if parts is None else [parts() for _ in range(n)]
@@ -59,9 +59,12 @@ class Completion:
 
     def cancel(self) -> None:
         """Stop generating; the slots are free at the next step. Harmless when the request is finished."""
+        self._cancel(self)
+
+    def end(self) -> None:
+        """Stop what is not finished, as `cancel` has whoever steps do."""
         for sequence in self.sequences:
             sequence.cancelled = sequence.cancelled or sequence.finish_reason is None
-        self._wake()
 
     def generated(self, index: int) -> int:
         """How many tokens of choice `index` there are so far."""

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 import torch
 
 from steering.bins import Bins
-from steering.engine.admission import Limits, prepare
+from steering.engine import relay
+from steering.engine.admission import Limits, check_request, prepare, seeded, too_many
 from steering.engine.completion import Completion
+from steering.engine.lockstep import Lockstep, News
 from steering.engine.steps import Steps
 from steering.engine.turn import Turn
 from steering.errors import Busy, Fault, RequestError, UnsupportedModel
@@ -22,7 +24,8 @@ from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Result, Sampling
-from steering.protocol.wording import must, shown
+from steering.protocol.sequence import Sequence
+from steering.protocol.wording import shown
 from steering.runner.runner import Runner
 from steering.runner.selfcheck import check_model, picture
 
@@ -77,7 +80,9 @@ class Engine:
         self._grammars = Grammars(mllm)
         self._runner = Runner(mllm, slots, self.max_length, max_images, ImageCache(image_cache_bytes), compiled)
         self._changed = threading.Condition()
-        self._steps = Steps(mllm, self._runner, slots, prefill_budget, self._changed)
+        self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
+        failed = () if self._lockstep is None else (self._lockstep.failed,)
+        self._steps = Steps(mllm, self._runner, slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
         self._turns: set[Turn] = set()  # from the first request that was taken to the end
         self._thread: threading.Thread | None = None
@@ -93,13 +98,13 @@ class Engine:
 
         Raises RequestError, ContextOverflow or VectorError when it is wrong, Busy when the queue is full.
         """
-        _check_request(request)
+        check_request(request)
         contrasts = any(one.twin for one in request.asked.values())
         answers = request.n * (1 + request.baseline + contrasts)
         if request.n < 1:
             raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
         if answers > self._scheduler.slots:
-            raise _too_many(request, answers, self._scheduler.slots)
+            raise too_many(request, answers, self._scheduler.slots)
         with self._changed:
             self._refuse(answers, turn)  # before the work of preparing
         return self._enqueue(request, lambda answers: self._refuse(answers, turn), turn)
@@ -137,8 +142,8 @@ class Engine:
             raise RequestError("'requests' must be a list of them; got a single Request.", param="requests")
         try:
             for request in requests:
-                _check_request(request)
-                while len(self._scheduler.waiting) >= self._scheduler.slots:
+                check_request(request)
+                while self._waiting() >= self._scheduler.slots:
                     self._advance()
                 pending.append(self._enqueue(request, lambda answers: self._refuse_when_closed()))
                 if begun is not None:
@@ -159,7 +164,21 @@ class Engine:
 
     def step(self) -> None:
         """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
+        if self._lockstep is not None:
+            with self._changed:
+                news, joined = self._lockstep.taken()
+            self._lockstep.tell(news, self._alive)
+            self._apply(self._lockstep, news, joined)
         self._steps.step()
+
+    def follow(self) -> None:
+        """Take the steps of the first rank's engine until that is stopped: what the engines of all other ranks are for."""
+        if self._lockstep is None or self.mllm.ranks.rank == 0:
+            raise RuntimeError("Only the engines of a tensor-parallel model's other ranks follow the first one's.")
+        while not (news := self._lockstep.hear(self._alive)).over:
+            joined = {one.number: self._prepared(relay.read(one.written), one.waited, one.group) for one in news.asked}
+            self._apply(self._lockstep, news, joined)
+            self._steps.step()
 
     def start(self) -> None:
         """Step in a background thread from now on; raises RuntimeError when one does already."""
@@ -175,13 +194,16 @@ class Engine:
             self._stopping = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._idle() or self._fatal is not None, timeout=drain)
-            for sequence in self._alive:
-                if not sequence.done:
-                    sequence.error = Fault("The server is shutting down.")
+            if self._lockstep is None:
+                self._end_all()
+            else:
+                self._lockstep.end()
             self._turns.clear()
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        elif self._lockstep is not None:
+            self._release()
 
     @property
     def healthy(self) -> bool:
@@ -193,7 +215,7 @@ class Engine:
         cache = self._runner.image_cache
         return {
             "running": len(self._scheduler.running) + (self._scheduler.filling is not None),
-            "waiting": len(self._scheduler.waiting),
+            "waiting": self._waiting(),
             "slots": self._scheduler.slots,
             "max_waiting": self.max_waiting,
             "image_cache_hits": cache.hits,
@@ -234,27 +256,88 @@ class Engine:
     def _enqueue(self, request: Request, refuse: Callable[[int], None], turn: Turn | None = None) -> Completion:
         waited = turn is not None and turn.served
         group = "" if turn is None else turn.group
-        completion = prepare(
-            self.mllm, request, self.limits, self._steps.token_text, self._wake, self._grammars, waited, group
-        )
+        written = b""
+        if self._lockstep is not None:
+            if self.mllm.ranks.rank:
+                raise RuntimeError("Requests are for the first rank's engine, which this one follows.")
+            request = seeded(request)
+            written = relay.written(request)
+        completion = self._prepared(request, waited, group)
         with self._changed:
             refuse(len(completion.sequences))
             if turn is not None:
                 self._turns.add(turn)
-            self._scheduler.enqueue(completion.sequences)
-            self._alive.update(dict.fromkeys(completion.sequences))
+            if self._lockstep is None:
+                self._take(completion)
+            else:
+                self._lockstep.submit(completion, written, waited, group)
             self._changed.notify_all()
         return completion
+
+    def _prepared(self, request: Request, waited: bool, group: str) -> Completion:
+        return prepare(
+            self.mllm, request, self.limits, self._steps.token_text, self._cancel, self._grammars, waited, group
+        )
+
+    def _take(self, completion: Completion) -> None:
+        self._scheduler.enqueue(completion.sequences)
+        self._alive.update(dict.fromkeys(completion.sequences))
+
+    def _cancel(self, completion: Completion) -> None:
+        with self._changed:
+            if self._lockstep is None:
+                completion.end()
+            else:
+                self._lockstep.cancel(completion)
+            self._changed.notify_all()
+
+    def _end_all(self) -> None:
+        for sequence in self._alive:
+            if not sequence.done:
+                sequence.error = Fault("The server is shutting down.")
+
+    def _apply(self, lockstep: Lockstep, news: News, joined: Mapping[int, Completion]) -> None:
+        """Let happen what all ranks were told of."""
+        if news == News():
+            return
+        with self._changed:
+            for completion in joined.values():
+                self._take(completion)
+            lockstep.known.update(joined)
+            for number in news.cancelled:
+                if number in lockstep.known:
+                    lockstep.known[number].end()
+            if news.ended:
+                self._end_all()
+            for number in [number for number, one in lockstep.known.items() if self._left(one)]:
+                del lockstep.known[number]
+
+    def _release(self) -> None:
+        """Tell the other ranks that there is no further step."""
+        if self._lockstep is not None and self._fatal is None:
+            self._lockstep.tell(News(over=True), self._alive)
+
+    def _incoming(self) -> list[Sequence]:
+        """The sequences that join the queue at the next step of all ranks."""
+        return [] if self._lockstep is None else self._lockstep.incoming
+
+    def _waiting(self) -> int:
+        """How many are in the queue, or join it."""
+        return len(self._scheduler.waiting) + len(self._incoming())
 
     def _free_slots(self) -> int:
         return self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
 
     def _left(self, completion: Completion) -> bool:
         """Whether it has heard the last of all its sequences, which one that was cancelled does at the next step."""
-        return not any(sequence in self._alive for sequence in completion.sequences)
+        incoming = self._incoming()
+        return not any(sequence in self._alive or sequence in incoming for sequence in completion.sequences)
+
+    def _has_work(self) -> bool:
+        return bool(self._alive or self._incoming())
 
     def _idle(self) -> bool:
-        return not self._alive and not self._turns
+        return not self._has_work() and not self._turns
 
     def _refuse(self, answers: int, turn: Turn | None = None) -> None:
         """Raise Fault when the engine is closed, Busy when so many more answers do not fit; called with the lock held. A
@@ -262,7 +345,7 @@ class Engine:
         if turn in self._turns and self._fatal is None:
             return
         self._refuse_when_closed()
-        waiting = len(self._scheduler.waiting)
+        waiting = self._waiting()
         kept = self.max_waiting // KEPT if turn is not None and self._scheduler.has_waiting(turn.group) else 0
         if waiting + answers > self.max_waiting - kept + self._free_slots():
             raise Busy(waiting, self._steps.rate.seconds_for(waiting))
@@ -270,10 +353,6 @@ class Engine:
     def _refuse_when_closed(self) -> None:
         if self._stopping or self._fatal is not None:
             raise Fault("The server is shutting down.")
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def _advance(self) -> None:
         """One step, or, where a thread steps, a moment's wait for it."""
@@ -288,34 +367,16 @@ class Engine:
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._alive or (self._stopping and self._idle()))
-                    if not self._alive:
-                        return
+                    self._changed.wait_for(lambda: self._has_work() or (self._stopping and self._idle()))
+                    if not self._has_work():
+                        break
                 self.step()
+            self._release()
         except BaseException as error:
             log.critical("The engine thread died.", exc_info=error)
             self._fatal = error
             with self._changed:
-                for sequence in list(self._alive):
+                for sequence in [*self._alive, *self._incoming()]:
                     sequence.error = Fault(f"The engine died: {error}")
                     sequence.notify(sequence, "", [])
                 self._changed.notify_all()
-
-
-def _too_many(request: Request, answers: int, slots: int) -> RequestError:
-    """The error of a request that needs more slots than there are, in words of what it needs them for."""
-    if request.n > 1:
-        said = f"'n' is too large: this server runs {slots} answers at once (baselines and twins count)."
-        return RequestError(said, param="n")
-    names = [".".join(one.path) for one in request.asked.values() if one.twin] + ["baseline"] * request.baseline
-    said = " and ".join(f"'{name}'" for name in names)
-    return RequestError(
-        f"{said} {'needs' if len(names) == 1 else 'need'} {answers} slots, one for each answer and twin; this server has "
-        f"{slots}.",
-        param=names[0],
-    )
-
-
-def _check_request(request: object) -> None:
-    if not isinstance(request, Request):
-        raise must("requests", "be steering.Request objects", request)

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -39,7 +40,15 @@ class Steps:
     read and add to with the lock `changed`; it is told when one has left.
     """
 
-    def __init__(self, mllm: MLLM, runner: Runner, slots: int, budget: int, changed: threading.Condition):
+    def __init__(
+        self,
+        mllm: MLLM,
+        runner: Runner,
+        slots: int,
+        budget: int,
+        changed: threading.Condition,
+        failed: Callable[[Exception], None] = lambda error: None,
+    ):
         self.mllm = mllm
         self.runner = runner
         self.scheduler = Scheduler(slots, budget, runner.move)
@@ -53,6 +62,7 @@ class Steps:
         self.token_text = lru_cache(maxsize=100_000)(lambda token: token_bytes(mllm.tokenizer, token))
         self._budget = budget
         self._changed = changed
+        self._failed = failed
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -89,7 +99,7 @@ class Steps:
                 if sequence.held:
                     self.twins.end_wait(sequence, row)
         except Exception as error:
-            _end_if_fatal(error)
+            self._end_if_fatal(error)
             if len(batch) == 1:
                 self._fail(batch, error)
             else:
@@ -116,19 +126,19 @@ class Steps:
         try:
             decoded = self.runner.decode(running, self.twins)
         except Exception as first:
-            _end_if_fatal(first)
+            self._end_if_fatal(first)
             log.warning("A step failed for %d sequences; it is run again.", len(running), exc_info=first)
             try:
                 decoded = self.runner.decode(running, self.twins)
             except Exception as error:
-                _end_if_fatal(error)
+                self._end_if_fatal(error)
                 self._fail(self.runner.blamed(error, running), error)
                 return
         self.bins["batch_size"].add(len(running))
         for leader in due:
             self.twins.hold(leader, decoded.logits[leader.slot])
         for sequence, reason in decoded.spoilt.items():
-            _end_if_fatal(reason)
+            self._end_if_fatal(reason)
             self._fail([sequence], reason)
         self._hand_out(running, decoded.sampled)
         for leader in due:
@@ -139,7 +149,8 @@ class Steps:
         """Embed waiting prompts, their images together; one whose images cannot be encoded does not stop the others."""
         try:
             self.runner.embed(sequences)
-        except Exception:
+        except Exception as error:
+            self._failed(error)
             for sequence in sequences if len(sequences) > 1 else ():
                 self._embed([sequence])
 
@@ -257,8 +268,14 @@ class Steps:
         try:
             self.twins.pair(leader)
         except Exception as error:
-            _end_if_fatal(error)
+            self._end_if_fatal(error)
             self._fail([leader], error)
+
+    def _end_if_fatal(self, error: Exception) -> None:
+        """Raise a fault of the device again: nothing works behind it, so that no other request may be tried."""
+        if isinstance(error, torch.AcceleratorError):
+            raise error
+        self._failed(error)
 
     def _logprob(self, token: int, logprob: float, top: list[int], values: list[float], keep: int) -> TokenLogprob:
         alternatives = tuple(
@@ -267,12 +284,6 @@ class Steps:
             if value > -math.inf  # a contrast leaves only what is plausible
         )
         return TokenLogprob(token, *self.token_text(token), logprob, alternatives)
-
-
-def _end_if_fatal(error: Exception) -> None:
-    """Raise a fault of the device again: nothing works behind it, so that no other request may be tried."""
-    if isinstance(error, torch.AcceleratorError):
-        raise error
 
 
 class Rate:

@@ -226,4 +226,5 @@ class GenerateSlots(Slots):
         head = self.pool.mllm.head_rows(logits.argmax())
         (image_states,), seen = sequence.captured[states.NAME].image, sequence.captured[attention.NAME].map
         mask = mask_of(sequence.prompt, image_states, seen, head, asked.top, len(sequence.tokens))
-        sequence.pair.made += (mask,)
+        chosen = tuple(self.pool.mllm.ranks.agreed(one) for one in mask.chosen)
+        sequence.pair.made += (replace(mask, chosen=chosen),)

@@ -22,6 +22,7 @@ import torch
 from pydantic import Field
 
 from steering.decoder.hooks import AttentionHook, Hook, Product
+from steering.decoder.ranks import ALONE, Ranks
 from steering.errors import RequestError
 from steering.measures import spread
 from steering.model.mllm import MLLM
@@ -110,7 +111,8 @@ class SeeRows(AttentionHook):
     masks: (rows, columns, 2), 1 on the columns of images, and of the rest of the prompt. fixed, adaptive: (layers, rows),
     alpha of shallow and of deeper layers, 0 elsewhere. first: (layers, rows), m_v(1). ceiling: (rows,). transfer: (rows,)
     bool, the reading, None where every row scales. depths: in how many layers some row is shallow, and how many are shallow
-    in every row. generated: whether the rows are generated tokens, whose decay is measured, or prompts.
+    in every row. generated: whether the rows are generated tokens, whose decay is measured, or prompts. ranks: who has the
+    other heads.
     """
 
     def __init__(
@@ -123,7 +125,9 @@ class SeeRows(AttentionHook):
         transfer: torch.Tensor | None,
         depths: tuple[int, int],
         generated: bool,
+        ranks: Ranks = ALONE,
     ):
+        self._ranks = ranks
         self.depth, self._common_depth = depths
         self.generated = generated
         self.asked = (fixed + adaptive).any(0)[:, None, None, None]
@@ -175,7 +179,7 @@ class SeeRows(AttentionHook):
         """(rows, n or 1). seen: (rows, heads, n, 1), m_v."""
         if not self.generated or layer < self._common_depth:
             return own.fixed[layer]
-        deep = torch.addcmul(own.start[layer], seen.mean((1, 3)), own.fall[layer])
+        deep = torch.addcmul(own.start[layer], self._ranks.mean(seen.mean((1, 3))), own.fall[layer])
         deep = deep.clamp_(own.zero, own.most[layer])
         return deep if layer >= self.depth else own.fixed[layer] + deep
 
@@ -213,7 +217,8 @@ class SeeRows(AttentionHook):
         """What a decode did: (layers, rows, 3), alpha, and m_v before and after, means over heads."""
         alpha, seen, up, total = (torch.stack(values) for values in zip(*self._steps, strict=True))
         after = seen * (1 + up) / total
-        return torch.stack([alpha[..., 0], seen.mean((2, 3, 4)), after.mean((2, 3, 4))], -1)
+        seen, after = self._ranks.mean(torch.stack([seen.mean((2, 3, 4)), after.mean((2, 3, 4))]))
+        return torch.stack([alpha[..., 0], seen, after], -1)
 
 
 class SeeSlots(Slots):
@@ -299,4 +304,5 @@ class SeeSlots(Slots):
             self.transfer[slots] if any(see.reading == "transfer" for see in asked) else None,
             (max(depths), min(depths)),
             generated,
+            self.pool.mllm.ranks,
         )

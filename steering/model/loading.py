@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoModelForImageTextToText
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from steering.decoder import attention
+from steering.decoder.ranks import ALONE, Ranks
 from steering.errors import UnsupportedModel
 from steering.model.checkpoint import embedded, found
 from steering.model.mllm import MLLM
@@ -30,6 +35,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     device_map: DeviceMap | None = None,
+    tensor_parallel: int = 1,
     local_files_only: bool = True,
     name: str | None = None,
 ) -> MLLM:
@@ -38,20 +44,23 @@ def load(
 
     `device` "auto" is the first GPU, else the CPU; `dtype` "auto" is the checkpoint's own on a GPU and float32 on a CPU,
     whose half-precision kernels are slow. A `device_map` in the place of a device lays a model that is bigger than one over
-    several: "auto" over all GPUs, or a device for each module by name, as accelerate reads it. No code from the checkpoint
-    is run. Raises UnsupportedModel when the model's structure cannot be served or there is no such device or dtype, OSError
-    when the files are missing.
+    several: "auto" over all GPUs, or a device for each module by name, as accelerate reads it. With `tensor_parallel` N this
+    process, which torchrun has started as one of N, takes its share of every layer; the engines of the others follow that of
+    the first (see `Engine.follow`). No code from the checkpoint is run. Raises UnsupportedModel when the model's structure
+    cannot be served or there is no such device or dtype, OSError when the files are missing.
     """
     path = embedded() if path is None else found(path, local_files_only)
     if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
         raise UnsupportedModel(f"'dtype' must be one of auto, {', '.join(DTYPES)}; got {dtype!r}.")
-    if device_map is not None and device != "auto":
-        raise UnsupportedModel(f"'device_map' says where a model is; leave 'device' out, which is {str(device)!r}.")
+    laid = "device_map" if device_map is not None else "tensor_parallel" if tensor_parallel > 1 else None
+    if laid is not None and device != "auto":
+        raise UnsupportedModel(f"{laid!r} says where a model is; leave 'device' out, which is {str(device)!r}.")
+    if laid is not None and find_spec("accelerate") is None:
+        raise UnsupportedModel(f"{laid!r} needs accelerate: pip install 'helmsight[parallel]'.")
+    ranks = ALONE if tensor_parallel == 1 else joined(tensor_parallel)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
-    if device_map is not None and find_spec("accelerate") is None:
-        raise UnsupportedModel("'device_map' needs accelerate: pip install 'helmsight[parallel]'.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UnsupportedModel(f"There is no device {device}: torch sees {torch.cuda.device_count()} of its kind.")
     if dtype == "auto" and device.type == "cpu":
@@ -60,6 +69,11 @@ def load(
     attention.register()
     config = AutoConfig.from_pretrained(path, **options)
     refuse_structure(config)
+    if tensor_parallel > 1:
+        if device_map is not None:
+            raise UnsupportedModel("'device_map' and 'tensor_parallel' exclude one another.")
+        refuse_split(config, tensor_parallel)
+        options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
     try:
         model = AutoModelForImageTextToText.from_pretrained(
             path,
@@ -75,21 +89,59 @@ def load(
             raise
         raise UnsupportedModel(f"The weights of {path} are of other sizes than its config.json says.") from error
     model = model.eval().requires_grad_(False)
-    if device_map is None:
-        model = model.to(device)
-    else:
+    if device_map is not None:
         refuse_offloaded(model)
+    elif tensor_parallel == 1:
+        model = model.to(device)
     processor = load_processor(path, local_files_only=local_files_only)
     folder = Path(path) if Path(path).is_dir() else None
     try:
-        mllm = MLLM(model, processor, name, folder)
+        mllm = MLLM(model, processor, name, folder, ranks)
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
             f"{config.model_type} cannot be served: it is not built of a decoder that reads image tokens: {error}."
         ) from error
-    if device.type == "cpu" and device_map is None:
+    if device.type == "cpu" and laid is None:
         _store_weights_by_column(mllm.decoder)
     return mllm
+
+
+def joined(size: int) -> Ranks:
+    """This process among the `size` that torchrun has started; they find each other the first time. Raises UnsupportedModel
+    where it was not started so."""
+    if not dist.is_initialized():
+        if "RANK" not in os.environ or os.environ.get("WORLD_SIZE") != str(size):
+            raise UnsupportedModel(
+                f"'tensor_parallel' {size} needs {size} processes: torchrun --standalone --nproc-per-node {size}; torchrun "
+                f"has started {os.environ.get('WORLD_SIZE', 'none')}."
+            )
+        if (
+            os.environ.get("LOCAL_WORLD_SIZE") == str(size) and sys.platform == "linux"
+        ):  # what they say stays on the machine
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def refuse_split(config: Any, size: int) -> None:
+    """Raise UnsupportedModel for a model whose heads or neurons cannot be divided among so many."""
+    text = config.get_text_config()
+    if getattr(text, "num_experts", 0) or getattr(text, "num_local_experts", 0):
+        raise UnsupportedModel(
+            f"{config.model_type} cannot be served by {size} processes together: its experts cannot be."
+        )
+    heads = text.num_attention_heads
+    for count, called in (
+        (heads, "attention heads"),
+        (getattr(text, "num_key_value_heads", None) or heads, "key-value heads"),
+        (getattr(text, "intermediate_size", 0), "FFN neurons"),
+    ):
+        if count % size:
+            raise UnsupportedModel(
+                f"{config.model_type} cannot be served by {size} processes together: its {count} {called} cannot be divided."
+            )
 
 
 def refuse_offloaded(model: Any) -> None:

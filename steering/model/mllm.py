@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from steering.decoder import updates
+from steering.decoder.ranks import ALONE, Ranks
 from steering.model.calibration import Calibration
 from steering.model.embedded import Embedded, Overlay
 from steering.model.pixels import PixelBounds
@@ -29,12 +31,14 @@ class MLLM:
 
     `num_layers`, `hidden_size` and `vocab_size` are those of the language model, `context_length` counts tokens;
     `device` is where it is or, where it lies on several `devices`, the one where prompts enter and slots are kept;
+    `ranks` are the processes that run it together;
     `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
     the hub; `pixels` how large pictures are made, None where a request cannot bound that; `calibration` what probes measured
     of it, None where they did not; `generation_defaults` the checkpoint's own sampling.
     """
 
-    def __init__(self, model: Any, processor: Any, name: str | None, path: Path | None):
+    def __init__(self, model: Any, processor: Any, name: str | None, path: Path | None, ranks: Ranks = ALONE):
+        self.ranks = ranks
         self.model = model
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -60,7 +64,7 @@ class MLLM:
         self.stop_ids = frozenset(stops)
         self.end_id = _end_id(stops, self.tokenizer)
         self.generation_defaults = _generation_defaults(model.generation_config)
-        self.ffn_widths = updates.install(self.layers)
+        self.ffn_widths = updates.install(self.layers, ranks)
         self.calibration = Calibration.load(path, self.fingerprint, self.num_layers)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
         self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)
@@ -168,7 +172,12 @@ class MLLM:
     def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """(..., d): what the output embedding multiplies states with for tokens (...)."""
         weight = self.model.get_output_embeddings().weight
-        return weight[ids.to(weight.device)].to(self.device)
+        if not isinstance(weight, DTensor):
+            return weight[ids.to(weight.device)].to(self.device)
+        own = weight.to_local()  # a share of the vocabulary, as large as the first rank's but for the last one's
+        place = ids - self.ranks.rank * -(-weight.shape[0] // self.ranks.size)
+        here = (place >= 0) & (place < len(own))
+        return self.ranks.sum(own[torch.where(here, place, 0)] * here[..., None])
 
 
 def _fingerprint(model: Any) -> str:
@@ -180,7 +189,8 @@ def _fingerprint(model: Any) -> str:
     for layer in model.get_decoder().layers:
         for parameter in layer.parameters():
             # bfloat16 keeps the hash stable between a half-precision file loaded as such and loaded as float32.
-            sample = parameter.detach().flatten()[:64].to("cpu", torch.bfloat16)
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            sample = whole.detach().flatten()[:64].to("cpu", torch.bfloat16)
             hasher.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
     return hasher.hexdigest()[:32]
 

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from steering.decoder.hooks import Hook, Observer, Weights
+from steering.decoder.ranks import Ranks
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
@@ -127,6 +128,13 @@ class PrefillCapture(Observer):
         if self.last_patches is not None:
             self.last_patches[layer, :, :columns] = own[:, 0]
 
+    def share(self, ranks: Ranks) -> None:
+        """Make what was captured of this rank's heads that of all heads."""
+        self.sums = ranks.mean(self.sums)
+        for name in ("patches", "last_sums", "maps", "last_patches"):
+            if (own := getattr(self, name)) is not None:
+                setattr(self, name, ranks.mean(own))
+
 
 class DecodeCapture(Observer):
     """Attention of the one query of each row, mean over heads: means (layers, rows, columns); a layer writes it."""
@@ -218,6 +226,7 @@ class AttentionRecorder(Slots):
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, PrefillCapture):
             return
+        hook.share(self.pool.mllm.ranks)
         for row, sequence in enumerate(chunk.sequences):
             if not sequence.wants(*SIGNALS):
                 continue
@@ -244,7 +253,8 @@ class AttentionRecorder(Slots):
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, DecodeCapture):
             return
-        sequences, by_row = batch.sequences, hook.means.transpose(0, 1)  # (rows, layers, columns)
+        means = self.pool.mllm.ranks.mean(hook.means)
+        sequences, by_row = batch.sequences, means.transpose(0, 1)  # (rows, layers, columns)
         rows, columns = len(sequences), batch.columns
         sums = by_row @ self.spans[:rows, :columns]
         self.sums[:rows] += sums * batch.active

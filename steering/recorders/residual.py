@@ -43,14 +43,14 @@ class ResidualRows(LayerHook):
     ) -> torch.Tensor:
         home = self._weights.device
         self._states.append(self._at_last(hidden)[:, 0].to(home))
-        kept = (before, plain, updates.mha, updates.ffn, updates.gate)
+        gate = updates.gate
+        kept = (before, plain, updates.mha, updates.ffn, gate)
         if self._weights.shape[1] < plain.shape[1]:
             kept = tuple(None if value is None else self._at_last(value) for value in kept)  # type: ignore[assignment]
         measured = _measured(*kept).to(home)  # (rows, n, readouts)
         # What is not wanted may be padding, whose cosines are nothing.
         self._sums.append(torch.where(self._weights[..., None] > 0, measured, 0.0).sum(1))
         if self._last is None:
-            gate = updates.gate
             self._activations.append(None if gate is None else updates.activation(gate[:, -1]).float().to(home))
         return hidden
 

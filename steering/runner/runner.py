@@ -244,7 +244,7 @@ class Runner:
             logits = changed
         scored = any(sequence.wants(Signal.LOGPROBS) for sequence in sequences)
         needs = Needs.of([sequence.spec.sampling for sequence in sequences], scored=scored)
-        sampled = sample(logits, self.sampler, rows, positions, needs)
+        sampled = sample(logits, self.sampler, rows, positions, needs).agreed(self.mllm.ranks)
         _force(sampled, logits, sequences)
         return sampled
 

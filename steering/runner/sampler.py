@@ -6,10 +6,11 @@ Randomness is a hash of (seed, position), so that a seeded answer does not depen
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from steering.decoder.ranks import Ranks
 from steering.protocol.request import Sampling
 
 
@@ -48,6 +49,13 @@ class Sampled:
     logprob: torch.Tensor | None = None
     top_logprob: torch.Tensor | None = None
     top_id: torch.Tensor | None = None
+
+    def agreed(self, ranks: Ranks) -> Sampled:
+        """The same with the tokens of the first rank, so that all go on with one answer."""
+        if ranks.size == 1:
+            return self
+        tokens, finite = ranks.agreed(torch.stack([self.tokens, self.finite.long()]))
+        return replace(self, tokens=tokens, finite=finite.bool())
 
 
 class SamplerRows:

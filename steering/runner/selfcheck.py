@@ -171,7 +171,8 @@ class _Reference(NamedTuple):
             if mllm.dtype != torch.float32:
                 with in_float32(model):
                     exact = _generated(mllm, model, prompt, out.sequences[0])
-        last = torch.stack([layer[0, :, -1].mean(0) for layer in exact.attentions[0]]).float()
+        last = torch.stack([layer[0, :, -1].mean(0).to(mllm.device) for layer in exact.attentions[0]]).float()
+        last = mllm.ranks.mean(last)
         # A window may hand over the latest columns alone.
         looked = prompt.layout.image_columns.to(last.device) - (prompt.length - last.shape[1])
         return cls(

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import steering
+from steering.decoder.ranks import ALONE
 from steering.prompt.layout import Layout, Prompt
 from steering.protocol.sequence import Sequence, Spec
 from steering.protocol.slots import Pool
@@ -48,7 +49,8 @@ def make_engine(load_mllm: LoadMLLM) -> MakeEngine:
 
 def a_pool(slots: int, length: int, layers: int) -> Pool:
     """A pool of a model that has nothing but layers."""
-    mllm: Any = SimpleNamespace(num_layers=layers, device=torch.device("cpu"), dtype=torch.float32, calibration=None)
+    facts = {"dtype": torch.float32, "calibration": None, "ranks": ALONE}
+    mllm: Any = SimpleNamespace(num_layers=layers, device=torch.device("cpu"), **facts)
     return Pool(mllm, slots, length, 2)
 
 

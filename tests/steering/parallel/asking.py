@@ -67,10 +67,11 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
 
 def told(engine: steering.Engine, asked: dict[str, Request]) -> dict[str, Any]:
     """What an engine says to all of them at once, as JSON."""
-    return {name: _told(result) for name, result in zip(asked, engine.generate(asked.values()), strict=True)}
+    return {name: said(result) for name, result in zip(asked, engine.generate(asked.values()), strict=True)}
 
 
-def _told(result: steering.Result) -> list[Any]:
+def said(result: steering.Result) -> list[Any]:
+    """What there is to compare of a result, as JSON."""
     return [
         None
         if one is None

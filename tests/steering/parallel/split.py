@@ -1,0 +1,105 @@
+"""Two processes that run one model together: the first is asked, the second follows; run as a program by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import steering
+from steering import Engine, Fault, Options, Request, Sampling
+from steering.engine import lockstep
+from steering.protocol.intervention import register
+from steering.protocol.slots import DecodeBatch, Slots
+from tests.steering.parallel.asking import chat, picture, requests, said, told
+
+
+class Trip(Options):
+    """Every decode fails, on all ranks or on the second alone."""
+
+    path = ("trip",)
+
+    everywhere: bool = True
+
+
+class TripSlots(Slots):
+    def decode(self, batch: DecodeBatch) -> None:
+        for sequence in batch.sequences:
+            trip = sequence.spec.asked.get(self.name)
+            if isinstance(trip, Trip) and (trip.everywhere or self.pool.mllm.ranks.rank):
+                raise RuntimeError("tripped")
+
+
+def together(engine: Engine, asked: dict[str, Request]) -> dict[str, Any]:
+    """The same requests from several threads, while others come, fail and are cancelled."""
+    one = chat(picture(9, 200, 90))
+    long = Request(one, Sampling(max_tokens=100, ignore_eos=True, temperature=1.0))
+
+    def leave(number: int) -> None:
+        completion = engine.submit(long)
+        for count, _ in enumerate(completion):
+            if count == number:
+                completion.cancel()
+
+    def trip() -> str:
+        try:
+            return engine.submit(Request(one, Sampling(max_tokens=4), interventions=Trip())).result().choices[0].text
+        except Fault as fault:
+            return str(fault)
+
+    with ThreadPoolExecutor(8) as threads:
+        leaving = [threads.submit(leave, number) for number in (0, 1, 5)]
+        tripped = threads.submit(trip)
+        answers = {
+            name: threads.submit(lambda request=request: engine.submit(request).result())
+            for name, request in asked.items()
+        }
+        found = {name: said(answer.result()) for name, answer in answers.items()}
+        for one_left in leaving:
+            one_left.result()
+    return {"together": found, "tripped": tripped.result()}
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    lockstep.TOGETHER = lockstep.timedelta(seconds=2)
+    register(Trip, TripSlots)
+    mllm = steering.load(tensor_parallel=2)
+    engine = Engine(mllm, slots=6, max_length=512, prefill_budget=80)
+    if mllm.ranks.rank:
+        engine.follow()
+    else:
+        asked = requests(mllm)
+        found = {
+            "answers": told(engine, asked),
+            "fingerprint": mllm.fingerprint,
+            "kv_bytes": engine.stats()["kv_bytes"],
+        }
+        engine.start()
+        found |= together(engine, {name: asked[name] for name in ("plain", "steered", "all of sage", "pai", "grammar")})
+        engine.stop(drain=10)
+        found["threads"] = [thread.name for thread in threading.enumerate() if thread.name == "helmsight-engine"]
+        (folder / "said.json").write_text(json.dumps(found, default=list))
+    engine = Engine(mllm, slots=2, max_length=256, self_check=False)
+    if mllm.ranks.rank:
+        try:
+            engine.follow()
+        except RuntimeError as error:
+            (folder / "second.txt").write_text(str(error))
+            os._exit(0)  # as a process that died; torchrun would end the other one if it knew
+    engine.start()
+    try:
+        engine.submit(Request(chat(), Sampling(max_tokens=9), interventions=Trip(everywhere=False))).result()
+    except Fault as fault:
+        (folder / "first.txt").write_text(f"{engine.healthy} {fault}")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,79 @@
+"""Requests as bytes: what is read is what was written, and nothing but data is made of what comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from pydantic import BaseModel
+
+import steering
+from steering import Request, RequestError, Sampling, Tools
+from steering.engine import relay
+from tests.steering.parallel.asking import chat, picture, requests
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal part by part, tensors and pictures included."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Image.Image):
+        return one.mode == other.mode and one.convert("RGBA").tobytes() == other.convert("RGBA").tobytes()
+    if isinstance(one, BaseModel) or is_dataclass(one):
+        names = type(one).model_fields if isinstance(one, BaseModel) else [field.name for field in fields(one)]
+        return type(one) is type(other) and all(same(getattr(one, name), getattr(other, name)) for name in names)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, Sequence) and not isinstance(one, str | bytes):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def test_every_request_is_read_as_it_was_written() -> None:
+    function = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    more = {
+        "tools": Request(chat(), Sampling(logit_bias={3: -1.5}, stop=("a", "b")), tools=Tools([function])),
+        "palette": Request(chat(picture(1, 2, 3).convert("P"), picture(1, 2, 3).convert("LA"))),
+    }
+    for name, request in {**requests(steering.load(device="cpu")), **more}.items():
+        assert same(request, relay.read(relay.written(request))), name
+    assert not same(more["tools"], more["palette"])
+
+
+def message(value: Any) -> bytes:
+    head = json.dumps([value, []]).encode()
+    return len(head).to_bytes(8, "big") + head
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"made": "os:system", "of": {"command": "true"}},
+        {"made": "builtins:eval", "of": {}},
+        {"made": "steering.protocol.request:Request.__init__", "of": {}},
+        {"made": "steering.protocol.request:Path", "of": {}},
+        {"pickle": "gASVAAAA"},
+    ],
+)
+def test_nothing_but_parts_of_requests_is_made(value: Any) -> None:
+    with pytest.raises(ValueError, match="no part of a request"):
+        relay.read(message(value))
+
+
+def test_what_is_made_is_checked() -> None:
+    with pytest.raises(RequestError, match="'temperature' must be"):
+        relay.read(message({"made": "steering.protocol.request:Sampling", "of": {"temperature": 9.0}}))
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Own:
+        number: int
+
+    with pytest.raises(RequestError, match="Own cannot be sent"):
+        relay.written((1, Own(2)))

@@ -1,0 +1,104 @@
+"""A model whose layers two processes share: the same answers as of one, and what cannot be shared is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+import steering
+from steering import Engine, UnsupportedModel
+from steering.model import loading
+from tests.families import checkpoint
+from tests.steering.conftest import LoadMLLM, MakeEngine
+from tests.steering.parallel.asking import differences, requests, told
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which two processes left what they said."""
+    folder = tmp_path_factory.mktemp("split")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    program = [*command, "-m", "tests.steering.parallel.split", str(folder)]
+    with (folder / "log").open("w") as log:
+        both = subprocess.Popen(program, stdout=log, stderr=log, start_new_session=True)
+        try:
+            ended = both.wait(timeout=150)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(both.pid, signal.SIGKILL)
+    assert ended == 0, (folder / "log").read_text()[-4000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said(ran: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ran / "said.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> tuple[Engine, dict[str, Any]]:
+    """The engine of one process, and what that says."""
+    mllm = steering.load(device="cpu")
+    engine = Engine(mllm, slots=6, max_length=512, prefill_budget=80, self_check=False)
+    return engine, json.loads(json.dumps(told(engine, requests(mllm)), default=list))
+
+
+def test_answers_of_two_processes_are_those_of_one(said: dict[str, Any], alone: tuple[Engine, dict[str, Any]]) -> None:
+    engine, expected = alone
+    assert differences(expected, said["answers"]) == []
+    assert said["fingerprint"] == engine.mllm.fingerprint
+    assert said["kv_bytes"] == engine.stats()["kv_bytes"] / 2  # each has half of the heads
+
+
+def test_they_stay_in_step_while_requests_come_fail_and_leave(
+    said: dict[str, Any], alone: tuple[Engine, dict[str, Any]]
+) -> None:
+    _, expected = alone
+    assert differences({name: expected[name] for name in said["together"]}, said["together"]) == []
+    assert said["tripped"] == "The request failed in the engine: tripped"
+    assert said["threads"] == []
+
+
+def test_what_fails_in_one_process_alone_ends_both(ran: Path, said: dict[str, Any]) -> None:
+    assert (ran / "second.txt").read_text() == "tripped"
+    assert (ran / "first.txt").read_text().startswith("False The engine died: ")
+
+
+def test_processes_that_torchrun_has_not_started_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnsupportedModel, match="--nproc-per-node 2; torchrun has started none"):
+        steering.load(checkpoint("qwen2_vl", root), tensor_parallel=2)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UnsupportedModel, match="torchrun has started 3"):
+        steering.load(checkpoint("qwen2_vl", root), tensor_parallel=2)
+
+
+def test_a_model_that_cannot_be_divided_is_refused(root: Path) -> None:
+    config = AutoConfig.from_pretrained(checkpoint("qwen2_vl", root))
+    loading.refuse_split(config, 2)
+    for size, why in ((3, "its 4 attention heads"), (4, "its 2 key-value heads")):
+        with pytest.raises(UnsupportedModel, match=f"by {size} processes together: {why} cannot be divided"):
+            loading.refuse_split(config, size)
+    with pytest.raises(UnsupportedModel, match="its experts"):
+        loading.refuse_split(AutoConfig.from_pretrained(checkpoint("qwen3_vl_moe", root)), 2)
+    text = SimpleNamespace(num_attention_heads=4, intermediate_size=97)
+    with pytest.raises(UnsupportedModel, match="its 97 FFN neurons"):
+        loading.refuse_split(SimpleNamespace(model_type="odd", get_text_config=lambda: text), 2)
+
+
+def test_the_only_engine_follows_none(make_engine: MakeEngine, load_mllm: LoadMLLM) -> None:
+    with pytest.raises(RuntimeError, match="other ranks"):
+        make_engine("qwen2_vl").follow()
