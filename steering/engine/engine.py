@@ -15,6 +15,7 @@ from steering.engine import relay
 from steering.engine.admission import Limits, check_request, prepare, seeded, too_many
 from steering.engine.completion import Completion
 from steering.engine.lockstep import Lockstep, News
+from steering.engine.pace import Pace
 from steering.engine.steps import Steps
 from steering.engine.turn import Turn
 from steering.errors import Busy, Fault, RequestError, UnsupportedModel
@@ -39,9 +40,11 @@ class Engine:
     """Serves one patched model with continuous batching; any thread may submit, one thread steps.
 
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
-    prompt tokens of one step; `focus_layers` is N of the focus metrics (default: the model's own). What was
-    registered by now can be asked for: `interventions` and `readouts` are its names. `compiled` has torch
-    compile the decode step, which takes about a minute at first and makes every later step shorter.
+    prompt tokens of one step. Once the engine was started, as servers do, a step beside running answers takes in so few that
+    it is at most about `max_stall` times as long as one without (None: it is not bounded).
+    `focus_layers` is N of the focus metrics (default: the model's own). What was registered by now can be asked for:
+    `interventions` and `readouts` are its names. `compiled` has torch compile the decode step, which takes about a minute at
+    first and makes every later step shorter.
     Raises UnsupportedModel when the self-check finds a difference from the plain model, or when compiling fails.
     """
 
@@ -54,6 +57,7 @@ class Engine:
         max_waiting: int = 64,
         max_images: int = 16,
         prefill_budget: int = 1024,
+        max_stall: float | None = 3.0,
         image_cache_bytes: int = 256 * 2**20,
         focus_layers: int | None = None,
         threads: int | None = None,
@@ -84,6 +88,7 @@ class Engine:
         failed = () if self._lockstep is None else (self._lockstep.failed,)
         self._steps = Steps(mllm, self._runner, slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
+        self._pace = None if max_stall is None else Pace(max_stall, prefill_budget)
         self._turns: set[Turn] = set()  # from the first request that was taken to the end
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -185,6 +190,7 @@ class Engine:
         if self._thread is not None:
             raise RuntimeError("The engine was started before.")
         self._count_anew()
+        self._steps.pace = self._pace
         self._thread = threading.Thread(target=self._run, name="helmsight-engine", daemon=True)
         self._thread.start()
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from steering.bins import Bins
+from steering.engine.pace import Pace
 from steering.engine.scheduler import Scheduler
 from steering.errors import Fault, RequestError, panics_raise
 from steering.model.mllm import MLLM
@@ -37,7 +38,8 @@ _BINS = {
 
 class Steps:
     """What one thread does. `alive` are the sequences from submission to the end, in order of arrival, which any thread may
-    read and add to with the lock `changed`; it is told when one has left.
+    read and add to with the lock `changed`; it is told when one has left. `budget` bounds the prompt tokens of a step, and
+    `pace`, where there is one, those of a step that running answers share.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Steps:
         self.bins = {name: Bins(bounds) for name, bounds in _BINS.items()}
         self.rate = Rate()
         self.token_text = lru_cache(maxsize=100_000)(lambda token: token_bytes(mllm.tokenizer, token))
+        self.pace: Pace | None = None
         self._budget = budget
         self._changed = changed
         self._failed = failed
@@ -68,24 +71,33 @@ class Steps:
     def step(self) -> None:
         """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
         began = time.monotonic()
+        taken = 0
         with self._changed:  # callers queue at any time
             for sequence in [s for s in self.alive if s.done]:
                 self._leave(sequence)
+            beside = bool(self.scheduler.running)
+            self.scheduler.budget = self._budget if self.pace is None else self.pace.budget(beside)
             forks = self.scheduler.next_forks()
             upcoming = [] if forks else self.scheduler.upcoming()
         self._embed(upcoming)
+        embedded = time.monotonic()
         with self._changed:
             batch = forks or self.scheduler.next_prefill(self._divisible)
         if batch:
+            before = [sequence.computed for sequence in batch]
             self._prefill(batch, forks=bool(forks))
+            taken = sum(one.computed - start for one, start in zip(batch, before, strict=True))
         if self.scheduler.running:
             self._decode()
         self.counts["steps"] += 1
-        self.rate.worked(time.monotonic() - began)
+        ended = time.monotonic()
+        self.rate.worked(ended - began)
+        if self.pace is not None and not forks:
+            self.pace.step(ended - embedded, taken, beside)
 
     def _prefill(self, batch: list[Sequence], forks: bool) -> None:
         try:
-            logits = self.runner.fork(batch) if forks else self.runner.prefill(batch, self._budget)
+            logits = self.runner.fork(batch) if forks else self.runner.prefill(batch, self.scheduler.budget)
             if logits is None:
                 return
             rows = list(zip(batch, logits, strict=True))

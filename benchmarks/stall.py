@@ -1,0 +1,91 @@
+"""How long a running answer waits for its tokens while a long prompt comes in: `python -m benchmarks.stall`.
+
+Gaps between the tokens of one stream of the wide model, undisturbed, and while prompts of 2,000 tokens come in one after the
+other: taken in by the engine's pace, and in chunks of its budget alone. Both engines share one model, and alternate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import steering
+from benchmarks.models import Workload, wide
+from steering import Engine, Request, Sampling
+
+
+def gaps(engine: Engine, workload: Workload, prompts: int) -> tuple[list[float], list[float], list[float]]:
+    """Seconds between tokens of a stream undisturbed and beside prompts, and until the first token of each prompt."""
+    long = Sampling(max_tokens=1500, ignore_eos=True)
+    stream = engine.submit(Request([{"role": "user", "content": "What?"}], long))
+    chunks = iter(stream)
+
+    def timed(until: float | None, other: steering.Completion | None) -> list[float]:
+        found, last = [], time.monotonic()
+        while (until is None or time.monotonic() < until) and (other is None or other.first_at is None):
+            next(chunks)
+            found.append(time.monotonic() - last)
+            last = time.monotonic()
+        return found
+
+    timed(time.monotonic() + 2, None)
+    alone = timed(time.monotonic() + 3, None)
+    beside: list[float] = []
+    first: list[float] = []
+    for seed in range(prompts):
+        asked = time.monotonic()
+        other = engine.submit(Request(workload.messages(seed), Sampling(max_tokens=1)))
+        beside += timed(None, other)
+        assert other.first_at is not None
+        first.append(other.first_at - asked)
+        alone += timed(time.monotonic() + 1, None)
+    stream.cancel()
+    return alone, beside, first
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure both and print one table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stall", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--prompts", type=int, default=3, help="long prompts beside each stream")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        workload = replace(wide(Path(folder)), images=0, context=1880)
+        mllm = steering.load(workload.folder, device="cpu")
+        print(
+            "| | alone p50, p99 (ms) | beside p50, p99 (ms) | p50 / p50 | p99 / p99 | first token of the prompt (s) |"
+        )
+        print("|---|---|---|---|---|---|")
+        found: dict[str, list[list[float]]] = {}
+        for _ in range(options.repeats):
+            for name, stall in (("budget alone", None), ("by pace", 3.0)):
+                engine = Engine(
+                    mllm,
+                    slots=4,
+                    max_length=workload.max_length,
+                    max_stall=stall,
+                    threads=options.threads,
+                    self_check=False,
+                )
+                engine.start()
+                kept = found.setdefault(name, [[], [], []])
+                for known, more in zip(kept, gaps(engine, workload, options.prompts), strict=True):
+                    known.extend(more)
+                engine.stop()
+        for name, (alone, beside, first) in found.items():
+            (median, high), (middle, worst) = np.percentile(alone, (50, 99)), np.percentile(beside, (50, 99))
+            times = f"{median * 1e3:.1f}, {high * 1e3:.1f} | {middle * 1e3:.1f}, {worst * 1e3:.1f}"
+            print(f"| {name} | {times} | {middle / median:.1f} | {worst / high:.1f} | {np.median(first):.2f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
