@@ -58,6 +58,10 @@ class Settings(BaseModel):
         default=None, ge=16, description="context length per request in tokens (default: the model's)"
     )
     max_waiting: int = Field(default=64, ge=0, le=10_000, description="answers that may wait for a slot before 429")
+    max_stall: float = Field(
+        default=3.0, gt=2, allow_inf_nan=False,
+        description="how long running answers may wait for a token while a prompt comes in, in times of a step without",
+    )  # fmt: skip
     image_cache: int = Field(default=256 * MEBI, ge=0, description="bytes for cached image embeddings")
     compiled: bool = Field(
         default=False, description="compile the decode step: minutes at the start, then less time per token"

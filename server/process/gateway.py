@@ -23,7 +23,7 @@ log = logging.getLogger("helmsight")
 Wait = Literal["awaits", "blocks"]
 
 
-class Answering:
+class Delivery:
     """One answer, by a WSGI application, from the whole request to the last byte; whatever is raised ends this request
     alone. While it waits for its next piece it holds no thread: `pump` goes on with it where nothing blocks, `blocking` has
     a thread act that may. `keep` says whether the connection may stay open; `done` hears at the end whether it may still.

@@ -156,6 +156,7 @@ def load(settings: Settings, tell: Tell = lambda stage, share: None) -> LocalEng
         slots=settings.slots,
         max_length=settings.max_length,
         max_waiting=settings.max_waiting,
+        max_stall=settings.max_stall,
         max_images=max(1, settings.max_images),
         image_cache_bytes=settings.image_cache,
         threads=threads,

@@ -32,7 +32,7 @@ from gunicorn.http.message import Request
 from gunicorn.workers.base import Worker as BaseWorker
 
 from server.process.connection import Connection, Output
-from server.process.gateway import Answering
+from server.process.gateway import Delivery
 from server.process.intake import FULL, LATE, Intake, Refused
 from server.process.resources import Pump, Threads, raise_file_limit
 
@@ -334,12 +334,12 @@ class Worker(BaseWorker):
     def _answer(self, connection: Connection, request: Request, keep: bool) -> None:
         """Have the application answer; runs in a thread, and what cannot be sent yet in others."""
         keep = keep and not self._draining and bool(self.cfg.keepalive)
-        answering = Answering(
+        delivery = Delivery(
             self.wsgi, connection, request, keep, self.cfg, self.log,
             pump=self._pump, blocking=partial(self._settling.submit, 0),
             done=lambda keep: self.later(partial(self._answered, connection, keep)),
         )  # fmt: skip
-        answering.go_on()
+        delivery.go_on()
 
     def _answered(self, connection: Connection, keep: bool) -> None:
         """The answer is complete; its last bytes may still wait to be taken."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LEAST = 16
+LEAST = 32
 """Prompt tokens of a step, however short the others are: less costs a forward pass and brings nothing forward."""
 UNKNOWN = 128
 """Prompt tokens of a step beside running answers while nothing was measured yet."""
