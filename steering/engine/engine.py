@@ -88,7 +88,8 @@ class Engine:
         failed = () if self._lockstep is None else (self._lockstep.failed,)
         self._steps = Steps(mllm, self._runner, slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
-        self._pace = None if max_stall is None else Pace(max_stall, prefill_budget)
+        # A clock would have each rank take in another part of a prompt.
+        self._pace = None if max_stall is None or mllm.ranks.size > 1 else Pace(max_stall, prefill_budget)
         self._turns: set[Turn] = set()  # from the first request that was taken to the end
         self._thread: threading.Thread | None = None
         self._stopping = False

@@ -52,7 +52,7 @@ def test_before_anything_is_known_a_step_takes_little() -> None:
 def test_prompts_come_in_by_the_pace_beside_a_running_answer(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a machine that takes a second for every pass and .1 for every token: (1 + 1 + 20 * .1) is four times one."""
+    """Of a machine that takes a second for every pass and .05 for every token: (1 + 1 + 40 * .05) is four times one."""
     engine: Engine = make_engine("qwen2_vl", slots=3, max_length=512)
     engine._steps.pace = Pace(4.0, most=1024)
     chunks: list[int] = []
@@ -63,7 +63,7 @@ def test_prompts_come_in_by_the_pace_beside_a_running_answer(
         before = sum(one.computed for one in batch)
         logits = prefill(batch, budget)
         chunks.append(sum(one.computed for one in batch) - before)
-        clock[0] += 1.0 + 0.1 * chunks[-1]
+        clock[0] += 1.0 + 0.05 * chunks[-1]
         return logits
 
     def decoded(*given: object) -> object:
@@ -77,10 +77,10 @@ def test_prompts_come_in_by_the_pace_beside_a_running_answer(
     for _ in range(3):
         engine.step()
     chunks.clear()
-    long = engine.submit(Request(user("one two three " * 60), greedy(2)))
+    long = engine.submit(Request(user("one two three " * 80), greedy(2)))
     while not long.sequences[0].tokens:
         engine.step()
     assert chunks[0] <= UNKNOWN
-    assert set(chunks[1:-1]) == {20}
+    assert set(chunks[1:-1]) == {40}
     assert sum(chunks) == long.prompt_tokens
     run_down(engine, running)
