@@ -81,6 +81,7 @@ def test_prompts_come_in_by_the_pace_beside_a_running_answer(
     while not long.sequences[0].tokens:
         engine.step()
     assert chunks[0] <= UNKNOWN
-    assert set(chunks[1:-1]) == {40}
+    assert set(chunks[1:-1]) <= {39, 40}  # a quotient that is rounded
+    assert len(chunks) > 3
     assert sum(chunks) == long.prompt_tokens
     run_down(engine, running)
