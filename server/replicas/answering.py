@@ -82,7 +82,8 @@ class Exchange:
     def __init__(self, call: Call, loop: asyncio.AbstractEventLoop):
         self._call = call
         self._loop = loop
-        self._queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(HELD)
+        self._queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+        self._room = threading.Semaphore(HELD)
         self._left = threading.Event()
         # A client's connection as `Watcher` knows one: it is hung up when nobody listens any more.
         self._connection, self._client = socket.socketpair()
@@ -95,6 +96,7 @@ class Exchange:
             taken = [await self._queue.get()]
             while not self._queue.empty():
                 taken.append(self._queue.get_nowait())
+            self._room.release(len(taken))
             for kind, said in groupby(taken, type):
                 if kind is bytes:
                     yield b"".join(said)  # type: ignore[arg-type]
@@ -109,9 +111,8 @@ class Exchange:
     def leave(self) -> None:
         """Nobody listens any more; harmless after the end."""
         self._left.set()
+        self._room.release()  # the thread may wait for it
         self._client.close()
-        while not self._queue.empty():  # a thread may wait for room
-            self._queue.get_nowait()
 
     # -- for the thread ----------------------------------------------------------------------------------------------------
 
@@ -150,9 +151,10 @@ class Exchange:
                 pieces.close()
 
     def _say(self, said: Piece | BaseException | None) -> None:
+        self._room.acquire()
         if self._left.is_set():
             raise BrokenPipeError
-        try:
-            asyncio.run_coroutine_threadsafe(self._queue.put(said), self._loop).result()
+        try:  # without waiting until the loop has it, which has to wait for its turn among many threads
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, said)
         except RuntimeError as error:  # the loop has ended
             raise BrokenPipeError from error

@@ -21,16 +21,18 @@ POLL = 0.05
 class Replica:
     """Is there once its model is loaded. `threads`: CPU threads of its engine."""
 
-    def __init__(self, settings: Settings, threads: int):
+    async def __init__(self, settings: Settings, threads: int):
         # Here, and not above: whoever only describes a replica needs neither torch nor Flask.
+        from server.serving import import_ahead, worker_app  # noqa: PLC0415
+
+        import_ahead()  # before anything of torch is
         from server.replicas.answering import Answering  # noqa: PLC0415
-        from server.serving import worker_app  # noqa: PLC0415
 
         self._settings = settings = settings.model_copy(update={"threads": threads})
-        app = worker_app(settings, begun=time.monotonic(), give_up=lambda: None)
+        app = await asyncio.to_thread(worker_app, settings, time.monotonic(), lambda: None)
         self._state = app.extensions["helmsight"]
         while self._state.runtime.state == "loading":
-            time.sleep(POLL)
+            await asyncio.sleep(POLL)
         if self._state.runtime.state == "failed":
             raise RuntimeError(f"the model {settings.model} could not be loaded: {self._state.runtime.error}")
         self._answering: Answering = Answering(app, settings)
