@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
+from gunicorn.errors import HaltServer
 from prometheus_client import disable_created_metrics
 
 from demo import CHECKPOINT
@@ -46,6 +48,8 @@ class Gunicorn(BaseApplication):
         for name, value in gunicorn_options(self.settings).items():
             self.cfg.set(name, value)
         self.cfg.set("pre_fork", self._fork)
+        if self.settings.tensor_parallel > 1:
+            self.cfg.set("child_exit", _end_with_worker)
 
     def _fork(self, arbiter: Arbiter, worker: Worker) -> None:
         """A worker that takes another's place begins now."""
@@ -54,6 +58,12 @@ class Gunicorn(BaseApplication):
 
     def load(self) -> Flask:
         return worker_app(self.settings, self.begun)
+
+
+def _end_with_worker(arbiter: Arbiter, worker: Worker) -> None:
+    """A worker that shared its model with other processes cannot be replaced alone."""
+    if arbiter.LISTENERS:  # it was not stopped
+        raise HaltServer("The worker ended, and with it what shares its model.")
 
 
 def gunicorn_options(settings: Settings) -> dict[str, Any]:
@@ -135,3 +145,22 @@ def serve(settings: Settings) -> None:
     gunicorn = Gunicorn(settings)
     import_ahead()
     gunicorn.run()
+
+
+def follow(settings: Settings) -> None:
+    """Take part in what another process serves with the same settings, until that stops or ends."""
+    set_up_logging(settings.log_level, settings.log_format)
+    import_ahead()
+    from server.process import local
+
+    engine = local.make_engine(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # answers may be running, and the first process knows when they have ended
+    log.info("this is rank %s of %s, which follows the first one", os.environ["RANK"], os.environ["WORLD_SIZE"])
+    try:
+        engine.follow()
+    except RuntimeError as error:
+        log.critical("the first rank can no longer be followed: %s", str(error).partition("\n")[0])
+        end_server()

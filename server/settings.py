@@ -7,6 +7,7 @@ key (`max_waiting`); presets are TOML tables (`[presets.NAME]`). Importing this 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,10 @@ class Settings(BaseModel):
         default=None,
         description="auto lays a model that is bigger than a GPU over all of them (needs the extra parallel)",
     )
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=64,
+        description="processes that share every layer, as many as torchrun has started (needs the extra parallel)",
+    )  # fmt: skip
     download: bool = Field(default=False, description="allow fetching the model from the Hugging Face hub")
     vectors: tuple[str, ...] = Field(
         default=("~/.helmsight/vectors",), description="folder of steering vectors, before <model>/vectors (repeatable)"
@@ -274,6 +279,11 @@ class Settings(BaseModel):
             return not ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return True
+
+    @property
+    def follows(self) -> bool:
+        """Whether this process is one of several that share a model, and not the one that serves."""
+        return self.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0"
 
     @property
     def max_request_bytes(self) -> int:

@@ -24,8 +24,10 @@ def serve(config: Config = None, **given: Any) -> None:
     from server import serving
     from server.process.preflight import preflight
 
-    preflight(settings)
-    if settings.replicas is None:
+    preflight(settings, place=not settings.follows)
+    if settings.follows:
+        serving.follow(settings)
+    elif settings.replicas is None:
         serving.serve(settings)
     else:
         from server.replicas import local

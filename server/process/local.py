@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -121,7 +123,7 @@ def about(mllm: steering.MLLM) -> dict[str, Any]:
 
 def engine_threads(settings: Settings) -> int:
     """CPU threads of the engine: torch's own choice, which knows the machine, but no more than this process may run on."""
-    return settings.threads or min(torch.get_num_threads(), processors())
+    return settings.threads or max(1, min(torch.get_num_threads(), processors() // settings.tensor_parallel))
 
 
 def cut_length(settings: Settings, able: Capabilities) -> str | None:
@@ -139,19 +141,25 @@ def adapted(engine: Servable) -> ServedEngine:
 def load(settings: Settings, tell: Tell = lambda stage, share: None) -> LocalEngine:
     """Load the model of the settings, check it, and make an engine, which is not started yet; `tell` hears how far it is.
     Raises steering.UnsupportedModel and what loading raises."""
+    return LocalEngine(make_engine(settings, tell))
+
+
+def make_engine(settings: Settings, tell: Tell = lambda stage, share: None) -> steering.Engine:
+    """The engine of `load`, as the library has it."""
     with weights_told(tell, "reading the weights"):
         mllm = steering.load(
             settings.model,
             dtype=settings.dtype,
             device=settings.device,
             device_map=settings.device_map,
+            tensor_parallel=settings.tensor_parallel,
             local_files_only=not settings.download,
             name=settings.name,
         )
     tell("comparing it with the plain model", None)
     threads = engine_threads(settings)
     log.info("%d CPU threads", threads)
-    engine = steering.Engine(
+    return steering.Engine(
         mllm,
         slots=settings.slots,
         max_length=settings.max_length,
@@ -161,5 +169,12 @@ def load(settings: Settings, tell: Tell = lambda stage, share: None) -> LocalEng
         image_cache_bytes=settings.image_cache,
         threads=threads,
         compiled=settings.compiled,
+        died=None if settings.tensor_parallel == 1 else _end_process,
     )
-    return LocalEngine(engine)
+
+
+def _end_process() -> None:
+    """Leave as one of several processes that share a model: the others cannot go on either, and torchrun starts all anew."""
+    time.sleep(1)  # for what clients are still to be told
+    logging.shutdown()
+    os._exit(1)

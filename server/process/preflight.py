@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import socket
 import struct
@@ -76,18 +77,34 @@ def look(settings: Settings) -> bool:
             raise SettingsError(f"--device {settings.device}: the torch that is installed is built for the CPU alone")
         if not sees_gpu():
             raise SettingsError(f"--device {settings.device}: this machine has no GPU that torch could use")
-    if settings.device_map is not None:
-        if settings.device != "auto":
-            raise SettingsError(f"--device-map says where the model is; leave --device {settings.device} out")
-        if settings.compiled:
-            raise SettingsError("--compiled compiles for one device, and --device-map lays the model over several")
-        if find_spec("accelerate") is None:
-            raise SettingsError("--device-map needs accelerate: pip install 'helmsight[parallel]'")
+    _check_division(settings)
     folder = Path(settings.model).expanduser()
     if not folder.is_dir():
         return _check_name(settings, folder)
     config = check_folder(folder)
     return config.get("model_type") not in TESTED or not isinstance(config.get("vision_config"), dict)
+
+
+def _check_division(settings: Settings) -> None:
+    """Raise SettingsError for a model that is to lie on several devices in a way that cannot be."""
+    parts = [("--device-map", settings.device_map is not None), ("--tensor-parallel", settings.tensor_parallel > 1)]
+    asked = [flag for flag, given in parts if given]
+    others = [("--device", settings.device != "auto"), ("--compiled", settings.compiled)]
+    for flag in asked:
+        for other in [*asked[1:], *(other for other, given in others if given)]:
+            if other != flag:
+                raise SettingsError(f"{flag} and {other} exclude one another")
+        if find_spec("accelerate") is None:
+            raise SettingsError(f"{flag} needs accelerate: pip install 'helmsight[parallel]'")
+    if settings.tensor_parallel > 1:
+        if settings.replicas is not None:
+            raise SettingsError("--tensor-parallel and --replicas exclude one another: start several servers instead")
+        started = os.environ.get("WORLD_SIZE", "none")
+        if started != str(settings.tensor_parallel):
+            raise SettingsError(
+                f"--tensor-parallel {settings.tensor_parallel} needs as many processes: torchrun --standalone "
+                f"--nproc-per-node {settings.tensor_parallel} --no-python helmsight serve ...; it has started {started}"
+            )
 
 
 def for_cpu_alone() -> bool:

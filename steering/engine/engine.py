@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -44,7 +44,7 @@ class Engine:
     it is at most about `max_stall` times as long as one without (None: it is not bounded).
     `focus_layers` is N of the focus metrics (default: the model's own). What was registered by now can be asked for:
     `interventions` and `readouts` are its names. `compiled` has torch compile the decode step, which takes about a minute at
-    first and makes every later step shorter.
+    first and makes every later step shorter. `died` is called where the thread that steps ends by a fault.
     Raises UnsupportedModel when the self-check finds a difference from the plain model, or when compiling fails.
     """
 
@@ -63,6 +63,7 @@ class Engine:
         threads: int | None = None,
         self_check: bool = True,
         compiled: bool = False,
+        died: Callable[[], None] | None = None,
     ):
         if not isinstance(mllm, MLLM):
             raise TypeError(f"An Engine is made of the model that steering.load returns; got {shown(mllm)}.")
@@ -94,6 +95,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._fatal: BaseException | None = None
+        self._died = died
         if compiled:
             self._compile()
 
@@ -299,9 +301,8 @@ class Engine:
             self._changed.notify_all()
 
     def _end_all(self) -> None:
-        for sequence in self._alive:
-            if not sequence.done:
-                sequence.error = Fault("The server is shutting down.")
+        for sequence in [one for one in self._alive if not one.done]:
+            sequence.error = Fault("The server is shutting down.")
 
     def _apply(self, lockstep: Lockstep, news: News, joined: Mapping[int, Completion]) -> None:
         """Let happen what all ranks were told of."""
@@ -320,9 +321,10 @@ class Engine:
                 del lockstep.known[number]
 
     def _release(self) -> None:
-        """Tell the other ranks that there is no further step."""
+        """Tell the other ranks that there is no further step, unless they are gone."""
         if self._lockstep is not None and self._fatal is None:
-            self._lockstep.tell(News(over=True), self._alive)
+            with suppress(RuntimeError):
+                self._lockstep.tell(News(over=True), self._alive)
 
     def _incoming(self) -> list[Sequence]:
         """The sequences that join the queue at the next step of all ranks."""
@@ -387,3 +389,5 @@ class Engine:
                     sequence.error = Fault(f"The engine died: {error}")
                     sequence.notify(sequence, "", [])
                 self._changed.notify_all()
+            if self._died is not None:
+                self._died()

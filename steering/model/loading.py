@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoModelForImageTextToText
 from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -121,7 +123,11 @@ def joined(size: int) -> Ranks:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        store, rank, _ = next(rendezvous("env://"))
+        # torchrun keeps the store when it starts all anew, with the addresses of those that are gone.
+        fresh = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=size)
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 

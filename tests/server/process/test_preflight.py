@@ -201,10 +201,24 @@ def test_what_the_engine_cannot_serve_is_said(
     assert why in sentence(capsys, copy)
 
 
-def test_a_device_map_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for more, why in (({"device": "cpu"}, "leave --device cpu out"), ({"compiled": True}, "for one device")):
+def test_a_division_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for given, why in (
+        ({"device_map": "auto", "device": "cpu"}, "--device-map and --device exclude"),
+        ({"device_map": "auto", "compiled": True}, "--device-map and --compiled exclude"),
+        ({"device_map": "auto", "tensor_parallel": 2}, "--device-map and --tensor-parallel exclude"),
+        ({"tensor_parallel": 2, "device": "cpu"}, "--tensor-parallel and --device exclude"),
+        ({"tensor_parallel": 2, "compiled": True}, "--tensor-parallel and --compiled exclude"),
+        ({"tensor_parallel": 2, "replicas": 2}, "--tensor-parallel and --replicas exclude"),
+        ({"tensor_parallel": 3}, "--nproc-per-node 3 --no-python helmsight serve ...; it has started 2"),
+    ):
         with pytest.raises(SettingsError, match=why):
-            preflight.look(Settings(device_map="auto", **more))  # type: ignore[arg-type]
+            preflight.look(Settings(**given))  # type: ignore[arg-type]
+    preflight.look(Settings(tensor_parallel=2))
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(SettingsError, match="it has started none"):
+        preflight.look(Settings(tensor_parallel=2))
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"helmsight\[parallel\]"):
-        preflight.look(Settings(device_map="auto"))
+    for settings in (Settings(device_map="auto"), Settings(tensor_parallel=2)):
+        with pytest.raises(SettingsError, match=r"helmsight\[parallel\]"):
+            preflight.look(settings)

@@ -1,0 +1,55 @@
+"""A server whose model two processes share, as torchrun starts them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from flask.testing import FlaskClient
+
+from tests.server.conftest import data_uri, user
+from tests.server.process.servers import PATIENCE, Server
+from tests.steering.parallel.asking import differences
+
+pytestmark = pytest.mark.slow
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+SERVE = [sys.executable, "-m", "server.cli", "serve", "--tensor-parallel", "2", "--threads", "1"]
+BODY: dict[str, Any] = {
+    "messages": [user(data_uri(), "Describe the picture.")],
+    "max_tokens": 5,
+    "logprobs": True,
+    "top_logprobs": 3,
+    "sage": True,
+    "diagnostics": {"include": ["modality", "residual", "focus"]},
+}
+
+
+def test_it_answers_as_a_process_of_its_own_does_and_drains(client: FlaskClient, tmp_path: Path) -> None:
+    server = Server([*TORCHRUN, *SERVE], tmp_path / "log")
+    try:
+        server.wait_until_ready()
+        said = server.post(**BODY).json()["choices"]
+        alone = client.post("/v1/chat/completions", json=BODY).get_json()["choices"]
+        assert differences(alone, said) == []
+
+        long = BODY | {"max_tokens": 60, "stream": True, "ignore_eos": True}
+        with requests.post(server.url + "/v1/chat/completions", json=long, stream=True, timeout=PATIENCE) as stream:
+            lines = (line for line in stream.iter_lines() if line.startswith(b"data: "))
+            for _ in range(5):
+                next(lines)
+            server.process.terminate()
+            rest = list(lines)
+        assert rest[-1] == b"data: [DONE]"
+        last = [json.loads(line.removeprefix(b"data: ")) for line in rest[:-1]][-1]
+        assert last["choices"][0]["finish_reason"] == "length"
+        server.process.wait(PATIENCE)
+        told = server.log.read_text()
+        assert "rank 1 of 2, which follows" in told
+        assert "CRITICAL" not in told
+    finally:
+        server.end()
