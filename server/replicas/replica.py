@@ -21,7 +21,7 @@ POLL = 0.05
 class Replica:
     """Is there once its model is loaded. `threads`: CPU threads of its engine."""
 
-    async def __init__(self, settings: Settings, threads: int):
+    async def __init__(self, settings: Settings, threads: int):  # type: ignore[misc]  # as Ray Serve allows
         # Here, and not above: whoever only describes a replica needs neither torch nor Flask.
         from server.serving import import_ahead, worker_app  # noqa: PLC0415
 
