@@ -89,8 +89,7 @@ class Engine:
         failed = () if self._lockstep is None else (self._lockstep.failed,)
         self._steps = Steps(mllm, self._runner, slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
-        # A clock would have each rank take in another part of a prompt.
-        self._pace = None if max_stall is None or mllm.ranks.size > 1 else Pace(max_stall, prefill_budget)
+        self._pace = None if max_stall is None else Pace(max_stall, prefill_budget)
         self._turns: set[Turn] = set()  # from the first request that was taken to the end
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -172,21 +171,25 @@ class Engine:
 
     def step(self) -> None:
         """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
+        budget = self._steps.next_budget()
         if self._lockstep is not None:
             with self._changed:
                 news, joined = self._lockstep.taken()
-            self._lockstep.tell(news, self._alive)
+            self._lockstep.tell(news, self._alive, budget)
             self._apply(self._lockstep, news, joined)
-        self._steps.step()
+        self._steps.step(budget)
 
     def follow(self) -> None:
         """Take the steps of the first rank's engine until that is stopped: what the engines of all other ranks are for."""
         if self._lockstep is None or self.mllm.ranks.rank == 0:
             raise RuntimeError("Only the engines of a tensor-parallel model's other ranks follow the first one's.")
-        while not (news := self._lockstep.hear(self._alive)).over:
+        while True:
+            news, budget = self._lockstep.hear(self._alive)
+            if news.over:
+                return
             joined = {one.number: self._prepared(relay.read(one.written), one.waited, one.group) for one in news.asked}
             self._apply(self._lockstep, news, joined)
-            self._steps.step()
+            self._steps.step(budget)
 
     def start(self) -> None:
         """Step in a background thread from now on; raises RuntimeError when one does already."""

@@ -87,28 +87,29 @@ class Lockstep:
         self._incoming, self._cancelled, self._ended = {}, [], False
         return news, joined
 
-    def tell(self, news: News, alive: Iterable[Sequence]) -> None:
-        """Begin the next step of all ranks. alive: what it is at, before the news."""
+    def tell(self, news: News, alive: Iterable[Sequence], budget: int = 0) -> None:
+        """Begin the next step of all ranks. alive: what it is at, before the news. budget: prompt tokens that fit in."""
         data = b"" if news == News() else relay.written(news)
-        dist.broadcast(torch.tensor([len(data), _stand(alive)]), 0, group=self._group)
+        dist.broadcast(torch.tensor([len(data), _stand(alive), budget]), 0, group=self._group)
         if data:
             dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0, group=self._group)
 
     # -- of the others -------------------------------------------------------------------------------------------------
 
-    def hear(self, alive: Iterable[Sequence]) -> News:
-        """Wait for the next step. Raises RuntimeError where it is no longer what the first rank takes."""
-        head = torch.zeros(2, dtype=torch.int64)
+    def hear(self, alive: Iterable[Sequence]) -> tuple[News, int]:
+        """Wait for the next step: what is new, and how many prompt tokens fit in. Raises RuntimeError where it is no longer
+        the one that the first rank takes."""
+        head = torch.zeros(3, dtype=torch.int64)
         dist.broadcast(head, 0, group=self._group)
-        size, stand = head.tolist()
+        size, stand, budget = head.tolist()
         if stand != _stand(alive):
             raise RuntimeError(f"Rank {self.ranks.rank} is no longer where the first one is.")
         if not size:
-            return News()
+            return News(), budget
         data = torch.zeros(size, dtype=torch.uint8)
         dist.broadcast(data, 0, group=self._group)
         asked, *others = relay.read(data.numpy().tobytes())
-        return News(tuple(Joining(*one) for one in asked), *others)
+        return News(tuple(Joining(*one) for one in asked), *others), budget
 
     # -- of all --------------------------------------------------------------------------------------------------------
 

@@ -67,16 +67,20 @@ class Steps:
         self._changed = changed
         self._failed = failed
 
+    def next_budget(self) -> int:
+        """How many prompt tokens the next step may take in."""
+        return self._budget if self.pace is None else self.pace.budget(bool(self.scheduler.running))
+
     @torch.inference_mode()
-    def step(self) -> None:
-        """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
+    def step(self, budget: int) -> None:
+        """Admit and prefill, at most so many tokens, decode, hand out tokens; sequences leave as they finish."""
         began = time.monotonic()
         taken = 0
         with self._changed:  # callers queue at any time
             for sequence in [s for s in self.alive if s.done]:
                 self._leave(sequence)
             beside = bool(self.scheduler.running)
-            self.scheduler.budget = self._budget if self.pace is None else self.pace.budget(beside)
+            self.scheduler.budget = budget
             forks = self.scheduler.next_forks()
             upcoming = [] if forks else self.scheduler.upcoming()
         self._embed(upcoming)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from PIL import Image
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import logging
@@ -138,7 +139,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     own: dict[nn.Module, list[torch.Tensor]] = {}
     kept: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
-        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        tensors = [_own_share(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))]
         if half := [tensor for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]:
             own[module] = half
             handles.append(module.register_forward_pre_hook(widen, with_kwargs=True))
@@ -148,6 +149,11 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _own_share(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process has of a tensor, which is all of it unless several share the model; `to_local` makes copies."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _widened(value: Any) -> Any:

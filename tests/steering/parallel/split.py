@@ -86,6 +86,7 @@ def main(folder: Path) -> None:
         engine.stop(drain=10)
         found["threads"] = [thread.name for thread in threading.enumerate() if thread.name == "helmsight-engine"]
         (folder / "said.json").write_text(json.dumps(found, default=list))
+    Engine(steering.load(tensor_parallel=2, dtype="bfloat16"), slots=2, max_length=256)  # which is checked
     engine = Engine(mllm, slots=2, max_length=256, self_check=False)
     if mllm.ranks.rank:
         try:

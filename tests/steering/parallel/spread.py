@@ -28,7 +28,7 @@ def main() -> None:
     apart = []
     for options in ({"device": "cpu"}, {"device_map": halves(8)}):
         mllm = steering.load(dtype="float32", **options)
-        engine = steering.Engine(mllm, slots=6, max_length=512, prefill_budget=80, self_check="device_map" in options)
+        engine = steering.Engine(mllm, slots=24, max_length=512, prefill_budget=80, self_check="device_map" in options)
         apart.append(told(engine, requests(mllm)))
     json.dump(apart, sys.stdout, default=list)
 
