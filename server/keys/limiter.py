@@ -1,5 +1,5 @@
 """How much the holder of a key may ask: chats in a time, and at once. Counted in memory: one process answers for a model,
-and with it for all keys."""
+and with it for all keys; of several replicas each counts its own."""
 
 from __future__ import annotations
 

@@ -26,6 +26,10 @@ def check(settings: Settings) -> None:
         )
     if not settings.port:
         raise SettingsError("--port 0: Ray Serve's proxy does not tell which port it found; name one")
+    if settings.tensor_parallel > 1:
+        raise SettingsError(
+            f"--tensor-parallel {settings.tensor_parallel}: torchrun starts one server of several processes, Ray none"
+        )
     if settings.device_map is not None:
         raise SettingsError(
             f"--device-map {settings.device_map}: each replica gets one GPU from Ray, and no more of them"

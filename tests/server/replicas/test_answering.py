@@ -19,6 +19,7 @@ from server.settings import Settings
 from tests.server.api.test_streams import wait_for
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine
+from tests.server.replicas.loops import ran
 
 HEADERS = ((b"host", b"localhost"), (b"content-type", b"application/json"))
 
@@ -31,7 +32,7 @@ def chat(**fields: Any) -> Call:
 def whole(app: Any, call: Call) -> tuple[AnswerHead, bytes]:
     answering = Answering(app, Settings(slots=2))
     try:
-        return asyncio.run(answering.whole(call))
+        return ran(answering.whole(call))
     finally:
         answering.end()
 
@@ -65,7 +66,7 @@ def test_a_stream_comes_as_it_is_made_and_ends_with_its_listener(fake: FakeEngin
         await pieces.aclose()  # as when Ray Serve cancels the call of a client that left
         return heard
 
-    assert b"never" not in asyncio.run(listen())
+    assert b"never" not in ran(listen())
     wait_for(fake.completions[0].cancelled.is_set)
     answering.end()
 
@@ -93,7 +94,7 @@ def test_who_listens_slowly_is_waited_for_and_who_leaves_is_not() -> None:
         await pieces.aclose()
         assert await asyncio.to_thread(closed.wait, 10)
 
-    asyncio.run(listen())
+    ran(listen())
     answering.end()
 
 

@@ -22,6 +22,7 @@ def _with_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"replicas": 2, "port": 0}, "--port 0: Ray Serve's proxy does not tell"),
         ({"replicas": 2, "device": "cuda:1"}, "--device cuda:1: each replica gets a GPU of its own"),
         ({"replicas": 2, "device_map": "auto"}, "--device-map auto: each replica gets one GPU"),
+        ({"replicas": 2, "tensor_parallel": 2}, "--tensor-parallel 2: torchrun starts one server"),
         ({"replicas": 3, "max_replicas": 2}, "--max-replicas 2 is less than --replicas 3"),
         ({"max_replicas": 2}, "--max-replicas is for --replicas"),
     ],

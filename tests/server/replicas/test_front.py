@@ -17,6 +17,7 @@ from starlette.requests import Request
 from server.replicas.call import AnswerHead, Call, Whole
 from server.replicas.front import TRIES, Front
 from server.settings import Settings
+from tests.server.replicas.loops import ran
 
 JSON = AnswerHead(200, (("Content-Type", "application/json"), ("Connection", "close"), ("X-Request-Id", "mine")))
 EVENTS = AnswerHead(200, (("Content-Type", "text/event-stream; charset=utf-8"),))
@@ -78,7 +79,7 @@ def asked(replicas: Replicas, method: str = "POST", path: str = CHAT, body: byte
         response = await Front(replicas, Settings(**settings))(Request(scope, receive))
         await response(scope, receive, send)
 
-    asyncio.run(run())
+    ran(run())
     start, *rest = sent
     return start["status"], dict(start["headers"]), b"".join(message.get("body", b"") for message in rest)
 

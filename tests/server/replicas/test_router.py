@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ pytest.importorskip("ray.serve")
 
 from server.replicas.call import Call
 from server.replicas.router import PictureRouter, home
+from tests.server.replicas.loops import ran
 
 PICTURES = [bytes([number, 7]) for number in range(200)]
 
@@ -41,7 +41,7 @@ class Router(PictureRouter):
 def chosen(queues: dict[str, int], call: Call) -> list[list[str]]:
     every: Any = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in ("a", "b", "c")]
     pending: Any = SimpleNamespace(args=[call], routing_context=SimpleNamespace(should_backoff=False))
-    groups = asyncio.run(Router(queues).choose_replicas(every, pending))
+    groups = ran(Router(queues).choose_replicas(every, pending))
     assert pending.routing_context.should_backoff
     return [sorted(replica.replica_id.unique_id for replica in group) for group in groups]
 
