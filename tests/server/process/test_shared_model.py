@@ -37,7 +37,7 @@ def test_it_answers_as_a_process_of_its_own_does_and_drains(client: FlaskClient,
         alone = client.post("/v1/chat/completions", json=BODY).get_json()["choices"]
         assert differences(alone, said) == []
 
-        long = BODY | {"max_tokens": 60, "stream": True, "ignore_eos": True}
+        long = BODY | {"max_tokens": 25, "stream": True, "ignore_eos": True}
         with requests.post(server.url + "/v1/chat/completions", json=long, stream=True, timeout=PATIENCE) as stream:
             lines = (line for line in stream.iter_lines() if line.startswith(b"data: "))
             for _ in range(5):
