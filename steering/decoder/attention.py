@@ -61,13 +61,13 @@ def attend(
 
 @dataclass
 class Prefill:
-    """A forward pass that fills columns start..start+n of some slots, one prompt a row, padded on the right.
+    """A forward pass that fills columns start..start+n of some slots, `rows`, one prompt a row, padded on the right.
 
     Padding writes garbage behind a prompt's end, where decode overwrites every column before it reads it.
     """
 
     pool: KVPool
-    slots: list[int]
+    rows: slice
     start: int = 0
     hooks: Hooks = NO_HOOKS
     _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
@@ -78,10 +78,9 @@ class Prefill:
         keys, values = self.pool.layer(heads.layer, key, value)
         n = key.shape[2]
         end = self.start + n
-        keys[self.slots, :, self.start : end], values[self.slots, :, self.start : end] = key, value
+        keys[self.rows, :, self.start : end], values[self.rows, :, self.start : end] = key, value
         if self.start:  # only a single prompt comes in chunks
-            slot = self.slots[0]
-            key, value = keys[slot : slot + 1, :, :end], values[slot : slot + 1, :, :end]
+            key, value = keys[self.rows, :, :end], values[self.rows, :, :end]
             mask = self._chunk_mask(n, heads.window, query.device)
         out = kernels.product(heads, query, key, value, mask)
         if not self.hooks.attention and not self.hooks.observers:

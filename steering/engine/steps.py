@@ -177,15 +177,8 @@ class Steps:
 
     def _hand_out(self, sequences: list[Sequence], sampled: Sampled) -> None:
         """Give every sequence its token."""
-        # The only place where the host waits for the device.
-        tokens = sampled.tokens.tolist()
-        finite = sampled.finite.tolist()
+        tokens, finite, alternatives = sampled.read()  # the only place where the host waits for the device
         now = time.monotonic()
-        alternatives = None
-        if sampled.logprob is not None and sampled.top_logprob is not None and sampled.top_id is not None:
-            alternatives = list(
-                zip(sampled.logprob.tolist(), sampled.top_id.tolist(), sampled.top_logprob.tolist(), strict=True)
-            )
         for row, sequence in enumerate(sequences):
             if sequence.done or sequence.held or sequence.is_twin:
                 continue

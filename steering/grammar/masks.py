@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from llguidance import LLExecutor
 
+from steering.devices import sent
 from steering.grammar.compiled import Matcher
 
 BITS = 32
@@ -29,7 +30,7 @@ class Masks:
         bit, and without any the logits come back as they are."""
         if not any(matchers):
             return logits
-        rows = torch.tensor([row for row, matcher in enumerate(matchers) if matcher], device=logits.device)
+        rows = sent(torch.tensor([row for row, matcher in enumerate(matchers) if matcher]), logits.device)
         possible = self.possible([matcher for matcher in matchers if matcher])
         return logits.index_copy(0, rows, torch.where(possible, logits[rows], -torch.inf))
 

@@ -20,6 +20,7 @@ import torch
 from pydantic import Field
 
 from steering.decoder.hooks import Hook
+from steering.devices import sent
 from steering.errors import Fault, RequestError
 from steering.measures import activation_maps
 from steering.model.images import divide
@@ -187,11 +188,12 @@ def mask_of(
     token. head: (d,), the token's row of the output embedding.
     """
     images = prompt.layout.images
-    parts = activation_maps(states, head[None])[0].split([image.tokens for image in images])
-    chosen = [
-        chosen_patches(attention[image.columns.to(attention.device)], part, top).cpu()
-        for image, part in zip(images, parts, strict=True)
-    ]
+    seen = attention[sent(torch.cat([image.columns for image in images]), attention.device)]
+    maps = torch.stack(
+        [seen.float(), activation_maps(states, head[None])[0]]
+    ).cpu()  # chosen of where that needs no waits
+    parts = maps.split([image.tokens for image in images], 1)
+    chosen = [chosen_patches(looked, activated, top) for looked, activated in parts]
     return Mask(tuple(chosen), can_mask_pixels(prompt.inputs, images), token)
 
 

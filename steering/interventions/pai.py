@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 
 from steering.decoder.hooks import AttentionHook
+from steering.devices import sent
 from steering.errors import RequestError
 from steering.interventions.contrast import Contrast
 from steering.model.mllm import MLLM
@@ -90,14 +91,14 @@ class PaiSlots(Slots):
         if isinstance(pai, Pai):
             spans = sequence.prompt.layout.spans
             self.alpha[slot, pai.first_layer :] = pai.amplify
-            self.images[slot, : len(spans)] = (spans >= FIRST_IMAGE).to(self.images)
+            self.images[slot, : len(spans)] = sent(spans >= FIRST_IMAGE, self.images)
 
     def prefill(self, chunk: PrefillChunk) -> AmplifyRows | None:
         asked = torch.tensor(_asked(chunk.sequences))
         if not chunk.complete or not bool(asked.any()):
             return None
         last = torch.where(asked, chunk.last, -1)
-        return AmplifyRows(self.alpha[chunk.slots].T, self.images[chunk.slots], last.to(self.alpha.device))
+        return AmplifyRows(self.alpha[chunk.rows].T, self.images[chunk.rows], sent(last, self.alpha.device))
 
     def decode(self, batch: DecodeBatch) -> AmplifyRows | None:
         if not any(_asked(batch.sequences)):

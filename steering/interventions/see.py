@@ -23,6 +23,7 @@ from pydantic import Field
 
 from steering.decoder.hooks import AttentionHook, Hook, Product
 from steering.decoder.ranks import ALONE, Ranks
+from steering.devices import fill, sent
 from steering.errors import RequestError
 from steering.measures import spread
 from steering.model.mllm import MLLM
@@ -245,22 +246,22 @@ class SeeSlots(Slots):
     def place(self, sequence: Sequence) -> None:
         slot, see, spans = sequence.slot, sequence.spec.asked.get(NAME), sequence.prompt.layout.spans
         for tensor in (self.masks, self.fixed, self.adaptive, self.first, self.ceiling, self.transfer, self.steps):
-            tensor[slot] = 0
+            fill(tensor, slot, 0)
         if not isinstance(see, See):
             return
         depth = see.depth(self.pool.layers)
         image = spans >= FIRST_IMAGE
         rest = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
-        self.masks[slot, : len(spans)] = torch.stack([image, rest], -1).to(self.masks)
+        self.masks[slot, : len(spans)] = sent(torch.stack([image, rest], -1), self.masks)
         self.fixed[slot, :depth] = see.alpha
         self.adaptive[slot, depth:] = see.alpha
-        self.ceiling[slot] = see.ceiling
-        self.transfer[slot] = see.reading == "transfer"
+        fill(self.ceiling, slot, see.ceiling)
+        fill(self.transfer, slot, see.reading == "transfer")
 
     def prefill(self, chunk: PrefillChunk) -> SeeRows | None:
-        rows = self._rows(chunk.slots, chunk.sequences, chunk.columns, chunk.replay)
+        rows = self._rows(chunk.rows, chunk.sequences, chunk.columns, chunk.replay)
         if rows is not None and chunk.replay:
-            every = torch.arange(chunk.width, device=self.first.device).expand(len(chunk.slots), -1)
+            every = torch.arange(chunk.width, device=self.first.device).expand(len(chunk.sequences), -1)
             rows.queries = torch.where(rows.asked[:, 0, 0], every, -1)
         return rows
 
@@ -288,9 +289,7 @@ class SeeSlots(Slots):
             return None
         return self.steps[sequence.slot, first : first + sequence.fed].to("cpu", copy=True)
 
-    def _rows(
-        self, slots: slice | list[int], sequences: list[Sequence], columns: int, generated: bool
-    ) -> SeeRows | None:
+    def _rows(self, slots: slice, sequences: list[Sequence], columns: int, generated: bool) -> SeeRows | None:
         asked = [see for one in sequences if isinstance(see := one.spec.asked.get(NAME), See)]
         if not asked:
             return None

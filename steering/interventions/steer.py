@@ -16,6 +16,7 @@ import torch
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
+from steering.devices import sent
 from steering.errors import Inapplicable, RequestError, VectorError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
@@ -355,11 +356,11 @@ class SteerSlots(Slots):
 
     def place(self, sequence: Row) -> None:
         delta = generated_delta(_steers(sequence), *self.delta.shape[1:])
-        self.delta[sequence.slot] = delta.to(self.delta)
+        self.delta[sequence.slot] = sent(delta, self.delta)
 
     def prefill(self, chunk: PrefillChunk) -> SteerRows | SteerTokens | None:
         if chunk.replay:
-            return SteerTokens(self.delta[chunk.slots])
+            return SteerTokens(self.delta[chunk.rows])
         steered = [(row, one) for row, one in enumerate(chunk.sequences) if _steers(one)]
         if not steered:
             return None
@@ -374,23 +375,24 @@ class SteerSlots(Slots):
             classes[row, :length] = prompt_classes(one.prompt.layout.spans[chunk.start : chunk.start + length], count)
             for layer, delta in prompt_delta(_steers(one), count).items():
                 tables.setdefault(layer, torch.zeros(len(chunk.sequences), count, delta.shape[1]))[row] = delta
-        device, dtype = self.delta.device, self.delta.dtype
-        return SteerRows(classes.to(device), {layer: table.to(device, dtype) for layer, table in tables.items()})
+        return SteerRows(sent(classes, self.delta.device), {at: sent(one, self.delta) for at, one in tables.items()})
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, SteerRows):
             return
         for row, one in enumerate(chunk.sequences):
             if _steers(one):
-                known = one.captured.get(NAME, {})
-                found = {layer: norms[row].cpu() for layer, norms in hook.norms.items()}
-                one.captured[NAME] = {layer: known.get(layer, 0) + norms for layer, norms in found.items()}
+                known, home = one.captured.get(NAME, {}), self.delta.device
+                one.captured[NAME] = {at: known.get(at, 0) + norms[row].to(home) for at, norms in hook.norms.items()}
 
     def decode(self, batch: DecodeBatch) -> SteerTokens:
         return SteerTokens(self.delta[batch.rows])
 
     def take(self, sequence: Row) -> tuple[dict[int, torch.Tensor], int] | None:
-        return (sequence.captured[NAME], sequence.fed) if _steers(sequence) else None
+        if not _steers(sequence):
+            return None
+        norms: dict[int, torch.Tensor] = sequence.captured[NAME]
+        return dict(zip(norms, torch.stack([*norms.values()]).cpu(), strict=True)), sequence.fed
 
 
 def _steers(sequence: Row) -> tuple[Steer, ...]:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
+from steering.devices import fill, sent
 from steering.errors import RequestError
 from steering.measures import divergence
 from steering.model.mllm import MLLM
@@ -118,22 +119,23 @@ class ThinkSlots(Slots):
     def place(self, sequence: Sequence) -> None:
         slot, think = sequence.slot, sequence.spec.asked.get(NAME)
         self.sums[slot] = 0
-        self.gamma[slot] = think.gamma if isinstance(think, Think) else 1.0
-        above = think.thresholds(self.pool.mllm) if isinstance(think, Think) else torch.tensor(torch.inf)
-        self.damps_above[slot] = above.to(self.damps_above)
+        fill(self.gamma, slot, think.gamma if isinstance(think, Think) else 1.0)
+        self.damps_above[slot] = torch.inf
+        if isinstance(think, Think):
+            self.damps_above[slot] = sent(think.thresholds(self.pool.mllm), self.damps_above)
 
     def prefill(self, chunk: PrefillChunk) -> ThinkRows | None:
         if not any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences):
             return None
-        return ThinkRows(self.gamma[chunk.slots], self.damps_above[chunk.slots].T, chunk.real.to(self.gamma.device))
+        return ThinkRows(self.gamma[chunk.rows], self.damps_above[chunk.rows].T, sent(chunk.real, self.gamma))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ThinkRows):
             return
-        self.sums[chunk.slots] += hook.measured()
+        self.sums[chunk.rows] += hook.measured()
         for row, sequence in enumerate(chunk.sequences):
             if sequence.wants(Signal.DIVERGENCE):
-                found = hook.divergences()[:, row, : chunk.lengths[row]].cpu()
+                found = hook.divergences()[:, row, : chunk.lengths[row]].clone()
                 earlier = sequence.captured.get(NAME)
                 sequence.captured[NAME] = found if earlier is None else torch.cat([earlier, found], 1)
 
@@ -151,4 +153,6 @@ class ThinkSlots(Slots):
         if NAME not in sequence.spec.asked and not sequence.wants(Signal.DIVERGENCE):
             return None
         tokens = sequence.prompt.length + sequence.fed
-        return Thought(self.sums[sequence.slot].to("cpu", copy=True), tokens, sequence.captured.get(NAME))
+        divergences: torch.Tensor | None = sequence.captured.get(NAME)
+        read = None if divergences is None else divergences.cpu()
+        return Thought(self.sums[sequence.slot].to("cpu", copy=True), tokens, read)

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from steering.decoder import updates
 from steering.decoder.ranks import ALONE, Ranks
+from steering.devices import sent
 from steering.model.calibration import Calibration
 from steering.model.embedded import Embedded, Overlay
 from steering.model.pixels import PixelBounds
@@ -114,7 +115,7 @@ class MLLM:
         arguments: dict[str, Any] = dict(inputs)
         if features is not None:
             arguments = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
-        arguments = {name: value.to(self.device) for name, value in arguments.items()}
+        arguments = {name: sent(value, self.device) for name, value in arguments.items()}
         if features is not None:
             arguments["mm_encoder_outputs"] = {"image": features}
         received: dict[str, Any] = {}
@@ -155,7 +156,9 @@ class MLLM:
 
     def image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         """Encode images, given as the processor's tensors; returns what the wrapper's `get_image_features` does."""
-        arguments = {name: value.to(self.device) for name, value in pictures.items() if name in self._feature_arguments}
+        arguments = {
+            name: sent(value, self.device) for name, value in pictures.items() if name in self._feature_arguments
+        }
         return self.model.model.get_image_features(**arguments, return_dict=True)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

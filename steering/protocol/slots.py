@@ -46,8 +46,10 @@ class PrefillChunk:
     replay: bool = False
 
     @property
-    def slots(self) -> list[int]:
-        return [sequence.slot for sequence in self.sequences]
+    def rows(self) -> slice:
+        """Their slots, which are one behind the other."""
+        first = self.sequences[0].slot
+        return slice(first, first + len(self.sequences))
 
     @property
     def columns(self) -> int:

@@ -9,6 +9,7 @@ import torch
 
 from steering.decoder.hooks import Hook, Observer, Weights
 from steering.decoder.ranks import Ranks
+from steering.devices import fill, sent
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
@@ -182,9 +183,9 @@ class AttentionRecorder(Slots):
         columns = (spans >= 0).nonzero()[:, 0]
         table[columns, spans[columns]] = 1.0
         table[:, [BEFORE, AFTER]] = layout.halves.float()
-        self.spans[slot, : len(spans)] = table.to(self.spans.device)
+        self.spans[slot, : len(spans)] = sent(table, self.spans)
         diagnose = sequence.spec.diagnose
-        self.content[slot] = diagnose is not None and diagnose.spans == "content"
+        fill(self.content, slot, diagnose is not None and diagnose.spans == "content")
 
     def prefill(self, chunk: PrefillChunk) -> PrefillCapture | None:
         if chunk.replay or not any(sequence.wants(*SIGNALS) for sequence in chunk.sequences):
@@ -201,20 +202,20 @@ class AttentionRecorder(Slots):
             rows[row, : len(own)] = own
             for group, part in enumerate(parts):
                 row_groups[row, : len(own), group] = torch.isin(own, part).float()
-        spans = self.spans[torch.tensor(chunk.slots, device=device)]
+        spans = self.spans[chunk.rows]
         layers = self.pool.layers
         shape = (layers, len(sequences), chunk.columns)
         capture = PrefillCapture(
             spans,
-            rows.to(device),
-            row_groups.to(device),
+            sent(rows, device),
+            sent(row_groups, device),
             torch.zeros(layers, len(sequences), row_groups.shape[2], spans.shape[2], device=device),
         )
         by_patch = any(sequence.wants(Signal.PATCHES) for sequence in sequences)
         if by_patch:
             capture.patches = torch.zeros(shape, device=device)
         if chunk.complete:
-            capture.last = chunk.last.to(device)
+            capture.last = sent(chunk.last, device)
             capture.last_sums = torch.zeros(layers, len(sequences), spans.shape[2], device=device)
             if by_patch:
                 capture.last_patches = torch.zeros(shape, device=device)
@@ -288,7 +289,7 @@ class AttentionRecorder(Slots):
             modality_rows,
             torch.cat([shares, self.decay[slot, first : first + output]]).cpu(),
             anchor.cpu(),
-            patches[:, layout.image_columns.to(patches.device)].cpu(),
+            patches[:, sent(layout.image_columns, patches.device)].cpu(),
         )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
+from steering.devices import sent
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, PrefillChunk, Slots
@@ -18,8 +19,8 @@ NAME = "prompt_state"
 
 @dataclass
 class PromptState:
-    """On the CPU. states: (layers, d) float32, after each layer. next_logprobs: (vocabulary,), of the first token, before
-    sampling, in nats."""
+    """On the CPU, once it is taken. states: (layers, d) float32, after each layer. next_logprobs: (vocabulary,), of the
+    first token, before sampling, in nats."""
 
     states: torch.Tensor | None = None
     next_logprobs: torch.Tensor | None = None
@@ -54,9 +55,8 @@ class PromptStateRecorder(Slots):
             return None
         mllm = self.pool.mllm
         shape = (mllm.num_layers, len(read), mllm.hidden_size)
-        return StateRows(
-            torch.tensor(read, device=mllm.device), torch.zeros(shape, dtype=mllm.dtype, device=mllm.device)
-        )
+        states = torch.zeros(shape, dtype=mllm.dtype, device=mllm.device)
+        return StateRows(sent(torch.tensor(read), mllm.device), states)
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         for row, sequence in enumerate(chunk.sequences):
@@ -64,10 +64,13 @@ class PromptStateRecorder(Slots):
                 continue
             captured = sequence.captured.setdefault(NAME, PromptState())
             if isinstance(hook, StateRows):
-                captured.states = hook.states[:, row].float().cpu()
+                captured.states = hook.states[:, row].float()
             if computed.logits is not None:
-                captured.next_logprobs = computed.logits[row].log_softmax(-1).to("cpu", copy=True)
+                captured.next_logprobs = computed.logits[row].log_softmax(-1)
 
     def take(self, sequence: Sequence) -> PromptState | None:
         captured: PromptState | None = sequence.captured.get(NAME)
-        return captured
+        if captured is None:
+            return None
+        read = (None if one is None else one.cpu() for one in (captured.states, captured.next_logprobs))
+        return PromptState(*read)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from steering.decoder.hooks import Hook
+from steering.devices import sent
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.spans import REPLY
@@ -20,17 +21,17 @@ ROWS = 64
 
 
 def reply_logprobs(mllm: MLLM, prompt: Prompt, hidden: torch.Tensor, start: int) -> torch.Tensor:
-    """(tokens,) float32 on the CPU: the log-probabilities (nats) of the reply's tokens that a chunk of its prompt predicts.
+    """(tokens,) float32: the log-probabilities (nats) of the reply's tokens that a chunk of its prompt predicts.
 
     hidden: (n, d), normalised, of the tokens start..start+n; each predicts the one after it.
     """
     columns = prompt.layout.columns(REPLY)
     rows = columns - 1 - start
     here = (rows >= 0) & (rows < len(hidden))
-    rows, ids = rows[here].to(hidden.device), prompt.ids[columns[here]].to(hidden.device)
-    scores = [torch.zeros(0)]
+    rows, ids = sent(rows[here], hidden.device), sent(prompt.ids[columns[here]], hidden.device)
+    scores = [torch.zeros(0, device=hidden.device)]
     for some, token in zip(rows.split(ROWS), ids.split(ROWS), strict=True):
-        scores.append(mllm.head(hidden[some]).log_softmax(-1).gather(1, token[:, None])[:, 0].cpu())
+        scores.append(mllm.head(hidden[some]).log_softmax(-1).gather(1, token[:, None])[:, 0])
     return torch.cat(scores)
 
 
@@ -49,4 +50,4 @@ class ReplyRecorder(Slots):
     def take(self, sequence: Sequence) -> torch.Tensor | None:
         """(tokens of the reply,) float32."""
         scores: tuple[torch.Tensor, ...] | None = sequence.captured.get(NAME)
-        return None if scores is None else torch.cat(scores)
+        return None if scores is None else torch.cat(scores).cpu()

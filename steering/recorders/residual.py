@@ -14,6 +14,7 @@ import torch
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
+from steering.devices import sent
 from steering.measures import divergence
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
@@ -151,7 +152,7 @@ class ResidualRecorder(Slots):
                 weights[row, : chunk.lengths[row]] = 1.0
             elif rows == "answer" and chunk.complete:
                 weights[row, chunk.lengths[row] - 1 if weights.shape[1] > 1 else 0] = 1.0
-        return ResidualRows(weights.to(self.sums.device), chunk.last.to(self.sums.device))
+        return ResidualRows(sent(weights, self.sums), sent(chunk.last, self.sums.device))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ResidualRows):

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from steering.decoder.hooks import Hook
+from steering.devices import sent
 from steering.measures import activation_maps
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE
 from steering.protocol.sequence import Sequence
@@ -49,15 +50,15 @@ class StatesRecorder(Slots):
                 continue
             captured = sequence.captured.setdefault(NAME, CapturedStates())
             layout, length = sequence.prompt.layout, chunk.lengths[row]
-            spans = layout.spans[chunk.start : chunk.start + length].to(computed.hidden.device)
+            spans = layout.spans[chunk.start : chunk.start + length]
             hidden = computed.hidden[row, :length]
             if sequence.wants(Signal.IMAGE_STATES):
-                captured.image += (hidden[spans >= FIRST_IMAGE],)
+                captured.image += (_of(hidden, spans >= FIRST_IMAGE),)
                 if chunk.complete:  # kept in the order of columns
-                    order = layout.image_columns.argsort().argsort().to(hidden.device)
+                    order = sent(layout.image_columns.argsort().argsort(), hidden.device)
                     captured.image = (torch.cat(captured.image)[order],)
             if sequence.wants(Signal.TEXT_STATES):
-                captured.text += (hidden[_user_text(spans)], *([hidden[-1:]] if chunk.complete else []))
+                captured.text += (_of(hidden, _user_text(spans)), *([hidden[-1:]] if chunk.complete else []))
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         for sequence in batch.sequences:
@@ -70,18 +71,23 @@ class StatesRecorder(Slots):
             return None
         mllm = self.pool.mllm
         stopped = sequence.finish_reason == "stop" and sequence.tokens[-1] in mllm.stop_ids
-        ids = torch.tensor(sequence.tokens[: -1 if stopped else None], dtype=torch.int64, device=mllm.device)
+        ids = sent(torch.tensor(sequence.tokens[: -1 if stopped else None], dtype=torch.int64), mllm.device)
         (states,), head = captured.image, mllm.head_rows(ids)
         maps = activation_maps(states, head)
         if not sequence.wants(Signal.TEXT_STATES):
             return TokenMaps(maps.cpu())
-        prompt = sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)].to(mllm.device)
+        prompt = sent(sequence.prompt.ids[_user_text(sequence.prompt.layout.spans)], mllm.device)
         earlier = EarlierTokens(
             torch.cat([prompt, ids]),
             torch.cat(captured.text)[: len(prompt) + len(ids)],
             torch.cat([activation_maps(states, mllm.head_rows(prompt)), maps]),
         )
         return TokenMaps(maps.cpu(), without_interference(maps, ids, head, len(prompt), earlier).cpu())
+
+
+def _of(hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """The rows (k, d) of hidden (n, d) that are wanted: (n,) bool on the CPU, which knows how many they are."""
+    return hidden[sent(wanted.nonzero()[:, 0], hidden.device)]
 
 
 def _user_text(spans: torch.Tensor) -> torch.Tensor:

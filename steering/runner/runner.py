@@ -13,6 +13,7 @@ import torch.fx.experimental._config
 from steering.decoder.attention import Decode, Prefill
 from steering.decoder.hooks import AttentionHook, Hook, Hooks, LayerHook, Observer
 from steering.decoder.kv import KVPool
+from steering.devices import fill, sent
 from steering.grammar.masks import Masks
 from steering.model.embedded import Embedded
 from steering.model.images import ImageCache
@@ -161,11 +162,11 @@ class Runner:
         """Run a chunk under its hooks, and keep what they measured."""
         concerned = self._concerned(chunk.sequences)
         hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
-        step = Prefill(self.pool, chunk.slots, chunk.start, Hooks.of(hooks.values()))
+        step = Prefill(self.pool, chunk.rows, chunk.start, Hooks.of(hooks.values()))
         hidden: torch.Tensor = decoder(step).last_hidden_state.to(self.mllm.device)
         logits = None
         if chunk.complete:
-            last = chunk.last.to(hidden.device)
+            last = sent(chunk.last, hidden.device)
             logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         computed = Computed(hidden, logits)
         for part in concerned.keeping:
@@ -178,7 +179,7 @@ class Runner:
         Returns the last logits (1, vocabulary), or None while there is more.
         """
         (sequence,) = chunk.sequences
-        tokens = torch.tensor(generated, device=self.mllm.device)
+        tokens = sent(torch.tensor(generated), self.mllm.device)
         positions = torch.arange(chunk.start, chunk.start + len(tokens), device=tokens.device) + sequence.rope_delta
         computed = self._computed(
             chunk, lambda step: self._decoder_output(self.mllm.decoder, tokens[None], positions[None], step)
@@ -210,12 +211,12 @@ class Runner:
     def next_tokens(self, sequences: list[Sequence], logits: torch.Tensor) -> Sampled:
         """Sample outside of a decode: the first token, or the one that ends a wait. logits: (rows, vocabulary)."""
         for one in rows_of(sequences):
-            self.position[one.slot] = one.computed + len(one.tokens)
+            fill(self.position, one.slot, one.computed + len(one.tokens))
         for sequence in sequences:
             if sequence.held:  # meanwhile, its row counted tokens that are none
                 self._place_sampler(sequence)
         logits = self.masked(sequences, logits)
-        rows = torch.tensor([sequence.slot for sequence in sequences], device=logits.device)
+        rows = sent(torch.tensor([sequence.slot for sequence in sequences]), logits.device)
         sampled = self._sampled(sequences, self._concerned(sequences).acting, rows, self.position[rows], logits)
         self.token[rows] = sampled.tokens
         for row, sequence in enumerate(sequences):
@@ -300,7 +301,7 @@ class Runner:
         active = self._always
         if any(sequence.held for sequence in running):
             kept = [[[float(not sequence.held)]] for sequence in running]
-            active = torch.tensor(kept, device=positions.device)
+            active = sent(torch.tensor(kept), positions.device)
         batch = DecodeBatch(running, positions, columns, active.expand(count, 1, 1))
         concerned = self._concerned(running)
         hooks = {part.name: part.decode(batch) for part in concerned.acting}
@@ -366,8 +367,8 @@ class Runner:
 
     def _place(self, sequence: Sequence) -> None:
         """Write a sequence's settings into its slot."""
-        self.rope_delta[sequence.slot] = sequence.rope_delta
-        self.position[sequence.slot] = sequence.prompt.length
+        fill(self.rope_delta, sequence.slot, sequence.rope_delta)
+        fill(self.position, sequence.slot, sequence.prompt.length)
         self._place_sampler(sequence)
         for part in self._every:
             part.place(sequence)
@@ -386,7 +387,7 @@ def _force(sampled: Sampled, logits: torch.Tensor, sequences: list[Sequence]) ->
         if len(one.tokens) < len(one.spec.forced)
     ]
     if forced:
-        rows, tokens = torch.tensor(forced, device=logits.device).unbind(1)
+        rows, tokens = sent(torch.tensor(forced), logits.device).unbind(1)
         sampled.tokens[rows] = tokens
         if sampled.logprob is not None:
             sampled.logprob[rows] = logits[rows].log_softmax(-1).gather(1, tokens[:, None])[:, 0]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from steering.decoder.ranks import Ranks
+from steering.devices import fill, sent
 from steering.protocol.request import Sampling
 
 
@@ -39,6 +41,15 @@ class Needs:
         )
 
 
+class Read(NamedTuple):
+    """What was sampled, as numbers, a row each. alternatives: the token's log-probability, and the ids and log-probabilities
+    of the likeliest ones; None when no row asks for them."""
+
+    tokens: list[int]
+    finite: list[bool]
+    alternatives: list[tuple[float, list[int], list[float]]] | None
+
+
 @dataclass
 class Sampled:
     """tokens: (rows,) int64; finite: (rows,) bool, False where a row's logits held a NaN or all were -inf;
@@ -49,6 +60,19 @@ class Sampled:
     logprob: torch.Tensor | None = None
     top_logprob: torch.Tensor | None = None
     top_id: torch.Tensor | None = None
+
+    def read(self) -> Read:
+        """All of it on the CPU, by one copy, for which the host waits."""
+        tokens, finite = self.tokens[:, None], self.finite[:, None].long()
+        if self.logprob is None or self.top_logprob is None or self.top_id is None:
+            found = torch.cat([tokens, finite], 1).tolist()
+            return Read([row[0] for row in found], [bool(row[1]) for row in found], None)
+        floats = torch.cat([self.logprob[:, None], self.top_logprob], 1).double().view(torch.int64)
+        host = torch.cat([tokens, finite, self.top_id, floats], 1).cpu()
+        tokens, finite, top_id, floats = host.split([1, 1, self.top_id.shape[1], floats.shape[1]], 1)
+        logprobs = floats.contiguous().view(torch.float64)
+        alternatives = zip(logprobs[:, 0].tolist(), top_id.tolist(), logprobs[:, 1:].tolist(), strict=True)
+        return Read(tokens[:, 0].tolist(), finite[:, 0].bool().tolist(), list(alternatives))
 
     def agreed(self, ranks: Ranks) -> Sampled:
         """The same with the tokens of the first rank, so that all go on with one answer."""
@@ -81,12 +105,14 @@ class SamplerRows:
 
     def place(self, slot: int, sampling: Sampling, seed: int, prompt: torch.Tensor, generated: torch.Tensor) -> None:
         """Write a sequence's settings into its slot. prompt, generated: token ids so far."""
-        self.scalars[slot] = torch.tensor([float(getattr(sampling, name)) for name in self._SCALARS])
+        self.scalars[slot] = sent(
+            torch.tensor([float(getattr(sampling, name)) for name in self._SCALARS]), self.scalars
+        )
         if sampling.greedy:
             self.column("temperature", slice(slot, slot + 1)).zero_()
-        self.top_k[slot] = sampling.top_k
-        self.seed[slot] = seed
-        self.may_end[slot] = len(prompt) + sampling.min_tokens
+        fill(self.top_k, slot, sampling.top_k)
+        fill(self.seed, slot, seed)
+        fill(self.may_end, slot, len(prompt) + sampling.min_tokens)
         needs = Needs.of([sampling])
         if needs.penalties and self.generated is None:
             self.generated = torch.zeros(self._shape, device=self._device)
@@ -94,13 +120,12 @@ class SamplerRows:
         if needs.bias and self.bias is None:
             self.bias = torch.zeros(self._shape, device=self._device)
         if self.generated is not None and self.prompted is not None:
-            self.generated[slot] = torch.bincount(generated.to(self._device), minlength=self._shape[1]).float()
-            self.prompted[slot] = False
-            self.prompted[slot, prompt.to(self._device)] = True
+            self.generated[slot] = sent(torch.bincount(generated, minlength=self._shape[1]), self.generated)
+            self.prompted[slot] = sent(torch.bincount(prompt, minlength=self._shape[1]) > 0, self.prompted)
         if self.bias is not None:
-            self.bias[slot] = 0.0
-            for token, bias in sampling.logit_bias.items():
-                self.bias[slot, token] = bias
+            bias = torch.zeros(self._shape[1])
+            bias[list(sampling.logit_bias)] = torch.tensor([*sampling.logit_bias.values()], dtype=bias.dtype)
+            self.bias[slot] = sent(bias, self.bias)
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot's settings to another slot."""

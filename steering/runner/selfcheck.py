@@ -227,8 +227,8 @@ class _ExplicitSlots(Slots):
     always: ClassVar[bool] = True
 
     def prefill(self, chunk: PrefillChunk) -> _Explicit:
-        queries = torch.arange(chunk.width, device=self.pool.device).expand(len(chunk.slots), -1)
-        return _Explicit(len(chunk.slots), queries, self.pool.device)
+        queries = torch.arange(chunk.width, device=self.pool.device).expand(len(chunk.sequences), -1)
+        return _Explicit(len(chunk.sequences), queries, self.pool.device)
 
     def decode(self, batch: DecodeBatch) -> _Explicit:
         return _Explicit(len(batch.sequences), None, self.pool.device)

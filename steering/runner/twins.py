@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from steering.devices import fill, sent
 from steering.protocol.request import Sampling
 from steering.protocol.sequence import Pair, Sequence, Spec, State
 from steering.protocol.slots import Pool, PrefillChunk, Slots
@@ -56,7 +57,7 @@ class RuleSlots(Slots):
 
     def place(self, sequence: Sequence) -> None:
         slot = sequence.slot
-        self.changed[slot] = 0
+        fill(self.changed, slot, 0)
         if sequence.is_leader and (contrast := sequence.spec.contrast) is not None:
             self.weight[slot], self.relu[slot], self.plausible[slot] = contrast.rule
 
@@ -110,14 +111,14 @@ class Twins:
         leader, held = twin.pair.leader, twin.pair.held
         if not leader.held or held is None:
             return None
-        slot = torch.tensor([leader.slot], device=logits.device)
+        slot = sent(torch.tensor([leader.slot]), logits.device)
         return leader, self.rules.apply(slot, held[None], logits[None])[0]
 
     def end_wait(self, leader: Sequence, logits: torch.Tensor) -> None:
         """The token that `resumed` gave logits (vocabulary,) for is sampled: its leader goes on."""
         assert leader.pair is not None
         assert leader.pair.held is not None
-        slot = torch.tensor([leader.slot], device=logits.device)
+        slot = sent(torch.tensor([leader.slot]), logits.device)
         self.rules.count(slot, leader.pair.held[None], logits[None])
         leader.pair.held, leader.state = None, State.RUNNING
 
@@ -130,7 +131,7 @@ class Twins:
         pairs = [(one.slot, one.twin.slot) for one in led if one.twin is not None and not one.held and not one.due]
         if not pairs:
             return Combined(logits)
-        leaders, twins = torch.tensor(pairs, device=logits.device).unbind(1)
+        leaders, twins = sent(torch.tensor(pairs), logits.device).unbind(1)
         full = logits[leaders]
         return Combined(
             logits.index_copy(0, leaders, self.rules.apply(leaders, full, logits[twins])), leaders, twins, full

@@ -101,11 +101,11 @@ def test_decode_uses_the_same_step_for_layers_of_different_shapes() -> None:
             torch.testing.assert_close(output[row, :, 0], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("slots", [[2], [0, 3, 1]])
+@pytest.mark.parametrize("slots", [slice(2, 3), slice(1, 4)])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_prefill_of_padded_prompts(slots: list[int], softcap: float | None) -> None:
+def test_prefill_of_padded_prompts(slots: slice, softcap: float | None) -> None:
     pool = filled_pool()
-    n, rows = 12, len(slots)
+    n, rows = 12, slots.stop - slots.start
     query, key, value = (random(rows, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     before = [tensor.clone() for tensor in pool.layer(0, nothing(), nothing())]
     step = Prefill(pool, slots)
@@ -133,7 +133,7 @@ def test_prefill_in_chunks(chunks: list[int], window: int | None, softcap: float
         if start == 0 and window is not None:
             row = torch.arange(count)
             mask = ((row <= row[:, None]) & (row > row[:, None] - window))[None, None]
-        step = Prefill(pool, [slot], start)
+        step = Prefill(pool, slice(slot, slot + 1), start)
         output = step.attend(
             Heads(0, SCALING, window, softcap), query[:, :, part], key[:, :, part], value[:, :, part], mask
         )
@@ -158,7 +158,7 @@ def test_prefill_captures_the_chosen_rows_by_group(mask_kind: str, piece: int, m
     visible = ((row <= row[:, None]) & (row > row[:, None] - window))[None, None]
     mask = {"none": None, "bool": visible, "float": torch.zeros(visible.shape).masked_fill(~visible, -1e30)}[mask_kind]
     capture = PrefillCapture(spans, rows, weights, torch.zeros(1, 2, 2, 5))
-    step = Prefill(KVPool(2, LENGTH), [0, 1], hooks=Hooks.of([capture]))
+    step = Prefill(KVPool(2, LENGTH), slice(0, 2), hooks=Hooks.of([capture]))
     step.attend(Heads(0, SCALING, window if mask_kind != "none" else None, None), query, key, value, mask)
     for prompt, groups in enumerate(([[1, 4], [9]], [[2, 3, 5], [8]])):
         for group, members in enumerate(groups):
@@ -176,7 +176,7 @@ def test_bidirectional_masks_are_kept() -> None:
     n = 6
     query, key, value = (random(1, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     mask = torch.ones(1, 1, n, n, dtype=torch.bool)
-    step = Prefill(KVPool(1, LENGTH), [0])
+    step = Prefill(KVPool(1, LENGTH), slice(0, 1))
     output = step.attend(Heads(0, SCALING, None, None), query, key, value, mask)
     for position in range(n):
         expected, _ = by_definition(query[0, :, position], key[0], value[0], n)
@@ -255,7 +255,7 @@ def test_hooks_without_weights_act_behind_one_another() -> None:
             Scaled(0.5, 0, [True, True, False], by_product), Scaled(3.0, 1, [True, False, False], by_product),
             Scaled(1.5, 0, [True, False, False], by_product),
         ]  # fmt: skip
-        step = Prefill(filled_pool(), [0, 1, 2], hooks=Hooks.of(hooks))
+        step = Prefill(filled_pool(), slice(0, 3), hooks=Hooks.of(hooks))
         outputs.append(step.attend(Heads(0, SCALING, None, None), query, key, value, None))
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
     for row, gains in enumerate(([0.75, 3.0], [0.5, 1.0], [1.0, 1.0])):

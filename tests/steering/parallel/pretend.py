@@ -1,11 +1,15 @@
 """Two devices that a machine without any pretends to have: "pretend:0" and "pretend:1", computed on the CPU underneath.
 
 They are a device type of their own (PrivateUse1 as a Python backend), so that torch's checks treat them as they treat GPUs:
-an operation whose tensors are on two devices raises, copies apart. Numerics are the CPU's.
+an operation whose tensors are on two devices raises, copies apart. Numerics are the CPU's. `watch` tells what the host would
+wait for on a GPU: copies to and from the CPU, and operations whose result decides what comes next.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,8 +22,11 @@ _WHOLE = {
     *("alias", "detach", "lift", "lift_fresh", "_unsafe_view", "view.dtype"),  # composed, they lose what is underneath
     *("convolution", "scaled_dot_product_attention"),  # composed, they ask which of torch's own devices it is
 }
+_WAITING = {"_local_scalar_dense": 1, "nonzero": 1, "masked_select": 1, "equal": 1, "_unique2": 1, "bincount": 2}
+"""How often the host waits in operations that are no copies."""
 _PYTHON = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)
 _libraries: list[torch.library.Library] = []
+_watched: list[list[str]] = []
 
 
 class Pretend(torch.Tensor):
@@ -42,6 +49,11 @@ class Pretend(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_PYTHON):
             return func(*args, **(kwargs or {}))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        # A number is a scalar of the CPU first, as with CUDA: for single or chosen elements that is a copy, else a fill.
+        number = isinstance(value, bool | int | float)
+        super().__setitem__(index, torch.tensor(value, dtype=self.dtype) if number else value)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -78,6 +90,8 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     flat, _ = pytree.tree_flatten((tuple(given), kwargs))
     if name in ("index", "_index_put_impl_", "index_put_"):  # indices of the CPU are moved, as with CUDA
         own = next(one.device.index for one in flat if isinstance(one, Pretend))
+        if name != "index":  # there the composed part has made the copy, and told of it
+            _wait(sum(isinstance(i, torch.Tensor) and not isinstance(i, Pretend) for i in given[1]))
         given[1] = [
             Pretend.of(i, own) if isinstance(i, torch.Tensor) and not isinstance(i, Pretend) else i for i in given[1]
         ]
@@ -86,6 +100,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
             given[i] = torch.tensor(value)
     flat, spec = pytree.tree_flatten((tuple(given), kwargs))
     index = _index_of(name, flat)
+    _wait(_WAITING.get(name, 0))
     plain_args, plain_kwargs = pytree.tree_unflatten([_plain(one) for one in flat], spec)
     known = {id(one.under): one for one in flat if isinstance(one, Pretend)}
     out = op(*plain_args, **plain_kwargs)
@@ -98,12 +113,33 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if isinstance(target, Pretend) != isinstance(source, Pretend) and source.numel() and not non_blocking:
+        _wait(1)
     _plain(target).copy_(_plain(source))
     return target
 
 
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return _copy(target, source)
+    return _copy(target, source, non_blocking)
+
+
+@contextmanager
+def watch() -> Iterator[list[str]]:
+    """The lines of ours, file:number, that had the host wait within, as often as each did."""
+    _watched.append(lines := [])
+    try:
+        yield lines
+    finally:
+        _watched.remove(lines)
+
+
+def _wait(times: int) -> None:
+    for watching in _watched if times else ():
+        frame: Any = sys._getframe(1)
+        while frame is not None and ("/steering/" not in (file := frame.f_code.co_filename) or "/tests/" in file):
+            frame = frame.f_back
+        line = "?" if frame is None else f"{frame.f_code.co_filename.split('/steering/')[-1]}:{frame.f_lineno}"
+        watching.extend([line] * times)
 
 
 def install() -> None:

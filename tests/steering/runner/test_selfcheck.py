@@ -111,7 +111,7 @@ def test_prefill_that_writes_one_column_off(family: str, load_mllm: LoadMLLM, mo
     def attend(self: Prefill, heads: Any, query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
         output = real(self, heads, query, key, value, mask)
         for pool in self.pool.layer(heads.layer, key, value):
-            pool[self.slots] = pool[self.slots].roll(1, dims=2)
+            pool[self.rows] = pool[self.rows].roll(1, dims=2)
         return output
 
     monkeypatch.setattr(Prefill, "attend", attend)
