@@ -13,9 +13,11 @@ from PIL import Image
 from pydantic import BaseModel
 
 import steering
-from steering import Request, RequestError, Sampling, Tools
+from steering import Diagnose, Earlier, Request, RequestError, Sampling, Tools
 from steering.engine import relay
+from steering.protocol import intervention
 from tests.steering.parallel.asking import chat, picture, requests
+from tests.toys.nudge import Nudge
 
 
 def same(one: Any, other: Any) -> bool:
@@ -34,10 +36,13 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_every_request_is_read_as_it_was_written() -> None:
+def test_every_request_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(intervention.REGISTRY, "nudge", (Nudge, None))
     function = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     more = {
         "tools": Request(chat(), Sampling(logit_bias={3: -1.5}, stop=("a", "b")), tools=Tools([function])),
+        "earlier": Request(chat(), diagnose=Diagnose(["drift"], earlier=Earlier("before", torch.rand(2, 8, 192)))),
+        "toy": Request(chat(), interventions=Nudge(token=9, by=2.5)),
         "palette": Request(chat(picture(1, 2, 3).convert("P"), picture(1, 2, 3).convert("LA"))),
     }
     for name, request in {**requests(steering.load(device="cpu")), **more}.items():
