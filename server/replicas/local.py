@@ -83,7 +83,10 @@ def run(settings: Settings) -> None:
         _on_signals(signal.SIG_IGN)
         if front is not None:
             log.info("draining: new requests are refused, running ones get up to %d s", settings.graceful_timeout)
-            front.drain.remote().result(timeout_s=settings.graceful_timeout + MARGIN)
+            try:
+                front.drain.remote().result(timeout_s=settings.graceful_timeout + MARGIN)
+            except Exception as error:  # whatever it is, the end goes on
+                log.warning("the replicas did not say that they have ended: %s", type(error).__name__)
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 pytest.importorskip("ray.serve")
 
+from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from server.process.worker import DRAIN_MARGIN
@@ -51,3 +54,7 @@ def test_more_replicas_come_with_the_requests_at_work() -> None:
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (3, 9)
     asked = Settings(replicas=1, max_replicas=2, replica_requests=1.5)
     assert AutoscalingConfig(**replicas(asked, 0)["autoscaling_config"]).target_ongoing_requests == 1.5
+
+
+def test_a_cluster_finds_the_application_by_its_path() -> None:
+    assert isinstance(import_module("deploy.ray").app, Application)

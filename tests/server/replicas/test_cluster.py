@@ -9,6 +9,7 @@ import signal
 import socket
 import sqlite3
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,12 +42,19 @@ REPLICA = "ray::ServeReplica:helmsight:Replica"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    places = {"HELMSIGHT_JOURNAL": str(tmp_path / "journal.db"), "HELMSIGHT_VECTORS": str(tmp_path / "vectors")}
-    server = Server([sys.executable, "-m", "server.cli", *SERVE], tmp_path / "log", **places)
-    try:
-        yield server.wait_until_ready()
-    finally:
-        server.end()
+    with tempfile.TemporaryDirectory(prefix="ray-") as short:  # Ray's sockets have room for short paths only
+        server = Server(
+            [sys.executable, "-m", "server.cli", *SERVE],
+            tmp_path / "log",
+            HELMSIGHT_JOURNAL=str(tmp_path / "journal.db"),
+            HELMSIGHT_VECTORS=str(tmp_path / "vectors"),
+            HOME=str(tmp_path),
+            RAY_TMPDIR=short,
+        )
+        try:
+            yield server.wait_until_ready()
+        finally:
+            server.end()
 
 
 def body(colour: str, tokens: int, **fields: Any) -> dict[str, Any]:
