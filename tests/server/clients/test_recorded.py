@@ -1,0 +1,118 @@
+"""What real clients sent is answered as they need it: `asking/` has what they were told to do, `record.py` records it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+from jsonschema import Draft202012Validator
+from openai.types import Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from tests.server.openapi.test_document import Checker
+
+RECORDED = {
+    path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "recorded").glob("*.json"))
+}
+REQUESTS = [
+    pytest.param(one, id=f"{name}-{index}")
+    for name, client in RECORDED.items()
+    for index, one in enumerate(client["requests"])
+]
+HEADERS = {"user-agent", "content-type", "accept", "transfer-encoding"}
+
+
+@pytest.fixture(scope="module")
+def checker(app: Flask) -> Checker:
+    """It holds each answer to what the served document says of it."""
+    return Checker(app.test_client())
+
+
+def replay(checker: Checker, one: dict[str, Any], **fields: Any) -> Any:
+    """The answer to a recorded request, with some fields of its body replaced."""
+    body = {"data": json.dumps({**one["body"], **fields})} if "body" in one else {}
+    method, path = one["method"].lower(), one["path"]
+    if path in checker.document["paths"]:
+        return checker.send(method, path, headers=one["headers"], **body)
+    answer = checker.client.open(path, method=method, headers=one["headers"], **body)
+    checker.valid(answer.json, {"$ref": "#/components/schemas/ErrorBody"})
+    return answer
+
+
+def formed(text: str, form: dict[str, Any]) -> None:
+    """A text that ended by itself is of the format that was asked for."""
+    value = json.loads(text)
+    if form["type"] == "json_schema":
+        Draft202012Validator(form["json_schema"]["schema"]).validate(value)
+    else:
+        assert isinstance(value, dict)
+
+
+def whole(answer: Any, body: dict[str, Any]) -> ChatCompletion:
+    """An answer in one piece, as the openai package reads it."""
+    completion = ChatCompletion.model_validate(answer.json)
+    assert completion.model == body["model"]
+    assert [choice.index for choice in completion.choices] == list(range(body.get("n") or 1))
+    assert completion.usage is not None
+    assert completion.usage.total_tokens == completion.usage.prompt_tokens + completion.usage.completion_tokens
+    for choice in completion.choices:
+        assert choice.message.role == "assistant"
+        assert choice.message.content is not None
+        assert (choice.logprobs is not None) == bool(body.get("logprobs"))
+        if choice.finish_reason == "stop" and body.get("response_format"):
+            formed(choice.message.content, body["response_format"])
+    return completion
+
+
+def streamed(answer: Any, body: dict[str, Any]) -> list[ChatCompletionChunk]:
+    """The chunks of a stream, which ended as it must; what they have in common holds."""
+    *events, done, rest = answer.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    chunks = [ChatCompletionChunk.model_validate_json(event.removeprefix("data: ")) for event in events]
+    assert {(chunk.id, chunk.model) for chunk in chunks} == {(chunks[0].id, body["model"])}
+    said = [chunk for chunk in chunks if chunk.choices]
+    assert said[0].choices[0].delta.role == "assistant"
+    assert [bool(chunk.choices[0].finish_reason) for chunk in said] == [False] * (len(said) - 1) + [True]
+    counted = [index for index, chunk in enumerate(chunks) if chunk.usage]
+    assert counted == ([len(said)] if (body.get("stream_options") or {}).get("include_usage") else [])
+    return chunks
+
+
+@pytest.mark.parametrize("one", REQUESTS)
+def test_a_request_is_answered_as_its_client_needs_it(checker: Checker, one: dict[str, Any]) -> None:
+    answer, body = replay(checker, one), one.get("body", {})
+    assert answer.status_code == one["status"]
+    assert answer.headers["x-request-id"]
+    if answer.status_code >= 400:
+        assert {name: answer.json["error"][name] for name in ("param", "code")} == one["error"]
+        assert answer.json["error"]["message"]
+    elif one["method"] == "GET":
+        models = [Model.model_validate(model) for model in answer.json["data"]]
+        assert models[0].id == "helmsight-demo"
+    elif body.get("stream"):
+        assert answer.mimetype == "text/event-stream"
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed(answer, body) if chunk.choices)
+        again = whole(replay(checker, one, stream=False, stream_options=None), body)
+        assert text
+        assert text == again.choices[0].message.content or body.get("temperature")
+    else:
+        whole(answer, body)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recording_has_its_client_no_key_and_the_first_things_that_users_do(name: str) -> None:
+    client = RECORDED[name]
+    assert client["client"]
+    assert client["version"]
+    asked = [one for one in client["requests"] if one["status"] == 200]
+    assert all(set(one["headers"]) <= HEADERS for one in client["requests"])
+    assert any(one["status"] == 404 for one in client["requests"])
+    if name == "lm-eval":  # of texts, without streams
+        return
+    assert any("image_url" in json.dumps(one.get("body")) for one in asked)
+    assert any((one.get("body", {}).get("response_format") or {}).get("type") == "json_schema" for one in asked)
+    assert any("tools" in one.get("body", {}) for one in client["requests"] if one["status"] == 400)
+    assert name == "inspect" or any(one.get("body", {}).get("stream") for one in asked)
