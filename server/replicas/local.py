@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
-from types import FrameType
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from gunicorn.arbiter import Arbiter
@@ -20,12 +20,14 @@ log = logging.getLogger("helmsight")
 
 STORE = 256 * 2**20
 """Bytes of Ray's object store, through which large bodies go."""
+POLL = 0.1
 MARGIN = 3.0
 """Seconds that the end of drained answers may take to reach their clients."""
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # by default Ray tells its makers of every cluster
     "RAY_DEDUP_LOGS": "0",  # no line of a log is left out because it is like another one
     "RAY_COLOR_PREFIX": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # what still asks when Ray has ended must not start it anew
     "RAY_worker_niceness": "0",  # by default everything else on the machine goes before the replicas
     # A token then takes the front and the proxy 0.6 ms of a processor, instead of 1.6.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
@@ -34,42 +36,68 @@ ENVIRONMENT = {
 """What Ray does otherwise, where the user's own environment says nothing."""
 
 
-class Ended(BaseException):
-    """A signal asks for the end."""
-
-
 def run(settings: Settings) -> None:
     """Serve until a signal ends it; raises SettingsError."""
     check(settings)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    set_up_logging(settings.log_level, settings.log_format)
+    for warning in warnings_for(settings):
+        log.warning(warning)
+    log.warning("Ray's own ports are open on all addresses of this machine; only --port is meant for others")
+    ended, connected = threading.Event(), threading.Event()
+    _listen(ended)
+    # In the main thread Ray would take SIGTERM for itself. The thread lives as long as what it starts, which ends with it.
+    serving = ThreadPoolExecutor(1, "helmsight-ray").submit(_serve, settings, ended, connected)
+    while not (serving.done() or connected.is_set()):
+        time.sleep(POLL)
+    _listen(ended)  # Ray has put a handler before ours, by which the process aborts three seconds later
+    while not serving.done():
+        time.sleep(POLL)
+    serving.result()
+
+
+def _listen(ended: threading.Event) -> None:
+    """Have signals set `ended`. Nothing is raised: that would end whatever the main thread is at, with locks of others."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: ended.set())
+
+
+def _serve(settings: Settings, ended: threading.Event, connected: threading.Event) -> None:
     import ray  # noqa: PLC0415 -- an extra, which reads the environment when it is imported
     from ray import serve  # noqa: PLC0415
 
     from server.replicas.application import NAME, QUIET, application, threads_each  # noqa: PLC0415
 
-    begun = time.monotonic()
-    set_up_logging(settings.log_level, settings.log_format)
-    for warning in warnings_for(settings):
-        log.warning(warning)
-    threads, most = threads_each(settings), most_replicas(settings)
+    begun, threads, most = time.monotonic(), threads_each(settings), most_replicas(settings)
     log.info("starting %d replicas, at most %d, with %d CPU threads each", settings.replicas, most, threads)
-    log.warning("Ray's own ports are open on all addresses of this machine; only --port is meant for others")
-    front: Any = None
     try:
         ray.init(
             address="local", num_cpus=threads * most, include_dashboard=False, object_store_memory=STORE,
-            logging_level=logging.WARNING,
+            logging_level=logging.ERROR,
         )  # fmt: skip
-        _on_signals(_end)  # Ray has handlers of its own until then
+        connected.set()
         serve.start(
             proxy_location="HeadOnly", logging_config=QUIET,
             http_options={
                 "host": settings.host.strip("[]"), "port": settings.port, "keep_alive_timeout_s": settings.keep_alive
             },
         )  # fmt: skip
+        running: Future[Any] = Future()
+
+        def deploy() -> None:
+            try:
+                running.set_result(serve.run(application(settings), name=NAME, logging_config=QUIET))
+            except Exception as error:
+                running.set_exception(error)
+
+        threading.Thread(target=deploy, name="helmsight-deploy", daemon=True).start()
+        while not running.done() and not ended.wait(POLL):
+            pass
+        if not running.done():
+            return
         try:
-            front = serve.run(application(settings), name=NAME, logging_config=QUIET)
+            front = running.result()
         except RuntimeError as error:
             log.critical("the replicas could not be started; what they have logged says why: %s", error)
             raise SystemExit(Arbiter.APP_LOAD_ERROR) from None
@@ -77,25 +105,12 @@ def run(settings: Settings) -> None:
             "%d replicas are ready after %.1f s at http://%s:%d",
             settings.replicas, time.monotonic() - begun, settings.host, settings.port,
         )  # fmt: skip
-        while True:
-            signal.pause()
-    except Ended:
-        _on_signals(signal.SIG_IGN)
-        if front is not None:
-            log.info("draining: new requests are refused, running ones get up to %d s", settings.graceful_timeout)
-            try:
-                front.drain.remote().result(timeout_s=settings.graceful_timeout + MARGIN)
-            except Exception as error:  # whatever it is, the end goes on
-                log.warning("the replicas did not say that they have ended: %s", type(error).__name__)
+        ended.wait()
+        log.info("draining: new requests are refused, running ones get up to %d s", settings.graceful_timeout)
+        try:
+            front.drain.remote().result(timeout_s=settings.graceful_timeout + MARGIN)
+        except Exception as error:  # whatever it is, the end goes on
+            log.warning("the replicas did not say that they have ended: %s", type(error).__name__)
     finally:
         serve.shutdown()
         ray.shutdown()
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise Ended
-
-
-def _on_signals(act: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, act)
