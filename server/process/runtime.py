@@ -125,6 +125,9 @@ class Runtime:
         try:
             serving = self._checked()
         except BaseException as error:  # a panic of a native library is no Exception
+            if self._draining:  # the process ends under it, and that is no failure
+                log.debug("loading ended with the server", exc_info=error)
+                return
             log.error("the model %s could not be loaded: %s", self.settings.model, one_sentence(error))
             log.debug("where loading ended", exc_info=error)
             self.error = f"{type(error).__name__}: {error}"

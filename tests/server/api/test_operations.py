@@ -145,6 +145,22 @@ def test_a_model_that_cannot_be_loaded_is_reported() -> None:
     assert create_app(Settings(), runtime=runtime).test_client().get("/health").status_code == 503
 
 
+def test_loading_that_ends_with_the_server_is_no_failure() -> None:
+    """As of a thread that finds the interpreter on its way out."""
+    leave, failed = threading.Event(), threading.Event()
+
+    def loader(settings: Settings) -> Serving:
+        leave.wait(5)
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    runtime = Runtime(Settings(), loader=loader, on_failure=failed.set)
+    runtime.start()
+    runtime.drain(0)
+    leave.set()
+    assert not failed.wait(0.3)
+    assert (runtime.state, runtime.error) == ("draining", None)
+
+
 def test_the_model_and_its_limits(client: FlaskClient, engine: steering.Engine) -> None:
     model, *_ = client.get("/v1/models").json["data"]
     assert model == client.get(f"/v1/models/{model['id']}").json
