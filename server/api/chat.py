@@ -224,8 +224,7 @@ class Running:
 
     def counted(self, chunk: steering.Chunk) -> steering.Chunk:
         """Leave a chunk's trace in metrics and journal; returns what its client gets."""
-        if self.first_token is None:
-            self._time_first_token()
+        self._time_first_token()
         if chunk.choice is None:
             return chunk
         self.app.metrics.finished(chunk.choice, self.notes["interventions"])

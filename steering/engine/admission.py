@@ -167,7 +167,7 @@ def prepare(
     completion = Completion(
         admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, cancel, around, parts
     )
-    seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+    seed = _seed(request)
     for baseline in (False, True)[: 1 + request.baseline]:
         first: Sequence | None = None
         for index in range(request.n):
@@ -229,9 +229,12 @@ def too_many(request: Request, answers: int, slots: int) -> RequestError:
 
 def seeded(request: Request) -> Request:
     """The request with a seed, drawn where it has none, so that others draw the same tokens."""
-    if request.sampling.seed is not None:
-        return request
-    return replace(request, sampling=replace(request.sampling, seed=secrets.randbits(63)))
+    return replace(request, sampling=replace(request.sampling, seed=_seed(request)))
+
+
+def _seed(request: Request) -> int:
+    """Its seed, drawn where it has none."""
+    return secrets.randbits(63) if request.sampling.seed is None else request.sampling.seed
 
 
 def check_request(request: object) -> None:

@@ -68,11 +68,11 @@ class Completion:
 
     def generated(self, index: int) -> int:
         """How many tokens of choice `index` there are so far."""
-        return sum(len(sequence.tokens) for sequence, role in self._roles.items() if role == (index, False))
+        return sum(len(sequence.tokens) for sequence in self._answers(index))
 
     def said(self, index: int) -> str:
         """The text of choice `index` so far."""
-        text = "".join(sequence.text.text for sequence, role in self._roles.items() if role == (index, False))
+        text = "".join(sequence.text.text for sequence in self._answers(index))
         return text if self._parts is None else self._parts().feed(text, False)[0]
 
     @property
@@ -139,6 +139,10 @@ class Completion:
         choices = tuple(self._choices[index] for index in sorted(self._choices))
         generated = sum(len(choice.token_ids) for choice in choices)
         return Result(choices, self.prompt_tokens, generated)
+
+    def _answers(self, index: int) -> list[Sequence]:
+        """The sequence of choice `index`; none where there is no such choice."""
+        return [sequence for sequence, role in self._roles.items() if role == (index, False)]
 
     def _chunk(self, index: int, text: str, logprobs: list[TokenLogprob], last: bool = False) -> Chunk:
         if not self._streams:
