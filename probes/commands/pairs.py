@@ -37,7 +37,7 @@ def build(
     seed: Seed = 0,
     device: Device = "auto",
     threads: Threads = None,
-    slots: Slots = 16,
+    slots: Slots = 32,
     quiet: Quiet = False,
     sides: Annotated[tuple[str, str], Option(
         metavar="PLUS MINUS", help="what the two sides are called: a positive scale steers toward the first",

@@ -44,7 +44,7 @@ def probe(
     seed: Seed = 0,
     device: Device = "auto",
     threads: Threads = None,
-    slots: Slots = 16,
+    slots: Slots = 32,
     quiet: Quiet = False,
     mc2: MC2File = None,
     images: Images = None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 import typer
 
 from probes.harness.options import (
+    SAID,
     Command,
     Device,
     Model,
@@ -93,7 +94,7 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         seed: Seed = 0,
         device: Device = "auto",
         threads: Threads = None,
-        slots: Slots = 16,
+        slots: Slots = 32,
         quiet: Quiet = False,
         base_url: BaseUrl = None,
         json: Json = None,
@@ -107,7 +108,7 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         setup.check()
         _check_whose(setup.out, benchmark.name)
         with goes_on():
-            _write(benchmark.name, benchmark.run(options, Session(setup)), setup)
+            _write(benchmark.name, benchmark.run(options, Session(setup)), setup, context.meta[SAID])
 
     flags = [
         flag("limit", int, sample_option(min=1, metavar="N", help=benchmark.unit), benchmark.limit),
@@ -129,11 +130,12 @@ def _check_whose(folder: Path, name: str) -> None:
         raise ValueError(f"--out {folder}: there the report of 'eval {other}' would be lost; name another folder")
 
 
-def _write(name: str, found: Findings, setup: Setup) -> None:
-    """Write the files of a run and print what it found."""
+def _write(name: str, found: Findings, setup: Setup, said: str) -> None:
+    """Write the files of a run, with the command that asked for it, and print what it found."""
     from steering.files import write_atomically
 
-    about = {"benchmark": name, **found.about}
+    about = {"benchmark": name, "command": said, **found.about}
+    found.page.text(f"Made by\n\n    {said}")
     found.page.write(setup.out, {"about": about, "conditions": found.conditions, **found.more})
     if setup.json is not None:
         write_atomically(setup.json, (json.dumps(found.conditions, indent=2) + "\n").encode())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -94,7 +95,7 @@ class ModelOptions:
     path: str
     device: str = "auto"
     threads: int | None = None
-    slots: int = 16
+    slots: int = 32
     default: bool = False
     look: Callable[[str, str], None] = field(default=_anything, compare=False)
     engines: dict[ModelOptions, Engine] | None = field(default=None, compare=False)
@@ -166,12 +167,17 @@ def goes_on() -> Iterator[None]:
         raise
 
 
+SAID = "helmsight.said"
+"""Where a command's context keeps in `meta` how it was called, as one could say it again."""
+
+
 class Command(TyperCommand):
     """A command, some of whose options take all words up to the next option, as `--layers 3 4`: those whose metavar ends in
     three dots. In brackets, they mean all their choices where no word follows."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer's; and an option is not taken for the value of the one before it."""
+        ctx.meta[SAID] = shlex.join([*ctx.command_path.split(), *args])
         return super().parse_args(ctx, list(self._one_value_each(ctx, args)))
 
     def _one_value_each(self, ctx: Any, args: list[str]) -> Iterator[str]:

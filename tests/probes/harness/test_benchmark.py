@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def test_a_run_writes_and_prints_what_it_found(
     ]
     report = strict(tmp_path / "toy" / "report.json")
     assert (report["about"]["samples"], report["about"]["benchmark"]) == (2, "toy")
+    assert report["about"]["command"] == shlex.join(["helmsight", *words, *files, "--limit", "2"])
     assert list(report["conditions"]) == [BASELINE, "See", "ICD"]
     plain, see = (report["conditions"][name]["colours"] for name in (BASELINE, "See"))
     assert [see[setting]["samples"] for setting in ("all", "red", "green")] == [2, 1, 1]
@@ -86,9 +88,11 @@ def test_a_run_that_was_stopped_asks_only_the_rest(
     questions.clear()
     assert run(*words) == 0
     assert questions == []
-    assert run(*words, "--out", str(tmp_path / "whole")) == 0
     assert resumed == (tmp_path / "toy" / "report.json").read_bytes()
-    assert resumed == (tmp_path / "whole" / "report.json").read_bytes()
+    (tmp_path / "toy").rename(tmp_path / "stopped")
+    assert run(*words) == 0
+    assert len(questions) == 3 * 6
+    assert resumed == (tmp_path / "toy" / "report.json").read_bytes()
 
 
 class Server:
