@@ -86,6 +86,9 @@ class ServedCompletion(Protocol):
 class ServedTurn(Protocol):
     """A place in the engine's queue for one client, who may need several requests because one depends on another."""
 
+    def check(self) -> None:
+        """Raise Busy where whatever is asked now would be refused, Fault when the engine is closed."""
+
     def submit(self, request: Request) -> ServedCompletion:
         """Queue a request. Raises RequestError when it is wrong, Busy when the queue is full, Fault when the engine is
         closed."""

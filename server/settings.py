@@ -63,6 +63,10 @@ class Settings(BaseModel):
         default=None, ge=16, description="context length per request in tokens (default: the model's)"
     )
     max_waiting: int = Field(default=64, ge=0, le=10_000, description="answers that may wait for a slot before 429")
+    max_wait: float | None = Field(
+        default=None, ge=0, le=86_400, allow_inf_nan=False,
+        description="seconds that an answer may wait for a slot: 429 where it is expected to wait longer (default: any)",
+    )  # fmt: skip
     max_stall: float = Field(
         default=3.0, gt=2, allow_inf_nan=False,
         description="how long running answers may wait for a token while a prompt comes in, in times of a step without",

@@ -46,10 +46,14 @@ class VectorError(Inapplicable):
 
 
 class Busy(SteeringError):
-    """The waiting queue is full: so many answers are `waiting`; try again in about `retry_after` seconds."""
+    """The waiting queue is full: so many answers are `waiting`; try again in about `retry_after` seconds. Or it would take
+    more than `longest` seconds to get a slot."""
 
-    def __init__(self, waiting: int, retry_after: float):
-        super().__init__(f"The server is at capacity: {waiting} answers are already waiting.")
+    def __init__(self, waiting: int, retry_after: float, longest: float | None = None):
+        why = f"{waiting} answers are already waiting."
+        if longest is not None:
+            why = f"an answer would wait longer than {longest:g} seconds for its turn."
+        super().__init__(f"The server is at capacity: {why}")
         self.retry_after = retry_after
 
 

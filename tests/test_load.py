@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.load import run
+from benchmarks.load import overload, run
 from benchmarks.load.client import Load, Outcome, Seen, Server, send
 from benchmarks.load.workloads import WORKLOADS
 from benchmarks.run import BENCHMARKS
@@ -76,6 +77,31 @@ def test_every_request_is_asked_once_and_seen(url: str) -> None:
         assert seen.first + sum(seen.gaps) <= seen.total
 
 
+def test_requests_that_come_by_rate_do_not_wait_for_one_another(url: str) -> None:
+    load = Load([{"stream": True, "number": number} for number in range(12)], clients=0, rate=100.0)
+    draw = random.Random(0)
+    found = send(Server("a", url, "m"), load)
+    assert sorted(body["number"] for body in ASKED) == list(range(12))
+    assert found.statuses() == {"200": 9, "429": 3}
+    assert found.seconds >= sum(draw.expovariate(100.0) for _ in range(12))
+
+
+def test_who_is_refused_may_ask_the_same_again(url: str) -> None:
+    load = Load([{"stream": True, "number": number} for number in range(12)], clients=1, again=0.0)
+    assert send(Server("a", url, "m"), load).statuses() == {"200": 12, "429": 3}
+    numbers = [body["number"] for body in ASKED]
+    assert numbers[3:5] == [3, 3], "the fourth request is refused"
+
+
+def test_too_much_beside_one_client(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert overload.main([f"a={url}=m", "--alone", "8", "--clients", "2", "--times", "2", "--seconds", "0.05"]) == 0
+    alone, busy, much = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert (alone[1], alone[5], alone[7]) == ("alone", "1.00, 1.00", "6 200, 2 429 |")
+    assert busy[1].startswith("2 clients")
+    assert busy[7].startswith("16 200"), "each was answered in the end"
+    assert much[1] == "2 times as much"
+
+
 def test_what_breaks_or_is_left_is_no_answer(url: str) -> None:
     assert send(Server("a", url, "m"), Load([{"stream": True}], 1, leaving=1.0)).statuses() == {"left": 1}
     assert send(Server("a", url, "m", [{"breaks": True}]), Load([{"stream": True}], 1)).statuses() == {"500": 1}
@@ -111,6 +137,8 @@ def test_the_commands_of_the_page_are_read() -> None:
         for one in commands(block.text)
     ]
     loads = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.run"]]
+    much = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.overload"]]
     others = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.run"]]
     assert [len(run._options().parse_args(words).servers) for words in loads] == [1, 2]
+    assert [len(overload._options().parse_args(words).servers) for words in much] == [1]
     assert set().union(*others) <= BENCHMARKS.keys()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from typing import Any
 
 import aiohttp
@@ -43,11 +44,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests as JSON, how many clients ask them, and the share of streams that is left after the first text."""
+    """Requests as JSON, how many clients ask them, and the share of streams that is left after the first text. rate: how
+    many come a second, in place of clients: each when it comes (a Poisson process), whatever became of those before it.
+    again: seconds after which who was refused (429) asks the same again, instead of the next one."""
 
     bodies: Sequence[Mapping[str, Any]]
     clients: int
     leaving: float = 0.0
+    rate: float | None = None
+    again: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def _listed(value: Any) -> Iterable[float]:
 
 
 def send(server: Server, load: Load, key: str | None = None) -> Outcome:
-    """Have so many clients share the requests, each asking the next one when it has its answer."""
+    """Have so many clients share the requests, each asking the next one when it has its answer; or by rate."""
     with ThreadPoolExecutor(1) as own:  # a caller may have a loop of its own
         return own.submit(asyncio.run, _send(server, load, key)).result()
 
@@ -96,7 +101,12 @@ async def _send(server: Server, load: Load, key: str | None) -> Outcome:
     timeout, connector = aiohttp.ClientTimeout(TIMEOUT), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         started = time.perf_counter()
-        clients = [_client(session, server, bodies, left, found) for _ in range(load.clients)]
+        if load.rate is None:
+            clients = [_client(session, server, bodies, left, load.again, found) for _ in range(load.clients)]
+        else:
+            arrivals = random.Random(0)
+            waits = accumulate(arrivals.expovariate(load.rate) for _ in load.bodies)
+            clients = [_client(session, server, islice(bodies, 1), left, load.again, found, wait) for wait in waits]
         await asyncio.gather(*clients)
         return Outcome(found, time.perf_counter() - started)
 
@@ -106,16 +116,24 @@ async def _client(
     server: Server,
     bodies: Iterator[dict[str, Any]],
     left: Iterator[bool],
+    again: float | None,
     found: list[Seen],
+    wait: float = 0.0,
 ) -> None:
+    await asyncio.sleep(wait)
     for body in bodies:
-        seen, leaves, started = Seen(), next(left), time.perf_counter()
-        try:
-            await _ask(session, f"{server.url}/chat/completions", {"model": server.model, **body}, seen, leaves)
-        except (aiohttp.ClientError, TimeoutError, ConnectionError):
-            seen.status = 0
-        seen.total = time.perf_counter() - started
-        found.append(seen)
+        leaves = next(left)
+        while True:
+            seen, started = Seen(), time.perf_counter()
+            try:
+                await _ask(session, f"{server.url}/chat/completions", {"model": server.model, **body}, seen, leaves)
+            except (aiohttp.ClientError, TimeoutError, ConnectionError):
+                seen.status = 0
+            seen.total = time.perf_counter() - started
+            found.append(seen)
+            if again is None or seen.status != 429:
+                break
+            await asyncio.sleep(again)
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], seen: Seen, leaves: bool) -> None:

@@ -43,7 +43,7 @@ COLUMNS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 where a server answered none."""
     options = _options().parse_args(argv)
-    servers = [_server(text) for text in options.servers]
+    servers = [server_of(text) for text in options.servers]
     for text in options.fields:
         name, _, given = text.partition("=")
         fields = MIXED if given == "mixed" else json.loads(given)
@@ -85,25 +85,27 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
-def _server(text: str) -> Server:
+def server_of(text: str) -> Server:
     name, url, model = text.split("=", 2)
     return Server(name, url.rstrip("/"), model)
+
+
+def shape(tokens: int, stream: bool) -> dict[str, Any]:
+    """Fields of a request whose answer has so many tokens, whatever the model says."""
+    fields: dict[str, Any] = {
+        "max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": stream
+    }  # fmt: skip
+    return {**fields, "stream_options": {"include_usage": True}} if stream else fields
 
 
 def _compared(servers: Sequence[Server], options: Any, workload: str, clients: int) -> dict[str, list[Outcome]]:
     """The outcomes of each repeat by server; one request warms each of them up."""
     count = options.requests or max(8, 4 * clients)
     key = os.environ.get("OPENAI_API_KEY")
-    shape: dict[str, Any] = {
-        "max_tokens": options.tokens, "min_tokens": options.tokens, "ignore_eos": True, "temperature": 0,
-        "stream": not options.whole,
-    }  # fmt: skip
-    if not options.whole:
-        shape["stream_options"] = {"include_usage": True}
     found: dict[str, list[Outcome]] = {server.name: [] for server in servers}
     for repeat in range(-1, options.repeats):
         seeds = range(repeat * count, (repeat + 1) * count) if repeat >= 0 else range(10**6, 10**6 + min(count, 4))
-        bodies = [{"messages": WORKLOADS[workload](seed), **shape} for seed in seeds]
+        bodies = [{"messages": WORKLOADS[workload](seed), **shape(options.tokens, not options.whole)} for seed in seeds]
         for server in servers if repeat % 2 else reversed(servers):
             outcome = send(server, Load(bodies, clients, options.leaving), key)
             if repeat >= 0:

@@ -28,7 +28,6 @@ from server.process.watcher import Watch, client_socket
 from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
-from steering import Busy
 from steering.protocol.readout import REGISTRY
 
 if TYPE_CHECKING:
@@ -82,18 +81,16 @@ def submit(
 
     Returns what runs, what writes its rows, and the readouts that run for the journal alone.
     """
-    stats = serving.engine.stats()
-    if stats["waiting"] >= stats["max_waiting"] and stats["running"] >= stats["slots"]:
-        raise Busy(int(stats["waiting"]), retry_after=1.0)  # before its images cost anything
     compared = chat.diagnostics.compare_to if chat.diagnostics else None
     earlier = None if compared is None else app.states.find(compared)
     images = app.image_loader()
-    images.fetch_remote(image_urls(chat.messages))  # outside the semaphore: slow hosts must not hold up other requests
-    with serving.preparing:
-        resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
-        auto = automatic(chat, serving, app.settings, skipping)
     try:
         with serving.engine.turn(holder().group) as turn:
+            turn.check()  # before its images cost anything
+            images.fetch_remote(image_urls(chat.messages))  # no slow host may hold up what is prepared
+            with serving.preparing:
+                resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
+                auto = automatic(chat, serving, app.settings, skipping)
             if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
                 with skipping.of(steering.Steering.name()):
                     resolved = decided(app, turn, resolved, auto)

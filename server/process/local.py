@@ -32,6 +32,9 @@ class LocalTurn:
     def __init__(self, turn: steering.Turn):
         self._turn = turn
 
+    def check(self) -> None:
+        self._turn.check()
+
     def submit(self, request: Request) -> ServedCompletion:
         return self._turn.submit(request)
 
@@ -164,6 +167,7 @@ def make_engine(settings: Settings, tell: Tell = lambda stage, share: None) -> s
         slots=settings.slots,
         max_length=settings.max_length,
         max_waiting=settings.max_waiting,
+        max_wait=settings.max_wait,
         max_stall=settings.max_stall,
         max_images=max(1, settings.max_images),
         image_cache_bytes=settings.image_cache,

@@ -14,11 +14,12 @@ from steering.bins import Bins
 from steering.engine import relay
 from steering.engine.admission import Limits, check_request, prepare, seeded, too_many
 from steering.engine.completion import Completion
+from steering.engine.gate import Gate
 from steering.engine.lockstep import Lockstep, News
 from steering.engine.pace import Pace
 from steering.engine.steps import Steps
 from steering.engine.turn import Turn
-from steering.errors import Busy, Fault, RequestError, UnsupportedModel
+from steering.errors import Fault, RequestError, UnsupportedModel
 from steering.grammar.compiled import Grammars
 from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
@@ -32,9 +33,6 @@ from steering.runner.selfcheck import check_model, picture
 
 log = logging.getLogger(__name__)
 
-KEPT = 8
-"""Of the places in the queue one in so many is kept for groups that have none waiting."""
-
 
 class Engine:
     """Serves one patched model with continuous batching; any thread may submit, one thread steps.
@@ -42,6 +40,8 @@ class Engine:
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
     prompt tokens of one step. Once the engine was started, as servers do, a step beside running answers takes in so few that
     it is at most about `max_stall` times as long as one without (None: it is not bounded).
+    `max_waiting` answers may wait for a slot, and with `max_wait` none that would wait longer than so many seconds, as far
+    as is known: nobody waits before a first answer has ended.
     `focus_layers` is N of the focus metrics (default: the model's own). What was registered by now can be asked for:
     `interventions` and `readouts` are its names. `compiled` has torch compile the decode step, which takes about a minute at
     first and makes every later step shorter. `died` is called where the thread that steps ends by a fault.
@@ -55,6 +55,7 @@ class Engine:
         slots: int = 16,
         max_length: int | None = None,
         max_waiting: int = 64,
+        max_wait: float | None = None,
         max_images: int = 16,
         prefill_budget: int = 1024,
         max_stall: float | None = 3.0,
@@ -89,6 +90,15 @@ class Engine:
         failed = () if self._lockstep is None else (self._lockstep.failed,)
         self._steps = Steps(mllm, self._runner, slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
+        self._gate = Gate(
+            self._scheduler,
+            self._steps.rate,
+            self._alive,
+            self._incoming,
+            self._steps.next_budget,
+            max_waiting,
+            max_wait,
+        )
         self._pace = None if max_stall is None else Pace(max_stall, prefill_budget)
         self._turns: set[Turn] = set()  # from the first request that was taken to the end
         self._thread: threading.Thread | None = None
@@ -115,6 +125,11 @@ class Engine:
         with self._changed:
             self._refuse(answers, turn)  # before the work of preparing
         return self._enqueue(request, lambda answers: self._refuse(answers, turn), turn)
+
+    def check(self, turn: Turn) -> None:
+        """Raise Busy where a turn's next request would be refused, whatever it is."""
+        with self._changed:
+            self._refuse(1, turn)
 
     @contextmanager
     def turn(self, group: str = "") -> Iterator[Turn]:
@@ -150,7 +165,7 @@ class Engine:
         try:
             for request in requests:
                 check_request(request)
-                while self._waiting() >= self._scheduler.slots:
+                while self._gate.waiting >= self._scheduler.slots:
                     self._advance()
                 pending.append(self._enqueue(request, lambda answers: self._refuse_when_closed()))
                 if begun is not None:
@@ -227,7 +242,7 @@ class Engine:
         cache = self._runner.image_cache
         return {
             "running": len(self._scheduler.running) + (self._scheduler.filling is not None),
-            "waiting": self._waiting(),
+            "waiting": self._gate.waiting,
             "slots": self._scheduler.slots,
             "max_waiting": self.max_waiting,
             "image_cache_hits": cache.hits,
@@ -333,13 +348,6 @@ class Engine:
         """The sequences that join the queue at the next step of all ranks."""
         return [] if self._lockstep is None else self._lockstep.incoming
 
-    def _waiting(self) -> int:
-        """How many are in the queue, or join it."""
-        return len(self._scheduler.waiting) + len(self._incoming())
-
-    def _free_slots(self) -> int:
-        return self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
-
     def _left(self, completion: Completion) -> bool:
         """Whether it has heard the last of all its sequences, which one that was cancelled does at the next step."""
         incoming = self._incoming()
@@ -352,15 +360,12 @@ class Engine:
         return not self._has_work() and not self._turns
 
     def _refuse(self, answers: int, turn: Turn | None = None) -> None:
-        """Raise Fault when the engine is closed, Busy when so many more answers do not fit; called with the lock held. A
+        """Raise Fault when the engine is closed, Busy when so many more answers may not join; called with the lock held. A
         turn of which something was taken is refused nothing while anything is answered."""
         if turn in self._turns and self._fatal is None:
             return
         self._refuse_when_closed()
-        waiting = self._waiting()
-        kept = self.max_waiting // KEPT if turn is not None and self._scheduler.has_waiting(turn.group) else 0
-        if waiting + answers > self.max_waiting - kept + self._free_slots():
-            raise Busy(waiting, self._steps.rate.seconds_for(waiting))
+        self._gate.check(answers, "" if turn is None else turn.group)
 
     def _refuse_when_closed(self) -> None:
         if self._stopping or self._fatal is not None:

@@ -29,9 +29,9 @@ class Pace:
     def step(self, seconds: float, tokens: int, running: bool) -> None:
         """Learn from a step that took in so many prompt tokens, beside running answers or not."""
         if not tokens:
-            self._decode = _mean(self._decode, seconds)
+            self._decode = mean(self._decode, seconds)
         elif self._decode and tokens >= LEAST:
-            self._token = _mean(self._token, max(0.0, seconds - self._decode * (1 + running)) / tokens)
+            self._token = mean(self._token, max(0.0, seconds - self._decode * (1 + running)) / tokens)
 
     def budget(self, running: bool) -> int:
         """How many prompt tokens the next step may take in."""
@@ -43,5 +43,6 @@ class Pace:
         return min(self._most, max(LEAST, fit))
 
 
-def _mean(mean: float, value: float) -> float:
-    return mean + _WEIGHT * (min(value, _OUTLIER * mean) - mean) if mean else value
+def mean(so_far: float, value: float) -> float:
+    """An exponentially weighted mean with one more value in it; 0 is that of none."""
+    return so_far + _WEIGHT * (min(value, _OUTLIER * so_far) - so_far) if so_far else value

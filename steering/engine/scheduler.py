@@ -58,13 +58,19 @@ class Scheduler:
         start = self._next_start(sequences[0].group)
         for sequence in sequences:
             sequence.start = start
-            if sequence.waited:
-                place = sum(1 for one in self.waiting if one.is_twin or one.waited)
-            else:
-                place = len(self.waiting)
-                while place and self._is_queued(self.waiting[place - 1]) and self.waiting[place - 1].start > start:
-                    place -= 1
-            self.waiting.insert(place, sequence)
+            first = sum(1 for one in self.waiting if one.is_twin or one.waited)
+            self.waiting.insert(first if sequence.waited else self._place(start), sequence)
+
+    def before(self, group: str) -> list[Sequence]:
+        """Those that would get slots before one more of a group, if it came now."""
+        return list(self.waiting)[: self._place(self._next_start(group))]
+
+    def _place(self, start: int) -> int:
+        """Where in the queue a sequence of that start stands."""
+        place = len(self.waiting)
+        while place and self._is_queued(self.waiting[place - 1]) and self.waiting[place - 1].start > start:
+            place -= 1
+        return place
 
     def _next_start(self, group: str) -> int:
         """Where the next sequence of a group starts, behind those of it that wait."""

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from steering.bins import Bins
+from steering.engine.gate import Rate
 from steering.engine.pace import Pace
 from steering.engine.scheduler import Scheduler
 from steering.errors import Fault, RequestError, panics_raise
@@ -95,7 +96,7 @@ class Steps:
             self._decode()
         self.counts["steps"] += 1
         ended = time.monotonic()
-        self.rate.worked(ended - began)
+        self.rate.step(ended - began, taken)
         if self.pace is not None and not forks:
             self.pace.step(ended - embedded, taken, beside)
 
@@ -249,7 +250,8 @@ class Steps:
         if sequence.twin is not None:
             self._dismiss_twin(sequence.twin)
         self.counts["faults" if sequence.error else "finished" if sequence.finish_reason else "cancelled"] += 1
-        self.rate.tick()
+        if slot >= 0:
+            self.rate.ended(len(sequence.tokens))
         if sequence.finish_reason is None:
             sequence.notify(sequence, "", [])
         self._changed.notify_all()
@@ -293,28 +295,3 @@ class Steps:
             if value > -math.inf  # a contrast leaves only what is plausible
         )
         return TokenLogprob(token, *self.token_text(token), logprob, alternatives)
-
-
-class Rate:
-    """How long the engine works for a sequence, to tell a refused client when to come back. A mean over the last `MEMORY` or
-    so: those of a batch end together. Times without work do not count."""
-
-    MEMORY = 64
-
-    def __init__(self) -> None:
-        self._seconds = self._since = 0.0
-        self._ended = 0
-
-    def worked(self, seconds: float) -> None:
-        """Count the time of a step."""
-        self._since += seconds
-
-    def tick(self) -> None:
-        """Count a sequence that has ended."""
-        self._ended += 1
-        self._seconds += (self._since - self._seconds) / min(self._ended, self.MEMORY)
-        self._since = 0.0
-
-    def seconds_for(self, count: int) -> float:
-        """About how long it takes until so many more have ended, from 1 to 60."""
-        return min(max(1.0, count * self._seconds), 60.0)

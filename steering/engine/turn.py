@@ -18,6 +18,9 @@ class Queue(Protocol):
     def submit(self, request: Request, turn: Turn | None = None) -> Completion:
         """Queue a request in the place of a turn."""
 
+    def check(self, turn: Turn) -> None:
+        """Raise Busy where a turn's next request would be refused, whatever it is."""
+
     def result_of(self, completion: Completion) -> Result:
         """Give its result, once it is there."""
 
@@ -33,6 +36,10 @@ class Turn:
         self.served = False
         """Whether it was answered, so that what it asks now has waited already."""
         self._engine = engine
+
+    def check(self) -> None:
+        """Raise Busy where no answer more may join now, before anything is prepared; Fault when the engine is closed."""
+        self._engine.check(self)
 
     def submit(self, request: Request) -> Completion:
         """As `Engine.submit`, in this turn."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from server.engine import Capabilities
-from steering import Auto, Bins, Choice, Chunk, Request, Result, Steer, TextBounds
+from steering import Auto, Bins, Busy, Choice, Chunk, Request, Result, Steer, TextBounds
 from steering.protocol import intervention, readout
 
 
@@ -93,6 +93,7 @@ class FakeEngine:
         )  # fmt: skip
         self.healthy = True
         self.refusal: Exception | None = None
+        self.full = False
         self.numbers = {"running": 0, "waiting": 0, "slots": 2, "max_waiting": 2}
         self.script: tuple[Any, ...] = script or ("Hello", " world")
         self.requests: list[Request] = []
@@ -105,6 +106,10 @@ class FakeEngine:
     def turn(self, group: str = "") -> Iterator[FakeEngine]:
         self.groups.append(group)
         yield self
+
+    def check(self) -> None:
+        if self.full:
+            raise Busy(2, retry_after=1.0)
 
     def submit(self, request: Request) -> FakeCompletion:
         if self.refusal is not None:

@@ -72,7 +72,7 @@ def test_a_full_server_says_when_to_come_back(fake: FakeEngine) -> None:
 
 def test_a_full_server_refuses_before_it_decodes_images(fake: FakeEngine) -> None:
     client = create_app(Settings(), engine=fake).test_client()  # type: ignore[arg-type]
-    fake.numbers |= {"running": 2, "waiting": 2}
+    fake.full = True
     assert ask(client, "data:image/png;base64,broken").status_code == 429
 
 

@@ -9,7 +9,6 @@ import pytest
 
 import steering
 from steering import Busy, ContextOverflow, Fault, Request, RequestError, Sampling
-from steering.engine.steps import Rate
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, greedy, run_down
@@ -126,18 +125,6 @@ def test_what_needs_more_slots_than_there_are_is_named(make_engine: MakeEngine) 
         with pytest.raises(RequestError, match=f"^{needed}, .* has 1.$") as refused:
             engine.submit(asked)
         assert refused.value.param == param
-
-
-def test_a_refused_client_is_told_what_the_work_of_others_takes() -> None:
-    rate = Rate()
-    assert rate.seconds_for(50) == 1.0, "nothing is known yet"
-    for _ in range(20):  # batches of eight that end together, after 0.4 s of work each
-        rate.worked(0.3)
-        rate.worked(0.1)
-        for _ in range(8):
-            rate.tick()
-    assert rate.seconds_for(80) == pytest.approx(80 * 0.4 / 8, rel=0.15)
-    assert rate.seconds_for(10**6) == 60.0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,88 @@
+"""What becomes of requests when far more come than a server can answer.
+
+helmsight serve --journal off --no-access-log --max-wait 0.02
+python -m benchmarks.load.overload helmsight=http://127.0.0.1:8000/v1=helmsight-demo
+
+Of each server, in one run: one client alone; as many as it has slots, who tell what it can do; and ten times as many
+requests as it can answer, for `--seconds`, each when it comes (a Poisson process), whatever became of those before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.load.client import Load, Outcome, Server, send
+from benchmarks.load.run import server_of, shape
+from benchmarks.load.workloads import WORKLOADS
+
+AGAIN = 0.1
+"""Seconds after which one of many clients asks again."""
+COLUMNS = (
+    "server", "load", "asked/s", "answered/s", "first p50, p99 (ms)", "p50, p99 of alone", "refused p50, p99 (ms)",
+    "answers",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; 1 where a server answered none."""
+    options = _options().parse_args(argv)
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    answered = [_measured(server_of(text), options) for text in options.servers]
+    return int(not all(answered))
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("servers", nargs="+", metavar="NAME=URL=MODEL")
+    parser.add_argument("--workload", choices=list(WORKLOADS), default="short")
+    parser.add_argument("--tokens", type=int, default=64, help="of every answer")
+    parser.add_argument("--clients", type=int, default=16, help="that make it busy: its slots")
+    parser.add_argument("--alone", type=int, default=100, help="requests of the one client")
+    parser.add_argument("--times", type=float, default=10.0, help="requests a second, by what it can answer")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of the load that is too much")
+    return parser
+
+
+def _measured(server: Server, options: Any) -> bool:
+    """Print the rows of one server; whether it answered anything when there was too much."""
+    key = os.environ.get("OPENAI_API_KEY")
+    seed = iter(range(10**9))
+
+    def outcome(count: int, clients: int, rate: float | None = None) -> Outcome:
+        made = [
+            {"messages": WORKLOADS[options.workload](next(seed)), **shape(options.tokens, True)} for _ in range(count)
+        ]
+        return send(server, Load(made, clients, rate=rate, again=AGAIN if clients > 1 else None), key)
+
+    outcome(4, 1)  # which also tell a server with a longest wait how long answers are
+    alone = outcome(options.alone, 1)
+    print(_line(server, "alone", alone, alone), flush=True)
+    busy = outcome(8 * options.clients, options.clients)
+    print(_line(server, f"{options.clients} clients", busy, alone), flush=True)
+    rate = options.times * len(busy.whole) / busy.seconds
+    much = outcome(int(rate * options.seconds), 0, rate)
+    print(_line(server, f"{options.times:g} times as much", much, alone), flush=True)
+    return bool(much.whole)
+
+
+def _line(server: Server, load: str, found: Outcome, alone: Outcome) -> str:
+    first = [(found.times("first", percent), alone.times("first", percent)) for percent in (50, 99)]
+    refused = [one.total for one in found.seen if one.status == 429]
+    cells = (
+        server.name, load, f"{len(found.seen) / found.seconds:.0f}", f"{len(found.whole) / found.seconds:.1f}",
+        ", ".join("-" if one is None else f"{one:.0f}" for one, _ in first),
+        ", ".join("-" if one is None or other is None else f"{one / other:.2f}" for one, other in first),
+        ", ".join(f"{np.percentile(refused, percent) * 1000:.0f}" for percent in (50, 99)) if refused else "-",
+        ", ".join(f"{count} {name}" for name, count in found.statuses().items()),
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

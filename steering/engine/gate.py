@@ -1,0 +1,122 @@
+"""Who may still join the queue: as many as fit in, and where a longest wait is set, those who would wait no longer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+
+from steering.engine.pace import mean
+from steering.engine.scheduler import Scheduler
+from steering.errors import Busy
+from steering.protocol.sequence import Sequence
+
+KEPT = 8
+"""Of the places in the queue one in so many is kept for groups that have none waiting."""
+LEAST, MOST = 1.0, 60.0
+"""Seconds that a client who is refused is told to stay away."""
+
+
+class Rate:
+    """What was measured so far: the mean tokens of an answer, over the last `MEMORY` or so, and exponentially weighted means
+    (`pace.mean`) of the seconds of a step and of one that takes in prompts. Times without work do not count."""
+
+    MEMORY = 64
+
+    def __init__(self) -> None:
+        self._tokens = self._step = self._prefill = 0.0
+        self._ended = 0
+
+    def step(self, seconds: float, tokens: int) -> None:
+        """Count a step that took in so many prompt tokens."""
+        self._step = mean(self._step, seconds)
+        if tokens:
+            self._prefill = mean(self._prefill, seconds)
+
+    def ended(self, tokens: int) -> None:
+        """Count an answer that had so many tokens when it gave its slot back."""
+        self._ended += 1
+        self._tokens += (max(tokens, 1) - self._tokens) / min(self._ended, self.MEMORY)
+
+    def until_ended(self, count: int, running: Iterable[tuple[int, int]]) -> float:
+        """Seconds until so many slots were given back. running: (tokens it has, tokens it may have) of each answer that has
+        a slot. Infinite while no answer has ended.
+
+        With T tokens an answer, S seconds a step and n running answers, `count` end within count * T / n * S, if they are
+        spread evenly; and if each is as long as the mean, not before the one that is the `count`-th to have its T. The
+        later of both counts, as answers that began together end together.
+        """
+        if count <= 0:
+            return 0.0
+        left = sorted(max(min(self._tokens, most) - said, 0.0) for said, most in running)
+        if not self._tokens or not left:
+            return math.inf
+        rounds, last = divmod(count - 1, len(left))
+        return max(count * self._tokens / len(left), rounds * self._tokens + left[last]) * self._step
+
+    def until_read(self, tokens: int, budget: int) -> float:
+        """Seconds until so many prompt tokens were taken in, of which a step takes `budget`."""
+        return tokens // budget * self._prefill
+
+
+class Gate:
+    """Lets answers join the queue of a scheduler, or raises Busy. `most` may wait; none joins who would wait longer than
+    `longest` seconds for its slot, as far as that is known (None: however long). alive: sequences that have joined and not
+    left; incoming: those that are about to join. budget: prompt tokens of the next step. All is called with the engine's
+    lock held."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        rate: Rate,
+        alive: Collection[Sequence],
+        incoming: Callable[[], list[Sequence]],
+        budget: Callable[[], int],
+        most: int,
+        longest: float | None,
+    ):
+        if longest is not None and not longest >= 0:
+            raise ValueError(f"max_wait must be 0 or more seconds, or None; got {longest!r}.")
+        self._scheduler = scheduler
+        self._rate = rate
+        self._alive = alive
+        self._incoming = incoming
+        self._budget = budget
+        self._most = most
+        self._longest = longest
+
+    def check(self, answers: int, group: str) -> None:
+        """Raise Busy where so many more answers of a group do not fit in, or would wait too long."""
+        waiting = self.waiting
+        free = self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
+        kept = self._most // KEPT if self._scheduler.has_waiting(group) else 0
+        if waiting + answers > self._most - kept + free:
+            raise Busy(waiting, _bounded(self._until_ended(waiting)))
+        if self._longest is not None and (wait := self.wait(answers, group)) > self._longest:
+            raise Busy(waiting, _bounded(wait - self._longest), self._longest)
+
+    def wait(self, answers: int, group: str) -> float:
+        """Seconds that so many answers of a group would wait, if they came now: until those before them have slots and so
+        many more were given back, and until the prompts of those were read."""
+        before = [*self._scheduler.before(group), *self._incoming()]
+        taken = sum(one.rows for one in (*self._slotted(), *before) if one.slot >= 0 or not one.is_twin)
+        unread = [one for one in (*self._slotted(), *before) if one.fork_of is None]
+        tokens = sum(max(one.prompt.length - one.computed, 0) for one in unread)
+        ended = self._until_ended(taken + answers - self._scheduler.slots)
+        return max(ended, self._rate.until_read(tokens, max(self._budget(), 1)))
+
+    @property
+    def waiting(self) -> int:
+        """How many are in the queue, or join it."""
+        return len(self._scheduler.waiting) + len(self._incoming())
+
+    def _slotted(self) -> list[Sequence]:
+        return [one for one in self._alive if one.slot >= 0]
+
+    def _until_ended(self, count: int) -> float:
+        """Seconds until so many slots are given back; those that wait have soon what slots there are."""
+        held = [*self._slotted(), *self._scheduler.waiting, *self._incoming()][: self._scheduler.slots]
+        return self._rate.until_ended(count, [(len(one.tokens), one.spec.max_tokens) for one in held])
+
+
+def _bounded(seconds: float) -> float:
+    return min(max(LEAST, seconds), MOST)
