@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import GenerationConfig, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
+from steering.bench.asking import chat, noise, words
+from steering.bench.shapes import write_processor
+
 DEMO = Path(__file__).parent.parent / "demo" / "checkpoint"
-_COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json")
-_WORDS = ("red", "green", "blue", "circle", "square", "star", "heart", "left", "top", "picture", "color", "shape")
 
 
 @dataclass(frozen=True)
@@ -35,13 +33,8 @@ class Workload:
     def messages(self, seed: int) -> list[dict[str, Any]]:
         """The prompt of a seed. The pictures are new at every call: no cache helps where none would in life."""
         rng = random.Random(seed)
-        parts: list[dict[str, Any]] = []
-        for _ in range(self.images):
-            noise = os.urandom(self.size[0] * self.size[1] * 3)
-            parts.append({"type": "image", "image": Image.frombytes("RGB", self.size, noise)})
-        text = " ".join(rng.choice(_WORDS) for _ in range(self.words))
-        context = "Text context: " + " ".join(rng.choice(_WORDS) for _ in range(self.context))
-        return [{"role": "user", "content": [*parts, {"type": "text", "text": f"{context}\n{text}?"}]}]
+        text, context = words(rng, self.words), words(rng, self.context)
+        return chat(f"Text context: {context}\n{text}?", *(noise(self.size) for _ in range(self.images)))
 
 
 def demo() -> Workload:
@@ -55,12 +48,7 @@ def wide(folder: Path, seed: int = 0) -> Workload:
     Written into `folder`, with the embedded model's tokenizer and picture processing.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in _COPIED:
-        shutil.copy(DEMO / name, folder / name)
-    pictures = json.loads((folder / "preprocessor_config.json").read_text())
-    least, most = 56 * 56, 28 * 28 * 4096
-    pictures |= {"size": {"shortest_edge": least, "longest_edge": most}, "min_pixels": least, "max_pixels": most}
-    (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
+    write_processor(folder)
     config = json.loads((DEMO / "config.json").read_text())
     text = config["text_config"]
     text.update(hidden_size=512, num_attention_heads=8, num_key_value_heads=4, intermediate_size=1408)

@@ -33,6 +33,7 @@ from benchmarks.results import FOLDER, Row, as_table, keep
 from probes.answering.base import Question
 from probes.answering.engine import InProcess
 from steering import Engine
+from steering.bench.asking import pushes
 
 CONCURRENT = 16
 ASKED = 64
@@ -89,7 +90,7 @@ def _engines(workload: Workload) -> Iterator[tuple[str, Engine]]:
 def steering(workload: Workload) -> Iterator[Comparison]:
     """One steered request against one that is not; 16 different interventions in one batch against none."""
     engine = sides.engine(workload, CONCURRENT)
-    steers = sides.vectors(engine.mllm, CONCURRENT)
+    steers = pushes(engine.mllm, CONCURRENT)
     off: Side = lambda seeds: sides.run_engine(engine, workload, seeds)  # noqa: E731
     on: Side = lambda seeds: sides.run_engine(engine, workload, seeds, steers=steers)  # noqa: E731
     yield Comparison("steering on / off, one request", {"off": off, "on": on}, over="on", under="off", aim=1.02)

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 import steering
 from benchmarks.models import Workload
-from steering import Diagnose, Generate, Grammar, Request, Sage, Sampling, See, Steer, SteeringVector, Think
+from steering import Diagnose, Generate, Grammar, Request, Sage, Sampling, See, Steer, Think
 from steering.model.processor import load_processor
 from steering.protocol.readout import REGISTRY
 
@@ -88,17 +88,3 @@ class Plain:
             length = inputs["input_ids"].shape[1]
             assert out.sequences.shape[1] == length + TOKENS
             self.processor.tokenizer.decode(out.sequences[0, length:])
-
-
-def vectors(mllm: steering.MLLM, count: int) -> list[tuple[Steer, ...]]:
-    """`count` different interventions: each its own direction, layer and strength, small against the states."""
-    generator = torch.Generator().manual_seed(0)
-    steers: list[tuple[Steer, ...]] = []
-    for i in range(count):
-        direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=generator) * 1e-3
-        ones = torch.ones(mllm.num_layers)
-        vector = SteeringVector(
-            f"v{i}", direction, ones, ones.clone(), ones.clone(), (i % mllm.num_layers,), mllm.fingerprint
-        )
-        steers.append((Steer(vector, 0.5 + 0.1 * i),))
-    return steers

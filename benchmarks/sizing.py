@@ -4,26 +4,23 @@ tokens a second by the number of answers at once."""
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Iterator, Sequence
 
 import torch
-from PIL import Image
 from tqdm import tqdm
 
 import steering
 from benchmarks.models import DEMO
 from steering import Request, Sampling
+from steering.bench.asking import chat, noise
 
 QUESTION = "What do you see in this picture?"
 
 
 def asked(size: int, tokens: int) -> Request:
     """A question about a picture that nobody has seen before, to be answered with so many tokens."""
-    picture = Image.frombytes("RGB", (size, size), os.urandom(size * size * 3))
-    content = [{"type": "image", "image": picture}, {"type": "text", "text": QUESTION}]
-    return Request([{"role": "user", "content": content}], Sampling(max_tokens=tokens, ignore_eos=True))
+    return Request(chat(QUESTION, noise((size, size))), Sampling(max_tokens=tokens, ignore_eos=True))
 
 
 def seconds(engine: steering.Engine, requests: Sequence[Request]) -> float:

@@ -1,4 +1,4 @@
-"""The command line: `helmsight serve`, `doctor`, `vectors`, `journal`, and what the other rooms add."""
+"""The command line: `helmsight serve`, `doctor`, `bench`, `vectors`, `journal`, and what the other rooms add."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from server.openmp import set_wait_policy
 COMMANDS = {
     "serve": ("server.commands.serve", "serve a model over HTTP"),
     "doctor": ("server.commands.doctor", "look at all that a server rests on, and say what to do"),
+    "bench": ("server.commands.bench", "what a device makes of a model, a GPU above all"),
     "vectors": ("server.commands.vectors", "list, show, build, compose, export and import steering vectors"),
     "keys": ("server.commands.keys", "make, list and revoke keys with names, roles and limits"),
     "journal": ("server.commands.journal", "export, prune or summarise the journal of answers"),

@@ -26,6 +26,7 @@ FLOORS = (
     "runner",
     "engine",
     "auto",
+    "bench",
 )
 """The rooms of steering/, each of which imports only those before it; what stands in none is below all of them."""
 MOST_LINES = 400

@@ -75,7 +75,7 @@ class Single(Form):
 
     @property
     def example(self) -> Any:
-        return _example(self.options)
+        return example(self.options)
 
     def _read(self, value: Any) -> tuple[Options, ...]:
         given = self._object(value)
@@ -104,7 +104,7 @@ class Kinds(Form):
     @property
     def example(self) -> Any:
         kind, options = next(iter(self.kinds.items()))
-        return {KIND: kind, **_example(options)}
+        return {KIND: kind, **example(options)}
 
     def _read(self, value: Any) -> tuple[Options, ...]:
         kind = value.get(KIND) if isinstance(value, dict) else None
@@ -180,7 +180,7 @@ def _with_kind(kind: str, options: type[Options]) -> type[BaseModel]:
     return create_model(options.__name__, __doc__=options.__doc__, __config__=ConfigDict(extra="forbid"), **fields)
 
 
-def _example(options: type[Options]) -> dict[str, Any]:
+def example(options: type[Options]) -> dict[str, Any]:
     """The defaults, and for what must be given the least that is allowed."""
     schema = options.model_json_schema()
     least = {"integer": 0, "number": 0.0, "boolean": False, "string": "text", "array": []}

@@ -1,0 +1,87 @@
+"""What a device can do at best, and how long things take on it."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from steering.bench.rows import Unavailable
+
+
+def wait(device: torch.device) -> None:
+    """Let the device come to the end of what it was told."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def seconds(device: torch.device, run: Callable[[], object], repeats: int, times: int = 1) -> float:
+    """How long a call takes: the median over repeats of so many calls in a row, for which the host waits once. One repeat
+    before does not count."""
+    taken = []
+    for _ in range(repeats + 1):
+        wait(device)
+        begun = time.perf_counter()
+        for _ in range(times):
+            run()
+        wait(device)
+        taken.append((time.perf_counter() - begun) / times)
+    return statistics.median(taken[1:])
+
+
+def bandwidth(device: torch.device, size: int) -> float:
+    """Bytes a second that a copy of `size` bytes reads and writes."""
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / seconds(device, lambda: target.copy_(source), repeats=5, times=4)
+
+
+def products(device: torch.device, dtype: torch.dtype, width: int) -> float:
+    """Operations a second of a product of square matrices."""
+    one = torch.randn(width, width, device=device, dtype=dtype)
+    return 2 * width**3 / seconds(device, lambda: one @ one, repeats=5, times=4)
+
+
+def peak_bytes(device: torch.device) -> dict[str, int]:
+    """The most memory that this process has held: of the device, or else of the machine."""
+    if device.type == "cuda":
+        return {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
+    return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def graphed(device: torch.device, run: Callable[[], object]) -> Callable[[], object]:
+    """The same call as a CUDA graph, which launches all its kernels at once; raises Unavailable where there are none."""
+    if device.type != "cuda":
+        raise Unavailable(f"{device.type} has no CUDA graphs.")
+    aside = torch.cuda.Stream(device)
+    aside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(aside):  # what is made at first use must exist before
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream(device).wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """What figures depend on: the device, and versions."""
+    found: dict[str, Any] = {"device": platform.processor() or platform.machine()}
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        found = {
+            "device": f"{about.name}, {about.total_memory / 2**30:.0f} GiB, {about.multi_processor_count} processors",
+            "CUDA": torch.version.cuda,
+        }
+    packages = {name: version(name) for name in ("torch", "transformers", "helmsight")}
+    return found | packages | {"Python": platform.python_version(), "system": platform.platform()}

@@ -1,0 +1,76 @@
+"""What each intervention and each readout costs beside the plain answer, whichever there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from steering.bench.answering import Clocked, answered
+from steering.bench.asking import pushes
+from steering.bench.rows import Gauge
+from steering.bench.trial import Trial
+from steering.errors import Fault, SteeringError
+from steering.interventions.steer import Steering
+from steering.interventions.think import Think
+from steering.model.mllm import MLLM
+from steering.protocol import intervention, readout
+from steering.protocol.asked import Asked, Options
+from steering.protocol.forms import example
+from steering.protocol.readout import Diagnose
+
+TEXT = 32
+"""Words of each question, behind a picture."""
+PICTURE = (6, 6)
+"""Tokens of it, (columns, rows)."""
+
+MADE: Mapping[str, Callable[[MLLM], Asked]] = {
+    Steering.name(): lambda mllm: Steering(pushes(mllm, 1)[0]),
+    Think.name(): lambda mllm: Think(threshold=0.5),  # whose default rests on a calibration
+}
+"""Interventions that no model without vectors and calibration can be asked for as they come."""
+
+
+def overhead(trial: Trial) -> Iterator[Gauge]:
+    """Ratios to plain answers: of a step, of the time to the first token, and of the whole."""
+    rows = max(trial.size.batches)
+    engine = trial.engine(2 * rows)  # a contrast takes two
+
+    def run(asked: Asked | None = None, diagnose: Diagnose | None = None) -> Clocked:
+        requests = [
+            trial.ask(text=TEXT, picture=PICTURE, interventions=[asked] if asked else (), diagnose=diagnose)
+            for _ in range(rows)
+        ]
+        return answered(engine, requests)
+
+    run()
+    plain = run()
+    yield Gauge("overhead", f"plain, {rows} at once", 1e3 * plain.step, "ms a step")
+    for name, options in everything(engine.mllm):
+        try:
+            found = run(**options())
+        except SteeringError as reason:
+            yield Gauge("overhead", name, None, note=str(reason))
+            continue
+        first, whole = found.first / plain.first, found.whole / plain.whole
+        note = f"first token {first:.2f}, whole answers {whole:.2f}"
+        yield Gauge("overhead", name, found.step / plain.step, "of a plain step", note)
+    again = run()
+    yield Gauge("overhead", "plain, once more", again.step / plain.step, "of a plain step", "how much is noise")
+
+
+def everything(mllm: MLLM) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Each registered intervention and readout by name, and what makes a request's options of it; all readouts together."""
+    for name, (kind, _) in intervention.REGISTRY.items():
+        yield name, lambda name=name, kind=kind: {"asked": made(name, kind, mllm)}  # type: ignore[misc]
+    for name in readout.REGISTRY:
+        yield f"readout {name}", lambda name=name: {"diagnose": Diagnose(frozenset({name}))}  # type: ignore[misc]
+    yield "every readout", lambda: {"diagnose": Diagnose(frozenset(readout.REGISTRY))}
+
+
+def made(name: str, kind: type[Asked], mllm: MLLM) -> Asked:
+    """An intervention with its defaults; raises Fault where nobody knows how one is made."""
+    if name in MADE:
+        return MADE[name](mllm)
+    if issubclass(kind, Options):
+        return kind(**example(kind))
+    raise Fault(f"No default is known for {name}: add one to steering/bench/extras.py.")

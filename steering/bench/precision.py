@@ -1,0 +1,61 @@
+"""Whether the engine is right on this device in each dtype, and how far half precision is from float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from steering.bench.asking import chat, noise
+from steering.bench.rows import Gauge
+from steering.bench.shapes import PATCH, SHAPES, random_model
+from steering.bench.trial import Trial
+from steering.engine.engine import Engine
+from steering.errors import UnsupportedModel
+from steering.protocol.request import Request, Sampling, TokenLogprob
+from steering.runner.selfcheck import check_model
+
+ANSWER = "the red star is left of the blue heart and the green circle is at the top of the picture " * 2
+"""What every dtype is made to say."""
+
+
+def precision(trial: Trial) -> Iterator[Gauge]:
+    """The self-check in every dtype, and beside float32 the likeliest tokens of one answer and their log-probabilities."""
+    shape = SHAPES["tiny" if trial.shape == "tiny" else "small"]
+    exact = random_model(shape, trial.place, torch.float32)
+    weights = exact.model.state_dict()
+    columns, rows = shape.image
+    picture = noise((PATCH * columns, PATCH * rows))
+    request = Request(chat("what is here?", picture), Sampling(logprobs=5), forced=ANSWER)
+    said: dict[torch.dtype, tuple[TokenLogprob, ...]] = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        mllm = exact if dtype == torch.float32 else random_model(shape, trial.place, dtype, weights=weights)
+        name = str(dtype).removeprefix("torch.")
+        try:
+            check_model(mllm)
+            yield Gauge("precision", f"self-check in {name}, model {shape.name}", "passed")
+        except UnsupportedModel as reason:
+            yield Gauge("precision", f"self-check in {name}, model {shape.name}", "failed", note=str(reason))
+        engine = Engine(mllm, slots=1, max_length=shape.length + 64, self_check=False)
+        (choice,) = engine.generate([request])[0].choices
+        said[dtype] = choice.logprobs or ()
+        if dtype != torch.float32:
+            yield from _beside(name, said[torch.float32], said[dtype])
+
+
+def _beside(name: str, exact: tuple[TokenLogprob, ...], got: tuple[TokenLogprob, ...]) -> Iterator[Gauge]:
+    """How two say the same tokens."""
+    pairs = list(zip(exact, got, strict=True))
+    same = sum(one.top[0].token_id == other.top[0].token_id for one, other in pairs) / len(pairs)
+    apart = max(abs(one.logprob - other.logprob) for one, other in pairs)
+    yield Gauge(
+        "precision", f"{name}: likeliest token as in float32", 100 * same, "% of the tokens", f"of {len(pairs)}"
+    )
+    yield Gauge(
+        "precision",
+        f"{name}: log-probabilities off float32's",
+        apart if math.isfinite(apart) else None,
+        "nats at most",
+        "" if math.isfinite(apart) else "not finite",
+    )

@@ -1,0 +1,66 @@
+"""One section after another, each in a process of its own: what one breaks, memory or the device, is not the next one's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from steering.bench.rows import Gauge
+from steering.bench.sections import SECTIONS
+from steering.bench.trial import Trial
+
+
+@dataclass
+class Sheet:
+    """What was measured so far, and on what."""
+
+    machine: dict[str, Any] = field(default_factory=dict)
+    rows: list[Gauge] = field(default_factory=list)
+
+
+def chosen(quick: bool) -> list[str]:
+    """The names of the sections of a whole run, or of a quick one."""
+    return [name for name, section in SECTIONS.items() if section.quick or not quick]
+
+
+def run(names: Iterable[str], trial: Trial, begun: Callable[[str], object] = lambda name: None) -> Sheet:
+    """Run some sections; `begun` is told of each."""
+    found, at = Sheet(), time.monotonic()
+    for name in names:
+        begun(name)
+        section(found, name, trial, SECTIONS[name].budget)
+    about = {"model": f"random {trial.shape}, {trial.dtype}, on {trial.device}{', quick' if trial.quick else ''}"}
+    found.machine |= about | {"seconds": round(time.monotonic() - at)}
+    return found
+
+
+def section(found: Sheet, name: str, trial: Trial, budget: float) -> None:
+    """Add what one section measures within its budget of seconds, and a row that says how it ended where it did not end."""
+    command = [sys.executable, "-m", "steering.bench.sections", name, json.dumps(asdict(trial))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        ended = ""
+        try:
+            out, told = process.communicate(timeout=budget)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, told = process.communicate()
+            ended = f"Its {budget:g} seconds were over."
+        except BaseException:
+            process.kill()
+            raise
+    for line in out.splitlines():
+        said = json.loads(line)
+        if "row" in said:
+            found.rows.append(Gauge(**said["row"]))
+        else:
+            found.machine |= said["machine"]
+    if process.returncode and not ended:
+        last = next((line.strip() for line in reversed(told.splitlines()) if line.strip()), "")
+        ended = f"Its process ended with status {process.returncode}: {last[:300]}"
+    if ended:
+        found.rows.append(Gauge(name, "ended", None, note=ended))

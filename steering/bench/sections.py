@@ -1,0 +1,75 @@
+"""The sections of the benchmark, each on its own: `python -m steering.bench.sections NAME SETUP` writes a section's rows as
+lines of JSON, as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+
+from steering.bench import extras, launches, precision, speed
+from steering.bench.device import facts, peak_bytes
+from steering.bench.rows import Gauge, Unavailable
+from steering.bench.trial import Trial
+
+Figures = Callable[[Trial], Iterator[Gauge]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """figures: what it measures. budget: seconds after which it is ended, the start of its process included. quick: whether
+    it is part of a quick run."""
+
+    figures: Figures
+    budget: float
+    quick: bool = True
+
+
+SECTIONS = {
+    "limits": Section(speed.limits, 25),
+    "decode": Section(speed.decode, 60),
+    "first token": Section(speed.first_token, 40),
+    "precision": Section(precision.precision, 40),
+    "launches": Section(launches.launches, 45),
+    "overhead": Section(extras.overhead, 90),
+    "compiled": Section(speed.compiled, 170, quick=False),
+}
+"""In the order in which they run. Their budgets are less than eight minutes together."""
+
+
+def rows_of(name: str, trial: Trial) -> Iterator[Gauge]:
+    """A section's rows, and the most memory that it held; where it fails, a row says why, behind those that it has made."""
+    try:
+        yield from SECTIONS[name].figures(trial)
+    except Unavailable as reason:
+        yield Gauge(name, "not measured", None, note=str(reason))
+    except Exception as error:
+        yield Gauge(name, "failed", None, note=told(error))
+    try:
+        for kind, size in peak_bytes(trial.place).items():
+            yield Gauge(name, f"most memory, {kind}", size / 2**30, "GiB")
+    except Exception as error:  # a device that has failed says nothing
+        yield Gauge(name, "most memory", None, note=told(error))
+
+
+def told(error: Exception) -> str:
+    """An error as one line: its kind, and the first thing that it says."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {said[:300]}"
+
+
+def main() -> int:
+    """Write the facts of the device, and the rows of a section."""
+    name, trial = sys.argv[1], Trial(**json.loads(sys.argv[2]))
+    with os.fdopen(os.dup(1), "w") as written, redirect_stdout(sys.stderr):  # what others print is no row
+        print(json.dumps({"machine": facts(trial.place)}), file=written, flush=True)
+        for row in rows_of(name, trial):
+            print(json.dumps({"row": asdict(row)}), file=written, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

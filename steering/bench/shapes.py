@@ -1,0 +1,159 @@
+"""Random models as large as real ones, made where they run: Qwen2.5-VL with the embedded model's tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+
+from steering.decoder import attention
+from steering.model.checkpoint import embedded
+from steering.model.mllm import MLLM
+from steering.model.processor import load_processor
+
+PATCH = 28
+"""Pixels of a picture that one token is made of, along each side."""
+_PROCESSING = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """How large a model is and what it is asked. text, vision: settings of its two configs. image: tokens of a large
+    picture, (columns, rows). prompt: words of a prompt without pictures. batches: how many answers decode at once.
+    tokens: of an answer. copied: bytes of the tensor whose copy measures the bandwidth."""
+
+    name: str
+    text: Mapping[str, Any]
+    vision: Mapping[str, Any]
+    image: tuple[int, int]
+    prompt: int
+    batches: tuple[int, ...]
+    tokens: int
+    copied: int
+
+    @property
+    def length(self) -> int:
+        """Columns of a slot: the longest prompt, with what interventions put into it, and its answer."""
+        return max(self.prompt, self.image[0] * self.image[1]) + 2 * self.tokens + max(self.batches) + 256
+
+
+def _text(heads: int, kv_heads: int, width: int, layers: int, ffn: int, vocabulary: int) -> dict[str, Any]:
+    quarter = width // 8
+    return {
+        "hidden_size": heads * width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "num_hidden_layers": layers,
+        "intermediate_size": ffn,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": [quarter, (width // 2 - quarter) // 2, (width // 2 - quarter) // 2],
+        },
+    }
+
+
+def _vision(hidden: int, heads: int, ffn: int, depth: int) -> dict[str, Any]:
+    every = max(1, depth // 4)
+    whole = list(range(every - 1, depth, every))
+    return {
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "intermediate_size": ffn,
+        "depth": depth,
+        "fullatt_block_indexes": whole,
+    }
+
+
+SHAPES = {
+    one.name: one
+    for one in (
+        ModelShape(
+            "7b",
+            _text(28, 4, 128, 28, 18944, 152064),
+            _vision(1280, 16, 3420, 32),
+            image=(50, 30),
+            prompt=1000,
+            batches=(1, 32),
+            tokens=32,
+            copied=2**31,
+        ),
+        ModelShape(
+            "small",
+            _text(8, 2, 64, 8, 1536, 8192),
+            _vision(256, 4, 512, 4),
+            image=(20, 10),
+            prompt=200,
+            batches=(1, 8),
+            tokens=24,
+            copied=2**28,
+        ),
+        ModelShape(
+            "tiny",
+            _text(4, 2, 16, 4, 96, 1024),
+            _vision(32, 2, 64, 2),
+            image=(4, 3),
+            prompt=20,
+            batches=(1, 2),
+            tokens=8,
+            copied=2**20,
+        ),
+    )
+}
+"""By name: Qwen2.5-VL-7B, one that two processors can run, and one for tests."""
+
+
+def random_model(
+    shape: ModelShape,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> MLLM:
+    """A model of that shape with random weights, or with those of another one of it. It says what the embedded model's
+    tokenizer knows alone."""
+    attention.register()
+    with tempfile.TemporaryDirectory() as folder:
+        write_processor(Path(folder))
+        processor = load_processor(folder)
+    own = json.loads((embedded() / "config.json").read_text())
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    ends = {name: own["text_config"][name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = AutoConfig.for_model(
+        "qwen2_5_vl",
+        text_config={**shape.text, **ends},
+        vision_config={**shape.vision, "out_hidden_size": shape.text["hidden_size"]},
+        tie_word_embeddings=False,
+        **{name: own[name] for name in names},
+    )
+    torch.manual_seed(seed)
+    with torch.device(device):
+        model = AutoModelForImageTextToText.from_config(
+            config, dtype=dtype, attn_implementation={"text_config": attention.NAME}
+        )
+    if weights is not None:
+        model.load_state_dict(weights)
+    known = len(processor.tokenizer)
+    model.get_output_embeddings().weight.data[known:] = 0  # never the likeliest
+    model.generation_config = GenerationConfig(eos_token_id=ends["eos_token_id"], pad_token_id=ends["pad_token_id"])
+    return MLLM(model.eval().requires_grad_(False), processor, f"random-{shape.name}", None)
+
+
+def write_processor(folder: Path) -> None:
+    """The embedded model's tokenizer and processing of pictures, which are taken as large as they come."""
+    for name in _PROCESSING:
+        shutil.copy(embedded() / name, folder / name)
+    file = folder / "preprocessor_config.json"
+    least, most = (2 * PATCH) ** 2, PATCH**2 * 4096
+    pictures = {"size": {"shortest_edge": least, "longest_edge": most}, "min_pixels": least, "max_pixels": most}
+    file.write_text(json.dumps(json.loads(file.read_text()) | pictures))

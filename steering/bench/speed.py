@@ -1,0 +1,147 @@
+"""How near decoding comes to the limit that bandwidth sets, and how long a prompt with a large picture takes until its first
+token. Each step of a decode reads every weight of the decoder, and every row's keys and values."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from steering.bench.answering import answered
+from steering.bench.device import bandwidth, graphed, products, seconds
+from steering.bench.rows import Gauge, Unavailable
+from steering.bench.trial import Trial
+from steering.decoder.attention import Decode
+from steering.decoder.kv import KVPool
+from steering.engine.engine import Engine
+from steering.model.mllm import MLLM
+from steering.protocol.request import Request
+
+GIGA = 1e9
+TEXT = 8
+"""Words of a question behind a picture."""
+
+
+def limits(trial: Trial) -> Iterator[Gauge]:
+    """What the device can do at best."""
+    speed = bandwidth(trial.place, trial.size.copied)
+    yield Gauge("limits", f"copy of {trial.size.copied / 2**20:,.0f} MiB", speed / GIGA, "GB/s", "read and written")
+    width = 8192 if trial.place.type == "cuda" else 256
+    dtype = getattr(torch, trial.dtype)
+    rate = products(trial.place, dtype, width)
+    yield Gauge("limits", f"product of {width} x {width} in {trial.dtype}", rate / 1e12, "TFLOP/s")
+
+
+def decode(trial: Trial) -> Iterator[Gauge]:
+    """Steps of the engine as it comes, of its model alone, and of that as a CUDA graph."""
+    speed = bandwidth(trial.place, trial.size.copied)
+    engine = trial.engine(max(trial.size.batches))
+    yield Gauge("decode", "weights read a step", weights_read(engine.mllm) / GIGA, "GB")
+    for rows in trial.size.batches:
+        yield from _steps("decode", "engine", trial, engine, rows, speed)
+        columns = trial.size.prompt + trial.tokens
+        with torch.inference_mode():
+            alone = model_alone(engine.mllm, rows, columns)
+            least = bytes_read(engine, rows, columns) / speed
+            taken = seconds(trial.place, alone, repeats=5, times=4)
+            yield from _timed("decode", "the model alone", rows, taken, least)
+            try:
+                replay = graphed(trial.place, alone)
+                taken = seconds(trial.place, replay, repeats=5, times=4)
+                yield from _timed("decode", "the model alone, as a CUDA graph", rows, taken, least)
+            except Unavailable as reason:
+                yield Gauge("decode", f"the model alone, as a CUDA graph, {rows} at once", None, note=str(reason))
+
+
+def compiled(trial: Trial) -> Iterator[Gauge]:
+    """The engine's decode step compiled by torch."""
+    speed = bandwidth(trial.place, trial.size.copied)
+    begun = time.perf_counter()
+    engine = trial.engine(max(trial.size.batches), compiled=True)
+    yield Gauge("compiled", "until it is ready, the model's making included", time.perf_counter() - begun, "s")
+    for rows in trial.size.batches:
+        yield from _steps("compiled", "engine, compiled", trial, engine, rows, speed)
+
+
+def first_token(trial: Trial) -> Iterator[Gauge]:
+    """A new picture, the same again, and text of as many tokens; medians."""
+    engine = trial.engine(1)
+    across, down = trial.size.image
+    repeats = 3 if trial.quick else 6
+    count = across * down
+
+    def new() -> Request:
+        return trial.ask(text=TEXT, picture=(across, down), tokens=4)
+
+    answered(engine, [new()])
+    found = [answered(engine, [new()]) for _ in range(repeats)]
+    prepared, first = (statistics.median(getattr(one, name) for one in found) for name in ("prepared", "first"))
+    what = f"{count:,} image tokens"
+    yield Gauge("first token", f"{what}, new picture", 1e3 * (prepared + first), "ms", "from a PIL image to the token")
+    yield Gauge(
+        "first token", f"{what}: of it the processor's", 1e3 * prepared, "ms", "on the CPU, in the caller's thread"
+    )
+    yield Gauge(
+        "first token", f"{what}: of it the engine's", 1e3 * first, "ms", f"{count / first:,.0f} tokens a second"
+    )
+    known = new()
+    answered(engine, [known])
+    again = statistics.median(answered(engine, [known]).first for _ in range(repeats))
+    yield Gauge("first token", f"{what}, known picture: the engine's", 1e3 * again, "ms", "its features are cached")
+    texts = statistics.median(answered(engine, [trial.ask(text=count, tokens=4)]).first for _ in range(repeats))
+    yield Gauge(
+        "first token", f"{count:,} words: the engine's", 1e3 * texts, "ms", f"{count / texts:,.0f} tokens a second"
+    )
+
+
+def weights_read(mllm: MLLM) -> int:
+    """Bytes of the weights that a decode step reads: the decoder's and the output's, without the table of tokens."""
+    table = mllm.model.get_input_embeddings().weight
+    read = {id(one): one for one in (*mllm.decoder.parameters(), mllm.model.get_output_embeddings().weight)}
+    if mllm.model.get_output_embeddings().weight is not table:
+        read.pop(id(table), None)
+    return sum(one.nbytes for one in read.values())
+
+
+def bytes_read(engine: Engine, rows: int, columns: int) -> float:
+    """Bytes that a decode step of so many rows, each of so many columns, must read."""
+    stats = engine.stats()
+    return weights_read(engine.mllm) + rows * columns * stats["kv_bytes"] / stats["kv_max_tokens"]
+
+
+@torch.inference_mode()
+def model_alone(mllm: MLLM, rows: int, columns: int) -> Callable[[], torch.Tensor]:
+    """A decode step of the decoder and its output, (rows, vocabulary), over keys and values of its own, without sampling."""
+    pool = KVPool(rows, columns)
+    tokens = torch.zeros(rows, 1, dtype=torch.int64, device=mllm.device)
+    positions = torch.full((rows,), columns - 1, device=mllm.device)
+    mask = torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=mllm.device)
+
+    def run() -> torch.Tensor:
+        out = mllm.decoder(
+            inputs_embeds=mllm.model.get_input_embeddings()(tokens),
+            position_ids=positions[:, None],
+            attention_mask=mask,
+            use_cache=False,
+            step=Decode(pool, positions, columns),
+        )
+        return mllm.head(out.last_hidden_state[:, -1])
+
+    run()  # the pool is made at first use
+    return run
+
+
+def _steps(section: str, what: str, trial: Trial, engine: Engine, rows: int, speed: float) -> Iterator[Gauge]:
+    requests = [trial.ask() for _ in range(rows)]
+    answered(engine, requests[:1])  # what is made at first use
+    found = answered(engine, requests)
+    columns = trial.size.prompt + trial.tokens // 2
+    yield from _timed(section, what, rows, found.step, bytes_read(engine, rows, columns) / speed)
+
+
+def _timed(section: str, what: str, rows: int, taken: float, least: float) -> Iterator[Gauge]:
+    called = f"{what}, {rows} at once"
+    yield Gauge(section, called, 1e3 * taken, "ms a step", f"{rows / taken:,.0f} tokens a second")
+    yield Gauge(section, called, 100 * least / taken, "% of the limit", f"the bandwidth allows {1e3 * least:.3g} ms")
