@@ -122,14 +122,13 @@ class Engine:
             raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
         if answers > self._scheduler.slots:
             raise too_many(request, answers, self._scheduler.slots)
-        with self._changed:
-            self._refuse(answers, turn)  # before the work of preparing
+        self.check(turn, answers)  # before the work of preparing
         return self._enqueue(request, lambda answers: self._refuse(answers, turn), turn)
 
-    def check(self, turn: Turn) -> None:
-        """Raise Busy where a turn's next request would be refused, whatever it is."""
+    def check(self, turn: Turn | None, answers: int = 1) -> None:
+        """Raise Busy where so many more answers, those of a turn or of nobody's, may not join now."""
         with self._changed:
-            self._refuse(1, turn)
+            self._refuse(answers, turn)
 
     @contextmanager
     def turn(self, group: str = "") -> Iterator[Turn]:
