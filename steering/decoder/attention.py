@@ -22,6 +22,7 @@ from steering.decoder import kernels
 from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
+from steering.devices import sent
 
 NAME = "helmsight"
 
@@ -63,13 +64,15 @@ def attend(
 class Prefill:
     """A forward pass that fills columns start..start+n of some slots, `rows`, one prompt a row, padded on the right.
 
-    Padding writes garbage behind a prompt's end, where decode overwrites every column before it reads it.
+    Padding writes garbage behind a prompt's end, where decode overwrites every column before it reads it. Where rows begin
+    at different columns, `ragged` tells which those are.
     """
 
     pool: KVPool
     rows: slice
     start: int = 0
     hooks: Hooks = NO_HOOKS
+    ragged: Ragged | None = None
     _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
 
     def attend(
@@ -78,10 +81,15 @@ class Prefill:
         keys, values = self.pool.layer(heads.layer, key, value)
         n = key.shape[2]
         end = self.start + n
-        keys[self.rows, :, self.start : end], values[self.rows, :, self.start : end] = key, value
-        if self.start:  # only a single prompt comes in chunks
+        if self.ragged is not None:
+            self.ragged.write(keys[self.rows], key)
+            self.ragged.write(values[self.rows], value)
+            end = self.ragged.columns
+        else:
+            keys[self.rows, :, self.start : end], values[self.rows, :, self.start : end] = key, value
+        if self.start or self.ragged is not None:
             key, value = keys[self.rows, :, :end], values[self.rows, :, :end]
-            mask = self._chunk_mask(n, heads.window, query.device)
+            mask = self._chunk_mask(n, end, heads.window, query.device)
         out = kernels.product(heads, query, key, value, mask)
         if not self.hooks.attention and not self.hooks.observers:
             return out
@@ -126,12 +134,37 @@ class Prefill:
             weights = hook.weights(heads.layer, weights)
         return weights
 
-    def _chunk_mask(self, n: int, window: int | None, device: torch.device) -> torch.Tensor:
-        """(1, 1, n, start + n): causal with an offset, which is_causal cannot say, and within the window."""
+    def _chunk_mask(self, n: int, columns: int, window: int | None, device: torch.device) -> torch.Tensor:
+        """(1 or rows, 1, n, columns): causal with an offset, which is_causal cannot say, and within the window."""
         if (window, device) not in self._masks:
-            rows = torch.arange(self.start, self.start + n, device=device)
-            self._masks[window, device] = kernels.visible(rows, self.start + n, window)[None, None]
+            starts = torch.tensor([self.start] if self.ragged is None else self.ragged.starts)
+            rows = sent(starts[:, None] + torch.arange(n), device)
+            self._masks[window, device] = kernels.visible(rows, columns, window)[:, None]
         return self._masks[window, device]
+
+
+@dataclass
+class Ragged:
+    """Where the rows of a prefill begin and how many tokens each has, where they do not begin at one column."""
+
+    starts: list[int]
+    lengths: list[int]
+    _places: dict[torch.device, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> int:
+        """How many columns its queries may see."""
+        return max(start + length for start, length in zip(self.starts, self.lengths, strict=True))
+
+    def write(self, pooled: torch.Tensor, own: torch.Tensor) -> None:
+        """Put own (rows, kv_heads, n, head_dim), but for its padding, into pooled (rows, kv_heads, length, head_dim)."""
+        if own.device not in self._places:
+            real = torch.arange(own.shape[2]) < torch.tensor(self.lengths)[:, None]
+            row, at = real.nonzero().unbind(1)
+            column = torch.tensor(self.starts)[row] + at
+            self._places[own.device] = (sent(row, own.device), sent(at, own.device), sent(column, own.device))
+        row, at, column = self._places[own.device]
+        pooled[row, :, column] = own[row, :, at]
 
 
 def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:

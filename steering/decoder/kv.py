@@ -1,9 +1,13 @@
-"""The keys and values of every slot."""
+"""The keys and values of every slot, and of blocks of tokens that outlive theirs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
+
+from steering.devices import sent
 
 
 class KVPool:
@@ -19,6 +23,11 @@ class KVPool:
         """What all tensors take: slots x length x 2 x layers x KV heads x head width x bytes of the dtype."""
         return sum(tensor.nbytes for tensors in list(self._layers.values()) for tensor in tensors)
 
+    @property
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Keys and values of every layer, in the order in which layers were first run."""
+        return (tensor for tensors in self._layers.values() for tensor in tensors)
+
     def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The two tensors of a layer, shaped after the first key and value that it gets."""
         if index not in self._layers:
@@ -27,12 +36,7 @@ class KVPool:
 
     def _zeros(self, like: torch.Tensor) -> torch.Tensor:
         """Zeros, because a masked column of garbage could be NaN and 0 * NaN is NaN."""
-        shape = (self.slots, like.shape[1], self.length, like.shape[3])
-        if like.device.type != "cpu":
-            return like.new_zeros(shape)
-        # numpy's zeros are pages that the system commits when they are first written: an idle slot costs no memory.
-        raw = np.zeros((*shape[:-1], shape[-1] * like.element_size()), np.uint8)
-        return torch.from_numpy(raw).view(like.dtype)
+        return _zeros((self.slots, like.shape[1], self.length, like.shape[3]), like)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` columns of one slot to another."""
@@ -45,3 +49,45 @@ class KVPool:
         for tensors in self._layers.values():
             for tensor in tensors:
                 tensor[slot].zero_()
+
+
+class KVBlocks:
+    """Keys and values of blocks of `size` tokens each, copied out of slots and into them again: beside each tensor of the
+    pool one (blocks, kv_heads, size, head_dim). As many blocks as `capacity` bytes hold."""
+
+    def __init__(self, pool: KVPool, size: int, capacity: int):
+        self.size = size
+        self.bytes_each = sum(tensor[0, :, :size].numel() * tensor.element_size() for tensor in pool.tensors)
+        self.count = capacity // self.bytes_each
+        self._pairs = [
+            (tensor, _zeros((self.count, tensor.shape[1], size, tensor.shape[3]), tensor)) for tensor in pool.tensors
+        ]
+
+    def save(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """Copy a slot's columns from first * size on into these blocks."""
+        index = torch.tensor(blocks)
+        for pooled, kept in self._pairs:
+            kept.index_copy_(
+                0, sent(index, kept.device), self._columns(pooled, slot, first, len(blocks)).transpose(0, 1)
+            )
+
+    def load(self, slot: int, blocks: Sequence[int]) -> None:
+        """Copy these blocks into a slot's first columns."""
+        index = torch.tensor(blocks)
+        for pooled, kept in self._pairs:
+            columns = self._columns(pooled, slot, 0, len(blocks))
+            columns.copy_(kept.index_select(0, sent(index, kept.device)).transpose(0, 1))
+
+    def _columns(self, pooled: torch.Tensor, slot: int, first: int, count: int) -> torch.Tensor:
+        """(kv_heads, count, size, head_dim), a view of a slot's columns from first * size on."""
+        columns = pooled[slot, :, first * self.size : (first + count) * self.size]
+        return columns.unflatten(1, (count, self.size))
+
+
+def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Zeros of the dtype, and on the device, of another tensor."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    # numpy's zeros are pages that the system commits when they are first written: what is idle costs no memory.
+    raw = np.zeros((*shape[:-1], shape[-1] * like.element_size()), np.uint8)
+    return torch.from_numpy(raw).view(like.dtype)

@@ -138,7 +138,7 @@ class Completion:
             raise Fault("The request was cancelled.")
         choices = tuple(self._choices[index] for index in sorted(self._choices))
         generated = sum(len(choice.token_ids) for choice in choices)
-        return Result(choices, self.prompt_tokens, generated)
+        return Result(choices, self.prompt_tokens, generated, self.sequences[0].reused)
 
     def _answers(self, index: int) -> list[Sequence]:
         """The sequence of choice `index`; none where there is no such choice."""

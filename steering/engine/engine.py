@@ -42,6 +42,7 @@ class Engine:
     it is at most about `max_stall` times as long as one without (None: it is not bounded).
     `max_waiting` answers may wait for a slot, and with `max_wait` none that would wait longer than so many seconds, as far
     as is known: nobody waits before a first answer has ended.
+    `prefix_cache_bytes` keep the beginnings of prompts (0: none, so that no answer depends, by roundings, on those before).
     `focus_layers` is N of the focus metrics (default: the model's own). What was registered by now can be asked for:
     `interventions` and `readouts` are its names. `compiled` has torch compile the decode step, which takes about a minute at
     first and makes every later step shorter. `died` is called where the thread that steps ends by a fault.
@@ -60,6 +61,7 @@ class Engine:
         prefill_budget: int = 1024,
         max_stall: float | None = 3.0,
         image_cache_bytes: int = 256 * 2**20,
+        prefix_cache_bytes: int = 0,
         focus_layers: int | None = None,
         threads: int | None = None,
         self_check: bool = True,
@@ -84,7 +86,8 @@ class Engine:
         if self_check:
             check_model(mllm, compiled)
         self._grammars = Grammars(mllm)
-        self._runner = Runner(mllm, slots, self.max_length, max_images, ImageCache(image_cache_bytes), compiled)
+        images = ImageCache(image_cache_bytes)
+        self._runner = Runner(mllm, slots, self.max_length, max_images, images, prefix_cache_bytes, compiled)
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)

@@ -54,7 +54,7 @@ class Steps:
     ):
         self.mllm = mllm
         self.runner = runner
-        self.scheduler = Scheduler(slots, budget, runner.move)
+        self.scheduler = Scheduler(slots, budget, runner.move, runner.prefixes.known)
         self.twins = Twins(runner.rules, self._enqueue_twin, self._dismiss_twin)
         self.alive: dict[Sequence, None] = {}
         self.counts = dict.fromkeys(
@@ -91,7 +91,7 @@ class Steps:
         if batch:
             before = [sequence.computed for sequence in batch]
             self._prefill(batch, forks=bool(forks))
-            taken = sum(one.computed - start for one, start in zip(batch, before, strict=True))
+            taken = sum(one.computed - max(start, one.reused) for one, start in zip(batch, before, strict=True))
         if self.scheduler.running:
             self._decode()
         self.counts["steps"] += 1
@@ -134,6 +134,8 @@ class Steps:
             self._pair(leader)
         if sampled is not None:
             self._hand_out(first, sampled)
+        self._keep([sequence for sequence in batch if sequence.error is None])
+        self._let_go([*first, *batch])
 
     def _decode(self) -> None:
         running = list(self.scheduler.running)
@@ -158,6 +160,7 @@ class Steps:
             self._end_if_fatal(reason)
             self._fail([sequence], reason)
         self._hand_out(running, decoded.sampled)
+        self._let_go(running)
         for leader in due:
             if not leader.done:
                 self._pair(leader)
@@ -201,6 +204,18 @@ class Steps:
                 log.exception("A token could not be handed out.")
                 sequence.error = Fault(f"The request failed in the engine: {error}")
                 sequence.finish_reason = None  # it may be the last token that could not
+
+    def _keep(self, sequences: list[Sequence]) -> None:
+        """Keep the prompts that have just run for others that begin alike; where that fails, no more are kept."""
+        try:
+            for sequence in sequences:
+                self.runner.keep(sequence)
+        except Exception as error:
+            self._end_if_fatal(error)
+            log.exception("A prompt could not be kept; the prefix cache is off from now on.")
+            self.runner.prefixes.stop()
+
+    def _let_go(self, sequences: list[Sequence]) -> None:
         with self._changed:
             for sequence in [s for s in sequences if s.done]:
                 self._leave(sequence)

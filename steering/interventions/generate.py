@@ -29,7 +29,7 @@ from steering.prompt.layout import ImageSpan, Prompt
 from steering.protocol.asked import Options, Rule
 from steering.protocol.sequence import Sequence as Row
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
+from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Reuse, Slots
 from steering.recorders import attention, states
 
 log = logging.getLogger(__name__)
@@ -208,6 +208,9 @@ class GenerateSlots(Slots):
                 diagnose = sequence.spec.diagnose
                 if not asked.refresh and (diagnose is None or Signal.IMAGE_STATES not in diagnose.signals):
                     del sequence.captured[states.NAME]
+
+    def reuse(self, sequence: Row) -> Reuse:
+        return Reuse(sequence.prompt.length)  # what it looks at, recorders regain
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         for sequence in batch.sequences:

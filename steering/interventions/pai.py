@@ -22,7 +22,7 @@ from steering.prompt.layout import Prompt, build_prompt
 from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.asked import LAYERS, Messages
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
 
 
@@ -99,6 +99,9 @@ class PaiSlots(Slots):
             return None
         last = torch.where(asked, chunk.last, -1)
         return AmplifyRows(self.alpha[chunk.rows].T, self.images[chunk.rows], sent(last, self.alpha.device))
+
+    def reuse(self, sequence: Sequence) -> Reuse:
+        return Reuse(sequence.prompt.length)  # only the last row is amplified
 
     def decode(self, batch: DecodeBatch) -> AmplifyRows | None:
         if not any(_asked(batch.sequences)):

@@ -8,7 +8,8 @@ from steering.interventions.generate import Generate, GenerateSlots
 from steering.interventions.pai import Pai, PaiSlots
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See, SeeSlots
-from steering.interventions.steer import Steering, SteerSlots
+from steering.interventions.steer import Steering
+from steering.interventions.steer_rows import SteerSlots
 from steering.interventions.think import Think, ThinkSlots
 from steering.protocol.intervention import register
 

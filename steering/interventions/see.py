@@ -32,7 +32,7 @@ from steering.prompt.spans import FIRST_IMAGE, SYSTEM
 from steering.protocol.asked import LAYERS, Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
 from steering.recorders import attention
 
@@ -264,6 +264,11 @@ class SeeSlots(Slots):
             every = torch.arange(chunk.width, device=self.first.device).expand(len(chunk.sequences), -1)
             rows.queries = torch.where(rows.asked[:, 0, 0], every, -1)
         return rows
+
+    def reuse(self, sequence: Sequence) -> Reuse:
+        see = sequence.spec.asked.get(NAME)
+        key = (see.alpha, see.reading, see.spans, see.depth(self.pool.layers)) if isinstance(see, See) else ()
+        return Reuse(sequence.prompt.length, key)
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, SeeRows) or chunk.replay:

@@ -10,20 +10,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from steering.decoder.hooks import Hook, LayerHook
-from steering.decoder.updates import Updates
-from steering.devices import sent
 from steering.errors import Inapplicable, RequestError, VectorError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
-from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.asked import Asked, Part
-from steering.protocol.sequence import Sequence as Row
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 from steering.protocol.wording import counted, is_number, must, shown, whole_numbers
 from steering.vectors.vector import PREFERENCE, SteeringVector
 
@@ -149,7 +143,7 @@ class Steer(Part):
         return int(found[1]) if found else None
 
     def classes(self, count: int) -> torch.Tensor:
-        """(count,) float32: 1 for each class of prompt tokens (see `prompt_classes`) that is touched."""
+        """(count,) float32: 1 for each class of prompt tokens (see `steer_rows.prompt_classes`) that is touched."""
         out = torch.zeros(count)
         if self.image is not None and self.image < count:  # the prompt of a contrast may lack the images
             out[self.image] = 1.0
@@ -176,35 +170,6 @@ class Steer(Part):
 def _check_vector(vector: Any) -> None:
     if not isinstance(vector, SteeringVector):
         raise must("steering.vector", "be a SteeringVector, as VectorStore.get and SteeringVector.load return", vector)
-
-
-def class_count(steers: Iterable[Steer], images: int) -> int:
-    """How many classes the tokens of prompts with up to `images` images fall into: the text and the images, told apart
-    only where a vector touches one of them."""
-    return max(1 + images if any(steer.image is not None for steer in steers) else 2, 2)
-
-
-def prompt_classes(spans: torch.Tensor, count: int) -> torch.Tensor:
-    """(n, count) float32 one-hot: TEXT, then image by image, or one class for all of them where count is 2."""
-    numbers = (spans - FIRST_IMAGE + 1).clamp(TEXT, count - 1)
-    return (numbers[:, None] == torch.arange(count)).float()
-
-
-def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]:
-    """For each steered layer (count, d): what is added to each class of prompt tokens, all vectors together; zeros where
-    only generated tokens are touched."""
-    out: dict[int, torch.Tensor] = {}
-    for steer in steers:
-        delta, classes = steer.delta, steer.classes(count)
-        for layer in steer.touched_layers:
-            row = out.setdefault(layer, torch.zeros(count, delta.shape[1]))
-            row += classes[:, None] * delta[layer]
-    return out
-
-
-def generated_delta(steers: Sequence[Steer], layers: int, width: int) -> torch.Tensor:
-    """(layers, d): what is added to every generated token, all vectors together."""
-    return sum((steer.delta for steer in steers if steer.generated), torch.zeros(layers, width))
 
 
 def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dict[str, Any]:
@@ -300,101 +265,7 @@ class Steering(Asked):
             check_steer(mllm, steer, len(prompt.layout.images))
 
     def report(self, taken: Any) -> list[dict[str, Any]]:
-        """What each vector did. taken: per steered layer the norms (see `SteerRows`), and how many generated tokens were
+        """What each vector did. taken: per steered layer the norms (see `applied`), and how many generated tokens were
         fed."""
         norms, fed = taken
         return [applied(steer, norms, fed) for steer in self.steers]
-
-
-class SteerRows(LayerHook):
-    """What is added to each token of a prefill. classes: (rows, n, classes) one-hot, zero on padding. delta: for each
-    steered layer (rows, classes, d).
-
-    norms: for each steered layer (rows, 2, classes), how many tokens the class has and the sum over them of 1 / |h|, h as it
-    is before the addition.
-    """
-
-    def __init__(self, classes: torch.Tensor, delta: dict[int, torch.Tensor]):
-        self.classes = classes
-        self.delta = delta
-        self.norms: dict[int, torch.Tensor] = {}
-
-    def after(
-        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
-    ) -> torch.Tensor:
-        if layer not in self.delta:
-            return hidden
-        inverse = 1 / hidden.float().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
-        classes = self.classes.to(hidden.device)
-        self.norms[layer] = torch.stack([torch.ones_like(inverse), inverse], 1) @ classes
-        return hidden + (classes.to(hidden.dtype) @ self.delta[layer].to(hidden.device))
-
-
-class SteerTokens(LayerHook):
-    """What is added to each row's generated tokens. delta: (rows, layers, d), zero where a row is not steered: the same work
-    for every batch."""
-
-    def __init__(self, delta: torch.Tensor):
-        self._by_layer = delta.unsqueeze(2).unbind(1)  # views (rows, 1, d)
-
-    def after(
-        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
-    ) -> torch.Tensor:
-        return hidden + self._by_layer[layer].to(hidden.device)
-
-
-class SteerSlots(Slots):
-    """What is added to the generated tokens of every slot. delta: (slots, layers, d) in the model's dtype."""
-
-    always: ClassVar[bool] = True
-    compiled: ClassVar[bool] = True
-
-    def __init__(self, name: str, pool: Pool):
-        super().__init__(name, pool)
-        mllm = pool.mllm
-        self.delta = torch.zeros(pool.slots, pool.layers, mllm.hidden_size, dtype=mllm.dtype, device=pool.device)
-
-    def place(self, sequence: Row) -> None:
-        delta = generated_delta(_steers(sequence), *self.delta.shape[1:])
-        self.delta[sequence.slot] = sent(delta, self.delta)
-
-    def prefill(self, chunk: PrefillChunk) -> SteerRows | SteerTokens | None:
-        if chunk.replay:
-            return SteerTokens(self.delta[chunk.rows])
-        steered = [(row, one) for row, one in enumerate(chunk.sequences) if _steers(one)]
-        if not steered:
-            return None
-        count = class_count(
-            (steer for _, one in steered for steer in _steers(one)),
-            max(len(one.prompt.layout.images) for _, one in steered),
-        )
-        classes = torch.zeros(len(chunk.sequences), chunk.width, count)
-        tables: dict[int, torch.Tensor] = {}
-        for row, one in steered:
-            length = chunk.lengths[row]
-            classes[row, :length] = prompt_classes(one.prompt.layout.spans[chunk.start : chunk.start + length], count)
-            for layer, delta in prompt_delta(_steers(one), count).items():
-                tables.setdefault(layer, torch.zeros(len(chunk.sequences), count, delta.shape[1]))[row] = delta
-        return SteerRows(sent(classes, self.delta.device), {at: sent(one, self.delta) for at, one in tables.items()})
-
-    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
-        if not isinstance(hook, SteerRows):
-            return
-        for row, one in enumerate(chunk.sequences):
-            if _steers(one):
-                known, home = one.captured.get(NAME, {}), self.delta.device
-                one.captured[NAME] = {at: known.get(at, 0) + norms[row].to(home) for at, norms in hook.norms.items()}
-
-    def decode(self, batch: DecodeBatch) -> SteerTokens:
-        return SteerTokens(self.delta[batch.rows])
-
-    def take(self, sequence: Row) -> tuple[dict[int, torch.Tensor], int] | None:
-        if not _steers(sequence):
-            return None
-        norms: dict[int, torch.Tensor] = sequence.captured[NAME]
-        return dict(zip(norms, torch.stack([*norms.values()]).cpu(), strict=True)), sequence.fed
-
-
-def _steers(sequence: Row) -> tuple[Steer, ...]:
-    asked = sequence.spec.asked.get(NAME)
-    return asked.steers if isinstance(asked, Steering) else ()

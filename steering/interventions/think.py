@@ -22,7 +22,7 @@ from steering.prompt.layout import Prompt
 from steering.protocol.asked import Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 
 NAME = "sage.think"
 
@@ -80,14 +80,14 @@ class ThinkRows(LayerHook):
         self._layers.append((damped.to(self.real.device), differs.to(self.real.device)))
         return torch.addcmul(hidden, (self._less.to(damped.device) * damped)[..., None].to(hidden.dtype), updates.ffn)
 
-    def divergences(self) -> torch.Tensor:
-        """D of every token: (layers, rows, n)."""
-        return torch.stack([differs for _, differs in self._layers])
+    def by_token(self) -> torch.Tensor:
+        """(rows, n, layers, 2): whether an update was damped, and D."""
+        damped, differs = (torch.stack(values, -1) for values in zip(*self._layers, strict=True))
+        return torch.stack([damped.float(), differs], -1)
 
     def measured(self) -> torch.Tensor:
         """(rows, layers, 2): the number of damped updates and the sum of D over the real tokens."""
-        damped = torch.stack([damped for damped, _ in self._layers])
-        return (torch.stack([damped.float(), self.divergences()], -1) * self.real[..., None]).sum(2).transpose(0, 1)
+        return (self.by_token() * self.real[..., None, None]).sum(1)
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,26 @@ class ThinkSlots(Slots):
         self.sums[chunk.rows] += hook.measured()
         for row, sequence in enumerate(chunk.sequences):
             if sequence.wants(Signal.DIVERGENCE):
-                found = hook.divergences()[:, row, : chunk.lengths[row]].clone()
-                earlier = sequence.captured.get(NAME)
-                sequence.captured[NAME] = found if earlier is None else torch.cat([earlier, found], 1)
+                self._capture(sequence, hook.by_token()[row, : chunk.lengths[row]])
+
+    def _capture(self, sequence: Sequence, by_token: torch.Tensor) -> None:
+        """Add D of further tokens of a prompt; by_token: (k, layers, 2)."""
+        found, earlier = by_token[..., 1].T.clone(), sequence.captured.get(NAME)
+        sequence.captured[NAME] = found if earlier is None else torch.cat([earlier, found], 1)
+
+    def reuse(self, sequence: Sequence) -> Reuse:
+        think, key = sequence.spec.asked.get(NAME), ()
+        if isinstance(think, Think):
+            key = (think.gamma, *think.thresholds(self.pool.mllm).tolist())
+        return Reuse(sequence.prompt.length, key, measured=self.concerns(sequence.spec.asked, sequence.spec.signals))
+
+    def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
+        return hook.by_token() if isinstance(hook, ThinkRows) else None
+
+    def regain(self, sequence: Sequence, measured: torch.Tensor) -> None:
+        self.sums[sequence.slot] += measured.sum(0)
+        if sequence.wants(Signal.DIVERGENCE):
+            self._capture(sequence, measured)
 
     def decode(self, batch: DecodeBatch) -> ThinkRows | None:
         if not any(NAME in sequence.spec.asked for sequence in batch.sequences):

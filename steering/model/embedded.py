@@ -100,7 +100,9 @@ class Embedded:
         }
 
     def cut(self, start: int, end: int) -> Embedded:
-        """Tokens start..end of a single, divisible prompt."""
+        """Tokens start..end of a single prompt, which is divisible unless it is all of them."""
+        if (start, end) == (0, self.length):
+            return self
         overlay = self.overlay.cut(start, end) if self.overlay is not None else None
         return Embedded(self.embeds[:, start:end], self.positions[..., start:end], overlay=overlay)
 

@@ -98,6 +98,13 @@ class MLLM:
         return max(map(len, self.tokenizer.get_vocab()))
 
     @cached_property
+    def rotates_alike(self) -> bool:
+        """Whether a token's rotary angles follow from its position alone, and not from how long its prompt is."""
+        given = getattr(self.text_config, "rope_parameters", None) or {}
+        kinds = [one.get("rope_type") for one in (given, *given.values()) if isinstance(one, Mapping)]
+        return not {"dynamic", "longrope"}.intersection(kinds)
+
+    @cached_property
     def needs_images(self) -> bool:
         """Whether its processor refuses text without images, as PaliGemma's does."""
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from PIL import Image
 from steering.errors import RequestError, panics_raise
 from steering.model.images import Picture, divide
 from steering.model.mllm import MLLM
+from steering.prompt.blocks import block_names
 from steering.prompt.characters import MARK, CharSpans, as_json, as_text, without_insertions
 from steering.prompt.chat import CONTEXT_LINE
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
@@ -91,6 +93,16 @@ class Prompt:
     @property
     def length(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def blocks(self) -> tuple[bytes, ...]:
+        """A name for each of its beginnings; a picture that cannot be told from the others counts from the first one on."""
+        images = self.layout.images
+        begin = images if len(images) == len(self.pictures) else images[:1] * len(self.pictures)
+        starts = [int(image.columns[0]) for image in begin]
+        return block_names(
+            self.ids, self.layout.spans, [(start, one.key) for start, one in zip(starts, self.pictures, strict=True)]
+        )
 
 
 @dataclass(frozen=True)

@@ -329,8 +329,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished request: its choices in order of index, and token counts (baselines not counted)."""
+    """A finished request: its choices in order of index, and token counts (baselines not counted); of the prompt's, how many
+    had been run before and were not run again."""
 
     choices: tuple[Choice, ...]
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0

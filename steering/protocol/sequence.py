@@ -47,6 +47,7 @@ class Spec:
     state_position: int = -1
     forced: tuple[int, ...] = ()
     edit: Callable[[torch.Tensor], torch.Tensor] | None = None
+    salt: str = ""
 
     @classmethod
     def of(cls, prompt: Prompt, asked: Mapping[str, Asked], diagnose: Diagnose | None, **more: Any) -> Spec:
@@ -96,6 +97,7 @@ class Sequence:
     state: State = State.WAITING
     slot: int = -1
     computed: int = 0
+    reused: int = 0  # of these, how many tokens others had run
     embedded: Embedded | None = None
     rope_delta: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -179,7 +181,8 @@ class Sequence:
 
     def restart(self) -> None:
         """Forget everything since the submission but the place in a pair, so that the prompt can run once more, alone."""
-        self.state, self.slot, self.computed, self.alone = State.WAITING, -1, 0, True
+        self.state, self.slot, self.alone = State.WAITING, -1, True
+        self.computed = self.reused = 0
         self.fork_of = self.prompt_left = self.prompt_logits = None
         self.captured = {}
         if self.pair is not None and self.is_leader:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -36,11 +36,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """Tokens start..start+length of some prompts, one a row, padded on the right; of a single long one where `start` > 0.
-    complete: it holds the prompts' ends. replay: it is what was generated before a twin joined."""
+    """Tokens start..start+length of some prompts, one a row, padded on the right. `starts` are above 0 where a long prompt
+    comes in chunks, and where the first rows of prompts are known. complete: it holds the prompts' ends. replay: it is what
+    was generated before a twin joined."""
 
     sequences: list[Sequence]
-    start: int
+    starts: list[int]
     lengths: list[int]
     complete: bool
     replay: bool = False
@@ -54,7 +55,7 @@ class PrefillChunk:
     @property
     def columns(self) -> int:
         """How many columns of the pool its queries may see."""
-        return self.start + self.width
+        return max(start + length for start, length in zip(self.starts, self.lengths, strict=True))
 
     @property
     def width(self) -> int:
@@ -95,6 +96,16 @@ class DecodeBatch:
         return slice(0, len(self.sequences))
 
 
+class Reuse(NamedTuple):
+    """What of a prompt's first rows need not run where others have run them. rows: how many may be left out, because nobody
+    needs what only running them shows. key: what is done to them; equal keys do the same to equal tokens. measured: whether
+    `Slots.by_row` of them is needed."""
+
+    rows: int
+    key: Hashable = ()
+    measured: bool = False
+
+
 class Slots:
     """Fixed tensors with settings and measurements of every slot, neutral where nothing was asked for.
 
@@ -133,6 +144,20 @@ class Slots:
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         """Keep what a prefill measured."""
+
+    def reuse(self, sequence: Sequence) -> Reuse | None:
+        """What of its prompt need not run, as far as this is concerned; None where that cannot be said, and all of it runs.
+        What is done to the last row does not count: that one always runs."""
+        own = type(self)
+        looks = own.prefill is not Slots.prefill or own.keep is not Slots.keep
+        return None if looks else Reuse(sequence.prompt.length)
+
+    def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
+        """(rows, n, ...) what a prefill measured of each token, to be kept with keys and values for `regain`."""
+        return None
+
+    def regain(self, sequence: Sequence, measured: torch.Tensor) -> None:
+        """Count (k, ...) what was measured of the first k tokens of a prompt as if they had run now."""
 
     def decode(self, batch: DecodeBatch) -> Hook | None:
         """What it does to a decode, None where none of the rows asks for it."""

@@ -13,7 +13,7 @@ from steering.devices import fill, sent
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 
 NAME = "attention"
 QUESTIONS, MODALITY, ANCHORS = range(3)
@@ -190,8 +190,8 @@ class AttentionRecorder(Slots):
     def prefill(self, chunk: PrefillChunk) -> PrefillCapture | None:
         if chunk.replay or not any(sequence.wants(*SIGNALS) for sequence in chunk.sequences):
             return None
-        sequences, start, device = chunk.sequences, chunk.start, self.spans.device
-        groups = [_captured_rows(s, start, length) for s, length in zip(sequences, chunk.lengths, strict=True)]
+        sequences, device = chunk.sequences, self.spans.device
+        groups = [_captured_rows(*row) for row in zip(sequences, chunk.starts, chunk.lengths, strict=True)]
         wanted = [torch.cat(parts).unique() for parts in groups]
         most = max(len(rows) for rows in wanted)
         if most == 0 and not chunk.complete:
@@ -245,6 +245,12 @@ class AttentionRecorder(Slots):
                 captured.last_patches = hook.last_patches[:, row]
             if hook.maps is not None:
                 captured.map = hook.maps[row]
+
+    def reuse(self, sequence: Sequence) -> Reuse:
+        if not sequence.wants(*SIGNALS):
+            return Reuse(sequence.prompt.length)
+        rows = torch.cat(_captured_rows(sequence, 0, sequence.prompt.length))
+        return Reuse(int(rows.min()) if len(rows) else sequence.prompt.length)
 
     def decode(self, batch: DecodeBatch) -> DecodeCapture | None:
         if not any(one.wants(*DECODED) or one.due for one in batch.sequences):

@@ -12,7 +12,7 @@ from steering.decoder.updates import Updates
 from steering.devices import sent
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, PrefillChunk, Slots
+from steering.protocol.slots import Computed, PrefillChunk, Reuse, Slots
 
 NAME = "prompt_state"
 
@@ -50,7 +50,10 @@ class PromptStateRecorder(Slots):
         if chunk.replay or not any(sequence.wants(Signal.PROMPT_STATE) for sequence in chunk.sequences):
             return None
         # A chunk of a long prompt holds the token or does not; of prompts that are run whole every one holds its own.
-        read = [one.prompt.length + one.spec.state_position - chunk.start for one in chunk.sequences]
+        read = [
+            one.prompt.length + one.spec.state_position - start
+            for one, start in zip(chunk.sequences, chunk.starts, strict=True)
+        ]
         if not all(0 <= at < length for at, length in zip(read, chunk.lengths, strict=True)):
             return None
         mllm = self.pool.mllm
@@ -67,6 +70,10 @@ class PromptStateRecorder(Slots):
                 captured.states = hook.states[:, row].float()
             if computed.logits is not None:
                 captured.next_logprobs = computed.logits[row].log_softmax(-1)
+
+    def reuse(self, sequence: Sequence) -> Reuse:
+        wanted = sequence.wants(Signal.PROMPT_STATE)
+        return Reuse(sequence.prompt.length + (sequence.spec.state_position if wanted else 0))
 
     def take(self, sequence: Sequence) -> PromptState | None:
         captured: PromptState | None = sequence.captured.get(NAME)

@@ -13,7 +13,7 @@ from steering.prompt.layout import Prompt
 from steering.prompt.spans import REPLY
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, PrefillChunk, Slots
+from steering.protocol.slots import Computed, PrefillChunk, Reuse, Slots
 
 NAME = "reply"
 ROWS = 64
@@ -44,8 +44,13 @@ class ReplyRecorder(Slots):
         for row, sequence in enumerate(chunk.sequences):
             if sequence.wants(Signal.REPLY):
                 hidden = computed.hidden[row, : chunk.lengths[row]]
-                scores = reply_logprobs(self.pool.mllm, sequence.prompt, hidden, chunk.start)
+                scores = reply_logprobs(self.pool.mllm, sequence.prompt, hidden, chunk.starts[row])
                 sequence.captured[NAME] = (*sequence.captured.get(NAME, ()), scores)
+
+    def reuse(self, sequence: Sequence) -> Reuse:
+        columns = sequence.prompt.layout.columns(REPLY)
+        wanted = sequence.wants(Signal.REPLY) and len(columns)
+        return Reuse(max(int(columns[0]) - 1, 0) if wanted else sequence.prompt.length)
 
     def take(self, sequence: Sequence) -> torch.Tensor | None:
         """(tokens of the reply,) float32."""

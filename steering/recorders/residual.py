@@ -18,7 +18,7 @@ from steering.devices import sent
 from steering.measures import divergence
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 
 NAME = "residual"
 NAMES = ("mha_cosine", "ffn_cosine", "mha_change", "ffn_change", "mha_norm", "ffn_norm", "kl", "gate_ratio")
@@ -163,6 +163,11 @@ class ResidualRecorder(Slots):
                 self.sums[sequence.slot] += measured[row]
                 if chunk.complete:
                     self.states[sequence.slot] = states[row]
+
+    def reuse(self, sequence: Sequence) -> Reuse:
+        diagnose = sequence.spec.diagnose
+        every = _wanted(sequence) and diagnose is not None and diagnose.residual_rows == "prompt"
+        return Reuse(0 if every else sequence.prompt.length)
 
     def decode(self, batch: DecodeBatch) -> ResidualRows | None:
         if not any(_wanted(sequence) for sequence in batch.sequences):

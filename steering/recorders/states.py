@@ -13,7 +13,7 @@ from steering.measures import activation_maps
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
+from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Reuse, Slots
 from steering.recorders.interference import EarlierTokens, without_interference
 
 NAME = "states"
@@ -48,17 +48,32 @@ class StatesRecorder(Slots):
         for row, sequence in enumerate(chunk.sequences):
             if not sequence.wants(Signal.IMAGE_STATES, Signal.TEXT_STATES):
                 continue
-            captured = sequence.captured.setdefault(NAME, CapturedStates())
-            layout, length = sequence.prompt.layout, chunk.lengths[row]
-            spans = layout.spans[chunk.start : chunk.start + length]
-            hidden = computed.hidden[row, :length]
-            if sequence.wants(Signal.IMAGE_STATES):
-                captured.image += (_of(hidden, spans >= FIRST_IMAGE),)
-                if chunk.complete:  # kept in the order of columns
-                    order = sent(layout.image_columns.argsort().argsort(), hidden.device)
-                    captured.image = (torch.cat(captured.image)[order],)
-            if sequence.wants(Signal.TEXT_STATES):
-                captured.text += (_of(hidden, _user_text(spans)), *([hidden[-1:]] if chunk.complete else []))
+            hidden = computed.hidden[row, : chunk.lengths[row]]
+            captured = self._captured(sequence, chunk.starts[row], hidden)
+            if sequence.wants(Signal.IMAGE_STATES) and chunk.complete:  # kept in the order of columns
+                order = sent(sequence.prompt.layout.image_columns.argsort().argsort(), hidden.device)
+                captured.image = (torch.cat(captured.image)[order],)
+            if sequence.wants(Signal.TEXT_STATES) and chunk.complete:
+                captured.text += (hidden[-1:],)
+
+    def _captured(self, sequence: Sequence, start: int, hidden: torch.Tensor) -> CapturedStates:
+        """What is captured of a sequence, with that of prompt tokens from `start` on: hidden (k, d)."""
+        captured: CapturedStates = sequence.captured.setdefault(NAME, CapturedStates())
+        spans = sequence.prompt.layout.spans[start : start + len(hidden)]
+        if sequence.wants(Signal.IMAGE_STATES):
+            captured.image += (_of(hidden, spans >= FIRST_IMAGE),)
+        if sequence.wants(Signal.TEXT_STATES):
+            captured.text += (_of(hidden, _user_text(spans)),)
+        return captured
+
+    def reuse(self, sequence: Sequence) -> Reuse:
+        return Reuse(sequence.prompt.length, measured=sequence.wants(*self.signals))
+
+    def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor:
+        return computed.hidden
+
+    def regain(self, sequence: Sequence, measured: torch.Tensor) -> None:
+        self._captured(sequence, 0, measured)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         for sequence in batch.sequences:

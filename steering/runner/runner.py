@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx.experimental._config
 
-from steering.decoder.attention import Decode, Prefill
+from steering.decoder.attention import Decode, Prefill, Ragged
 from steering.decoder.hooks import AttentionHook, Hook, Hooks, LayerHook, Observer
 from steering.decoder.kv import KVPool
 from steering.devices import fill, sent
@@ -22,6 +22,8 @@ from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.runner.concerned import Concerned, Concerns
+from steering.runner.prefix import PrefixCache
 from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
 from steering.runner.twins import Combined, RuleSlots, Twins, replayed, rows_of
 
@@ -29,19 +31,11 @@ COLUMN_BUCKET = 64
 """Decode reads a multiple of this many columns, so that shapes repeat."""
 
 
-class _Concerned(NamedTuple):
-    """What has a say in a forward pass. acting: in the order in which they act, because recorders see what interventions
-    change. keeping: in the order in which they keep, because interventions rest on what recorders captured."""
-
-    acting: list[Slots]
-    keeping: list[Slots]
-
-
 class _Computed(NamedTuple):
     """What a decode computed and nobody knows yet; hooks by the slots that they are of."""
 
     batch: DecodeBatch
-    concerned: _Concerned
+    concerned: Concerned
     hooks: dict[str, Hook | None]
     computed: Computed
 
@@ -60,7 +54,14 @@ class Runner:
 
     @torch.inference_mode()  # compiled code is made for one kind of tensors
     def __init__(
-        self, mllm: MLLM, slots: int, length: int, max_images: int, image_cache: ImageCache, compiled: bool = False
+        self,
+        mllm: MLLM,
+        slots: int,
+        length: int,
+        max_images: int,
+        image_cache: ImageCache,
+        prefix_cache_bytes: int = 0,
+        compiled: bool = False,
     ):
         self.mllm = mllm
         self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
@@ -80,30 +81,20 @@ class Runner:
         self.interventions = {name: made(name, size) for name, made in interventions.items()}
         self.rope_axes: int | None = None
         self._always = torch.ones(1, 1, 1, device=mllm.device)
-        self._concerns: dict[tuple[frozenset[str], frozenset[Signal]], _Concerned] = {}
+        self.concerns = Concerns(self.recorders, self.interventions)
+        self.prefixes = PrefixCache(self.pool, self.concerns, prefix_cache_bytes if mllm.rotates_alike else 0)
 
     @property
     def _every(self) -> tuple[Slots, ...]:
         return (*self.recorders.values(), *self.interventions.values(), self.rules)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of all slots: of keys and values, made at the first prompt, with how many tokens fit; and of all else."""
+        """Bytes of all slots: of keys and values, made at the first prompt, with how many tokens fit; and of all else. What
+        the prefix cache keeps and counts."""
         parts = [part for slots in self._every for part in vars(slots).values()]
         state = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
-        return {"kv_bytes": self.pool.bytes, "kv_max_tokens": self.pool.slots * self.pool.length, "state_bytes": state}
-
-    def _concerned(self, sequences: list[Sequence]) -> _Concerned:
-        """What has a say in a forward pass of these sequences; a step is short, and most concern nearly nothing."""
-        asked: frozenset[str] = frozenset().union(*[sequence.spec.asked for sequence in sequences])
-        signals: frozenset[Signal] = frozenset().union(*[sequence.spec.signals for sequence in sequences])
-        if (asked, signals) not in self._concerns:
-
-            def those(parts: dict[str, Slots]) -> list[Slots]:
-                return [one for one in parts.values() if one.concerns(asked, signals)]
-
-            recorders, interventions = those(self.recorders), those(self.interventions)
-            self._concerns[asked, signals] = _Concerned([*interventions, *recorders], [*recorders, *interventions])
-        return self._concerns[asked, signals]
+        kv = {"kv_bytes": self.pool.bytes, "kv_max_tokens": self.pool.slots * self.pool.length}
+        return {**kv, "state_bytes": state, **self.prefixes.stats()}
 
     @torch.inference_mode()
     def embed(self, sequences: Iterable[Sequence]) -> None:
@@ -122,7 +113,8 @@ class Runner:
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence], budget: int) -> torch.Tensor | None:
-        """Run the prompts of several sequences whole, or the next chunk of a single long one or of its replay.
+        """Run the prompts of several sequences whole, or the next chunk of a single long one or of its replay; but for what
+        is known of them.
 
         Returns the last logits (rows, vocabulary), or None while a prompt is not complete.
         """
@@ -130,21 +122,19 @@ class Runner:
             return self._feed(*replayed(sequences[0], budget))
         self.embed(sequences)
         prompts = [sequence.embedded for sequence in sequences if sequence.embedded is not None]
-        start = sequences[0].computed
-        end = prompts[0].length
-        if len(prompts) > 1:
-            inputs, lengths = Embedded.join(prompts), [prompt.length for prompt in prompts]
-        else:
-            if prompts[0].divisible:
-                end = min(end, start + budget)
-            inputs = prompts[0] if (start, end) == (0, prompts[0].length) else prompts[0].cut(start, end)
-            lengths = [end - start]
-        if start == 0:
-            for sequence in sequences:
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            if not sequence.computed:
                 self._place(sequence)
-        chunk = PrefillChunk(sequences, start, lengths, complete=end == prompts[0].length)
+                self.prefixes.begin(sequence, prompt)
+        starts, ends = [sequence.computed for sequence in sequences], [prompt.length for prompt in prompts]
+        if len(prompts) == 1 and prompts[0].divisible:
+            ends = [min(ends[0], starts[0] + budget)]
+        parts = [prompt.cut(*part) for prompt, *part in zip(prompts, starts, ends, strict=True)]
+        inputs = parts[0] if len(parts) == 1 else Embedded.join(parts)
+        lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+        chunk = PrefillChunk(sequences, starts, lengths, complete=ends[0] == prompts[0].length)
         arguments = inputs.arguments
-        if start:
+        if any(starts):
             arguments["attention_mask"] = self._own_mask(1)
         computed = self._computed(chunk, lambda step: self.mllm.decoder(**arguments, use_cache=False, step=step))
         for sequence, length in zip(sequences, lengths, strict=True):
@@ -158,17 +148,24 @@ class Runner:
                 sequence.prompt_logits = computed.logits[row]
         return None if sequences[0].replay else computed.logits
 
+    @torch.inference_mode()
+    def keep(self, sequence: Sequence) -> None:
+        """Keep what its prompt left in its slot for others that begin alike."""
+        self.prefixes.keep(sequence)
+
     def _computed(self, chunk: PrefillChunk, decoder: Callable[[Prefill], Any]) -> Computed:
         """Run a chunk under its hooks, and keep what they measured."""
-        concerned = self._concerned(chunk.sequences)
+        concerned = self.concerns.of(chunk.sequences)
         hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
-        step = Prefill(self.pool, chunk.rows, chunk.start, Hooks.of(hooks.values()))
+        ragged = Ragged(chunk.starts, chunk.lengths) if len(set(chunk.starts)) > 1 else None
+        step = Prefill(self.pool, chunk.rows, chunk.starts[0], Hooks.of(hooks.values()), ragged)
         hidden: torch.Tensor = decoder(step).last_hidden_state.to(self.mllm.device)
         logits = None
         if chunk.complete:
             last = sent(chunk.last, hidden.device)
             logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         computed = Computed(hidden, logits)
+        self.prefixes.measured(chunk, hooks, computed)
         for part in concerned.keeping:
             part.keep(chunk, hooks[part.name], computed)
         return computed
@@ -180,7 +177,7 @@ class Runner:
         """
         (sequence,) = chunk.sequences
         tokens = sent(torch.tensor(generated), self.mllm.device)
-        positions = torch.arange(chunk.start, chunk.start + len(tokens), device=tokens.device) + sequence.rope_delta
+        positions = torch.arange(len(tokens), device=tokens.device) + chunk.starts[0] + sequence.rope_delta
         computed = self._computed(
             chunk, lambda step: self._decoder_output(self.mllm.decoder, tokens[None], positions[None], step)
         )
@@ -217,7 +214,7 @@ class Runner:
                 self._place_sampler(sequence)
         logits = self.masked(sequences, logits)
         rows = sent(torch.tensor([sequence.slot for sequence in sequences]), logits.device)
-        sampled = self._sampled(sequences, self._concerned(sequences).acting, rows, self.position[rows], logits)
+        sampled = self._sampled(sequences, self.concerns.of(sequences).acting, rows, self.position[rows], logits)
         self.token[rows] = sampled.tokens
         for row, sequence in enumerate(sequences):
             if sequence.twin is not None:
@@ -303,7 +300,7 @@ class Runner:
             kept = [[[float(not sequence.held)]] for sequence in running]
             active = sent(torch.tensor(kept), positions.device)
         batch = DecodeBatch(running, positions, columns, active.expand(count, 1, 1))
-        concerned = self._concerned(running)
+        concerned = self.concerns.of(running)
         hooks = {part.name: part.decode(batch) for part in concerned.acting}
         # Compiled is what most steps are; the others would need code of their own for every mixture of them.
         plain = any(hooks[part.name] is not None and not part.compiled for part in concerned.acting)

@@ -153,7 +153,7 @@ def replayed(twin: Sequence, budget: int) -> tuple[PrefillChunk, tuple[int, ...]
     fed = twin.computed - twin.prompt.length
     tokens = twin.replay[fed : fed + min(budget, REPLAY_ROWS)]
     complete = fed + len(tokens) == len(twin.replay)
-    return PrefillChunk([twin], twin.computed, [len(tokens)], complete, replay=True), tokens
+    return PrefillChunk([twin], [twin.computed], [len(tokens)], complete, replay=True), tokens
 
 
 def rows_of(sequences: Iterable[Sequence]) -> Iterable[Sequence]:
@@ -172,7 +172,7 @@ def _twin(leader: Sequence, pair: Pair) -> Sequence:
     if pair.made:
         prompt, edit = pair.made[-1].occluded(spec.prompt)
     asked = {name: one for name, one in spec.asked.items() if not one.twin}
-    twin_spec = Spec.of(prompt, asked, None, sampling=Sampling(), max_tokens=spec.max_tokens, edit=edit)
+    twin_spec = Spec.of(prompt, asked, None, sampling=Sampling(), max_tokens=spec.max_tokens, edit=edit, salt=spec.salt)
     source = None if late or leader.fork_of is None else leader.fork_of.twin
     return Sequence(
         spec=twin_spec,

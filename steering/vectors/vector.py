@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from typing import Any, NoReturn
@@ -81,6 +82,11 @@ class SteeringVector:
             check_info(self.info, len(self.direction))
         except ValueError as error:
             raise VectorError(f"Steering vector {self.name!r}: {error}.", code="bad_vector") from error
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of its tensors: vectors of one digest, at the same layers, do the same."""
+        return _digest({name: getattr(self, name) for name in _TENSORS})
 
     @property
     def calibrated_range(self) -> tuple[float, float] | None:
@@ -213,7 +219,7 @@ class SteeringVector:
             "fingerprint": self.fingerprint,
             "layers": json.dumps(self.layers),
             "info": json.dumps(self.info, sort_keys=True),
-            "sha256": _digest(tensors),
+            "sha256": self.digest,
         }
         return save(tensors, metadata)
 

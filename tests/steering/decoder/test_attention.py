@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from steering.decoder.attention import Decode, Prefill, attend
+from steering.decoder.attention import Decode, Prefill, Ragged, attend
 from steering.decoder.hooks import AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
-from steering.decoder.kv import KVPool
+from steering.decoder.kv import KVBlocks, KVPool
 from steering.recorders import attention
 from steering.recorders.attention import DecodeCapture, PrefillCapture
 
@@ -141,6 +141,44 @@ def test_prefill_in_chunks(chunks: list[int], window: int | None, softcap: float
             expected, _ = by_definition(query[0, :, position], key[0], value[0], position, window, softcap)
             torch.testing.assert_close(output[0, :, position - start], expected, rtol=1e-5, atol=1e-6)
         start += count
+
+
+@pytest.mark.parametrize(("window", "softcap"), VARIANTS)
+def test_prefill_of_prompts_that_begin_at_different_columns(window: int | None, softcap: float | None) -> None:
+    pool = filled_pool()
+    starts, lengths, slots = [0, 5, 9], [4, 2, 3], slice(1, 4)
+    rows, n = len(starts), max(lengths)
+    query, key, value = (random(rows, heads, n, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    before = [tensor.clone() for tensor in pool.layer(0, nothing(), nothing())]
+    step = Prefill(pool, slots, starts[0], ragged=Ragged(starts, lengths))
+    output = step.attend(Heads(0, SCALING, window, softcap), query, key, value, None)
+    after = list(pool.layer(0, nothing(), nothing()))
+    for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        for old, new in zip(before, (key, value), strict=True):
+            old[slots.start + row, :, start : start + length] = new[row, :, :length]
+        keys, values = (tensor[slots.start + row] for tensor in after)
+        for at in range(length):
+            expected, _ = by_definition(query[row, :, at], keys, values, start + at, window, softcap)
+            torch.testing.assert_close(output[row, :, at], expected, rtol=1e-5, atol=1e-6)
+    for old, pooled in zip(before, after, strict=True):  # what is padding was written nowhere
+        assert torch.equal(old, pooled)
+
+
+def test_blocks_are_copied_out_of_slots_and_into_others() -> None:
+    pool = filled_pool()
+    keys, values = pool.layer(0, nothing(), nothing())
+    blocks = KVBlocks(pool, 4, capacity=3 * 2 * KV_HEADS * 4 * WIDTH * 4 + 1)
+    assert blocks.count == 3
+    wanted = [tensor[2, :, :12].clone() for tensor in (keys, values)]
+    blocks.save(2, 0, [1])
+    blocks.save(2, 1, [0, 2])
+    kept = [tensor[0, :, 12:].clone() for tensor in (keys, values)]
+    for tensor in (keys, values):
+        tensor[2] = 0.0
+    blocks.load(0, [1, 0, 2])
+    for tensor, first, rest in zip((keys, values), wanted, kept, strict=True):
+        assert torch.equal(tensor[0, :, :12], first)
+        assert torch.equal(tensor[0, :, 12:], rest)
 
 
 @pytest.mark.parametrize("piece", [1, 3, 128])

@@ -276,7 +276,7 @@ def test_no_attention_is_lost_however_little_a_head_looks(reading: str, seen: fl
     slots = SeeSlots("sage.see", a_pool(1, 4, 1))
     sequence = a_sequence([-1, FIRST_IMAGE, FIRST_IMAGE, QUESTION], See(alpha=0.5, reading=reading, shallow=1))
     slots.place(sequence)
-    rows = slots.prefill(PrefillChunk([sequence], 0, [4], complete=True))
+    rows = slots.prefill(PrefillChunk([sequence], [0], [4], complete=True))
     weights = torch.tensor([0.5, seen, seen / 2, 0.5 - 1.5 * seen])[None, None, None]
     enhanced = rows.weights(0, weights)[0, 0, 0]
     assert float(enhanced.sum()) == pytest.approx(1.0, abs=1e-6)

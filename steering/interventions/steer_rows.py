@@ -1,0 +1,156 @@
+"""What steering does in every slot: to the tokens of prompts by their class, to generated ones alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+import torch
+
+from steering.decoder.hooks import Hook, LayerHook
+from steering.decoder.updates import Updates
+from steering.devices import sent
+from steering.interventions.steer import NAME, TEXT, Steer, Steering
+from steering.prompt.spans import FIRST_IMAGE
+from steering.protocol.sequence import Sequence as Row
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+
+
+def class_count(steers: Iterable[Steer], images: int) -> int:
+    """How many classes the tokens of prompts with up to `images` images fall into: the text and the images, told apart
+    only where a vector touches one of them."""
+    return max(1 + images if any(steer.image is not None for steer in steers) else 2, 2)
+
+
+def prompt_classes(spans: torch.Tensor, count: int) -> torch.Tensor:
+    """(n, count) float32 one-hot: TEXT, then image by image, or one class for all of them where count is 2."""
+    numbers = (spans - FIRST_IMAGE + 1).clamp(TEXT, count - 1)
+    return (numbers[:, None] == torch.arange(count)).float()
+
+
+def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]:
+    """For each steered layer (count, d): what is added to each class of prompt tokens, all vectors together; zeros where
+    only generated tokens are touched."""
+    out: dict[int, torch.Tensor] = {}
+    for steer in steers:
+        delta, classes = steer.delta, steer.classes(count)
+        for layer in steer.touched_layers:
+            row = out.setdefault(layer, torch.zeros(count, delta.shape[1]))
+            row += classes[:, None] * delta[layer]
+    return out
+
+
+def generated_delta(steers: Sequence[Steer], layers: int, width: int) -> torch.Tensor:
+    """(layers, d): what is added to every generated token, all vectors together."""
+    return sum((steer.delta for steer in steers if steer.generated), torch.zeros(layers, width))
+
+
+class SteerRows(LayerHook):
+    """What is added to each token of a prefill. classes: (rows, n, classes) one-hot, zero on padding. delta: for each
+    steered layer (rows, classes, d).
+
+    inverse: for each steered layer (rows, n), 1 / |h| of each token, h as it is before the addition.
+    """
+
+    def __init__(self, classes: torch.Tensor, delta: dict[int, torch.Tensor]):
+        self.classes = classes
+        self.delta = delta
+        self.inverse: dict[int, torch.Tensor] = {}
+
+    def after(
+        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
+    ) -> torch.Tensor:
+        if layer not in self.delta:
+            return hidden
+        norm = hidden.float().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
+        self.inverse[layer] = (1 / norm).to(self.classes.device)
+        return hidden + (self.classes.to(hidden) @ self.delta[layer].to(hidden.device))
+
+    def by_token(self, layers: int) -> torch.Tensor:
+        """(rows, n, layers): 1 / |h| of each token, 0 at layers that are not steered."""
+        nothing = self.classes.new_zeros(self.classes.shape[:2])
+        return torch.stack([self.inverse.get(layer, nothing) for layer in range(layers)], -1)
+
+
+class SteerTokens(LayerHook):
+    """What is added to each row's generated tokens. delta: (rows, layers, d), zero where a row is not steered: the same work
+    for every batch."""
+
+    def __init__(self, delta: torch.Tensor):
+        self._by_layer = delta.unsqueeze(2).unbind(1)  # views (rows, 1, d)
+
+    def after(
+        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
+    ) -> torch.Tensor:
+        return hidden + self._by_layer[layer].to(hidden.device)
+
+
+class SteerSlots(Slots):
+    """What is added to the generated tokens of every slot. delta: (slots, layers, d) in the model's dtype."""
+
+    always: ClassVar[bool] = True
+    compiled: ClassVar[bool] = True
+
+    def __init__(self, name: str, pool: Pool):
+        super().__init__(name, pool)
+        mllm = pool.mllm
+        self.delta = torch.zeros(pool.slots, pool.layers, mllm.hidden_size, dtype=mllm.dtype, device=pool.device)
+
+    def place(self, sequence: Row) -> None:
+        delta = generated_delta(_steers(sequence), *self.delta.shape[1:])
+        self.delta[sequence.slot] = sent(delta, self.delta)
+
+    def prefill(self, chunk: PrefillChunk) -> SteerRows | SteerTokens | None:
+        if chunk.replay:
+            return SteerTokens(self.delta[chunk.rows])
+        steered = [(row, one) for row, one in enumerate(chunk.sequences) if _steers(one)]
+        if not steered:
+            return None
+        count = class_count(
+            (steer for _, one in steered for steer in _steers(one)),
+            max(len(one.prompt.layout.images) for _, one in steered),
+        )
+        classes = torch.zeros(len(chunk.sequences), chunk.width, count)
+        tables: dict[int, torch.Tensor] = {}
+        for row, one in steered:
+            start, length = chunk.starts[row], chunk.lengths[row]
+            classes[row, :length] = prompt_classes(one.prompt.layout.spans[start : start + length], count)
+            for layer, delta in prompt_delta(_steers(one), count).items():
+                tables.setdefault(layer, torch.zeros(len(chunk.sequences), count, delta.shape[1]))[row] = delta
+        return SteerRows(sent(classes, self.delta.device), {at: sent(one, self.delta) for at, one in tables.items()})
+
+    def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
+        if not isinstance(hook, SteerRows):
+            return
+        for row, one in enumerate(chunk.sequences):
+            if _steers(one):
+                one.captured.setdefault(NAME, []).append(hook.by_token(self.pool.layers)[row, : chunk.lengths[row]])
+
+    def reuse(self, sequence: Row) -> Reuse:
+        steers = _steers(sequence)
+        key = tuple((one.vector.digest, one.scale, one.touched_layers, one.tokens) for one in steers)
+        return Reuse(sequence.prompt.length, key, measured=bool(steers))
+
+    def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
+        return hook.by_token(self.pool.layers) if isinstance(hook, SteerRows) else None
+
+    def regain(self, sequence: Row, measured: torch.Tensor) -> None:
+        sequence.captured[NAME] = [measured]
+
+    def decode(self, batch: DecodeBatch) -> SteerTokens:
+        return SteerTokens(self.delta[batch.rows])
+
+    def take(self, sequence: Row) -> tuple[dict[int, torch.Tensor], int] | None:
+        steers, layout = _steers(sequence), sequence.prompt.layout
+        if not steers:
+            return None
+        classes = prompt_classes(layout.spans, class_count(steers, len(layout.images)))
+        inverse = torch.cat(sequence.captured[NAME])  # (prompt tokens, layers)
+        sums, count = (inverse.T @ sent(classes, inverse)).cpu(), classes.sum(0)
+        touched = {layer for steer in steers for layer in steer.touched_layers}
+        return {layer: torch.stack([count, sums[layer]]) for layer in sorted(touched)}, sequence.fed
+
+
+def _steers(sequence: Row) -> tuple[Steer, ...]:
+    asked = sequence.spec.asked.get(NAME)
+    return asked.steers if isinstance(asked, Steering) else ()

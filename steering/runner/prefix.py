@@ -1,0 +1,231 @@
+"""The beginnings of prompts that were run before: keys and values by blocks of tokens, and what was measured of them.
+
+A block is known by the hash of all that stands before its end (`prompt.blocks`) and by what was done to it, so that nothing
+is shared between different settings. What is in a slot stays its own: blocks are copied in and out. The least recently used
+ones go first, of one prompt the last.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+from steering.decoder.hooks import Hook
+from steering.decoder.kv import KVBlocks, KVPool
+from steering.model.embedded import Embedded
+from steering.prompt.blocks import SIZE
+from steering.protocol.sequence import Sequence
+from steering.protocol.slots import Computed, PrefillChunk
+from steering.runner.concerned import Concerns
+
+POSITIONS = "positions"
+"""The name under which rotary positions (tokens, axes) are kept beside what was measured."""
+_Key = tuple[Hashable, bytes]
+
+
+class _Plan(NamedTuple):
+    """How a prompt may be shared. keys: of its whole blocks, but for the one with the last token. most: how many of them may
+    be left out. needed: the parts whose measures are needed then."""
+
+    keys: tuple[_Key, ...]
+    most: int
+    needed: frozenset[str]
+
+
+class _Run(NamedTuple):
+    """A prompt that is being run: what was measured of its tokens so far (tokens, ...), in pieces, by part."""
+
+    plan: _Plan
+    measured: dict[str, list[torch.Tensor]]
+
+
+@dataclass
+class _Block:
+    """number: of `KVBlocks`. measured: (tokens, ...) by part."""
+
+    number: int
+    measured: dict[str, torch.Tensor]
+
+    @property
+    def bytes(self) -> int:
+        """What it takes beside keys and values."""
+        return sum(values.nbytes for values in self.measured.values())
+
+
+class PrefixCache:
+    """Keeps at most `capacity` bytes, 0 for none. `queries` counts prompts that were looked for, `hits` those of which
+    something was found, `tokens` how many that were."""
+
+    def __init__(self, pool: KVPool, concerns: Concerns, capacity: int):
+        self.queries = self.hits = self.tokens = 0
+        self.capacity = capacity
+        self._pool = pool
+        self._concerns = concerns
+        self._store: KVBlocks | None = None  # made when the pool is
+        self._free: list[int] = []
+        self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
+        self._beside = 0
+        self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
+        self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
+
+    @property
+    def bytes(self) -> int:
+        """What the blocks take that are kept now."""
+        return self._beside + len(self._blocks) * (0 if self._store is None else self._store.bytes_each)
+
+    def stats(self) -> dict[str, int]:
+        """What is counted, and the bytes kept now."""
+        counts = {"queries": self.queries, "hits": self.hits, "tokens": self.tokens, "bytes": self.bytes}
+        return {f"prefix_cache_{name}": count for name, count in counts.items()}
+
+    def stop(self) -> None:
+        """Let go of everything, and keep nothing from now on."""
+        self.capacity, self._store, self._beside = 0, None, 0
+        for kept in (self._blocks, self._plans, self._runs):
+            kept.clear()
+
+    def known(self, sequence: Sequence) -> int:
+        """How many of a waiting prompt's first tokens need not run."""
+        plan = self._plan(sequence)
+        return 0 if plan is None else len(self._found(plan)) * SIZE
+
+    def begin(self, sequence: Sequence, prompt: Embedded) -> None:
+        """Copy what is known of a prompt into its slot, where its settings have been written."""
+        plan = self._plan(sequence)
+        if plan is None or not prompt.divisible:
+            return
+        positions = prompt.positions.reshape(-1, prompt.length).T  # (tokens, axes)
+        self.queries += 1
+        blocks = self._found(plan)
+        known = len(blocks) * SIZE
+        if blocks and not bool((_positions(blocks) == positions[:known]).all()):
+            return
+        self._runs[sequence] = run = _Run(plan, {POSITIONS: [positions]})
+        if not blocks or self._store is None:
+            return
+        self._touch(plan.keys[: len(blocks)])
+        self._store.load(sequence.slot, [block.number for block in blocks])
+        for part in self._concerns.of([sequence]).keeping:
+            if part.name in plan.needed:
+                run.measured[part.name] = [_joined(blocks, part.name)]
+                part.regain(sequence, run.measured[part.name][0])
+        sequence.computed = sequence.reused = known
+        self.hits += 1
+        self.tokens += known
+
+    def measured(self, chunk: PrefillChunk, hooks: Mapping[str, Hook | None], computed: Computed) -> None:
+        """Note what a chunk measured of its tokens."""
+        runs = [(row, run) for row, one in enumerate(chunk.sequences) if (run := self._runs.get(one)) is not None]
+        needed = frozenset[str]().union(*[run.plan.needed for _, run in runs])
+        for part in self._concerns.of(chunk.sequences).keeping if needed else ():
+            if part.name in needed and (values := part.by_row(chunk, hooks[part.name], computed)) is not None:
+                for row, run in runs:
+                    if part.name in run.plan.needed:
+                        run.measured.setdefault(part.name, []).append(values[row, : chunk.lengths[row]])
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keep the whole blocks of a prompt that has run and still lies in its slot."""
+        run = self._runs.pop(sequence, None)
+        if run is None:
+            return
+        keys = run.plan.keys
+        first = next((at for at, key in enumerate(keys) if not self._has(key, run.plan.needed)), len(keys))
+        self._touch(keys)
+        if first < len(keys):
+            self._add(sequence.slot, keys, first, {name: torch.cat(parts) for name, parts in run.measured.items()})
+            self._touch(keys)
+
+    def _plan(self, sequence: Sequence) -> _Plan | None:
+        """How a prompt may be shared; None where it may not."""
+        if sequence not in self._plans:
+            self._plans[sequence] = self._planned(sequence) if self.capacity else None
+        return self._plans[sequence]
+
+    def _planned(self, sequence: Sequence) -> _Plan | None:
+        spec, prompt = sequence.spec, sequence.prompt
+        if spec.edit is not None:
+            return None
+        settings: list[Hashable] = [spec.salt]
+        rows, needed = prompt.length - 1, set()  # the last one says what comes next
+        for part in self._concerns.of([sequence]).keeping:
+            reuse = part.reuse(sequence)
+            if reuse is None:
+                return None
+            rows = min(rows, reuse.rows)
+            if reuse.key != ():
+                settings.append((part.name, reuse.key))
+            if reuse.measured:
+                needed.add(part.name)
+        names = prompt.blocks[: (prompt.length - 1) // SIZE]
+        return _Plan(tuple((tuple(settings), name) for name in names), rows // SIZE, frozenset(needed))
+
+    def _found(self, plan: _Plan) -> list[_Block]:
+        """The blocks of a prompt's beginning that are known."""
+        found = []
+        for key in plan.keys[: plan.most]:
+            if not self._has(key, plan.needed):
+                break
+            found.append(self._blocks[key])
+        return found
+
+    def _has(self, key: _Key, needed: frozenset[str]) -> bool:
+        block = self._blocks.get(key)
+        return block is not None and needed <= block.measured.keys()
+
+    def _touch(self, keys: Iterable[_Key]) -> None:
+        """Note that blocks are in use: what comes first in a prompt goes last."""
+        for key in reversed(list(keys)):
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+
+    def _add(self, slot: int, keys: tuple[_Key, ...], first: int, measured: Mapping[str, torch.Tensor]) -> None:
+        """Keep a prompt's blocks from the first new one on, as far as there is room beside those before it."""
+        if self._store is None:
+            self._store = KVBlocks(self._pool, SIZE, self.capacity)
+            self._free = list(range(self._store.count))[::-1]
+        earlier = {key: self._drop(key).measured for key in keys[first:] if key in self._blocks}
+        own, new = set(keys), []
+        for at, key in enumerate(keys[first:], first):
+            rows = slice(at * SIZE, (at + 1) * SIZE)
+            block = _Block(-1, earlier.get(key, {}) | {name: values[rows].clone() for name, values in measured.items()})
+            if not self._make_room(block.bytes, own):
+                break
+            block.number = self._free.pop()
+            self._blocks[key] = block
+            self._beside += block.bytes
+            new.append(block.number)
+        if new:
+            self._store.save(slot, first, new)
+
+    def _make_room(self, beside: int, own: set[_Key]) -> bool:
+        """Drop what is oldest until a block and so many bytes beside it fit; False where only a prompt's `own` are left."""
+        assert self._store is not None
+        while not self._free or self.bytes + self._store.bytes_each + beside > self.capacity:
+            oldest = next(iter(self._blocks), None)
+            if oldest is None or oldest in own:
+                return False
+            self._drop(oldest)
+        return True
+
+    def _drop(self, key: _Key) -> _Block:
+        block = self._blocks.pop(key)
+        self._free.append(block.number)
+        self._beside -= block.bytes
+        return block
+
+
+def _positions(blocks: list[_Block]) -> torch.Tensor:
+    """(tokens, axes); where only prompts with images have several axes, those of a text are the same on each."""
+    own = [block.measured[POSITIONS] for block in blocks]
+    axes = max(positions.shape[1] for positions in own)
+    return torch.cat([positions.expand(-1, axes) for positions in own])
+
+
+def _joined(blocks: list[_Block], name: str) -> torch.Tensor:
+    """(tokens, ...) what one part measured of blocks that follow each other."""
+    return torch.cat([block.measured[name] for block in blocks])

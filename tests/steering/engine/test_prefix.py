@@ -1,0 +1,204 @@
+"""The beginnings of prompts that others had run: answers and readouts are those of prompts that run whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import steering
+from steering import Diagnose, Request, Sampling, See, Steer, Think
+from steering.prompt.blocks import SIZE
+from steering.prompt.spans import QUESTION
+from steering.protocol.slots import Pool, PrefillChunk, Reuse, Slots
+from tests.steering.conftest import MakeEngine, a_sequence
+from tests.steering.parallel.asking import chat, differences, picture, requests, said
+
+ROOM = 2**26
+SYSTEM = {"role": "system", "content": "The star is red, the circle is green, the heart is blue. " * 3}
+RED, BLUE = picture(200, 30, 40), picture(20, 60, 220)
+Engines = tuple[steering.Engine, steering.Engine]
+
+
+def engine_of(mllm: steering.MLLM, room: int = ROOM, **options: Any) -> steering.Engine:
+    settings: dict[str, Any] = {"slots": 6, "max_length": 512, "self_check": False} | options
+    return steering.Engine(mllm, prefix_cache_bytes=room, **settings)
+
+
+@pytest.fixture(scope="module")
+def engines() -> Engines:
+    """Engines of the embedded model, one that keeps nothing and one that does."""
+    mllm = steering.load(dtype="float32")
+    return engine_of(mllm, 0), engine_of(mllm)
+
+
+@pytest.fixture
+def fresh(engines: Engines) -> steering.Engine:
+    """One that knows no prompt."""
+    return engine_of(engines[0].mllm)
+
+
+def asking(request: Request, question: str) -> Request:
+    """The request behind a system prompt, with another question."""
+    last = request.messages[-1]
+    parts = [*last["content"][:-1], {"type": "text", "text": question}]
+    return replace(request, messages=[SYSTEM, {**last, "content": parts}])
+
+
+def a_request(question: str = "What colour is the star?", *asked: Any, of: Any = RED, **more: Any) -> Request:
+    return asking(Request(chat(of), Sampling(max_tokens=3, logprobs=3, ignore_eos=True), asked, **more), question)
+
+
+def reused(engine: steering.Engine, request: Request) -> int:
+    """How many tokens of its prompt had been run before."""
+    return engine.generate([request])[0].cached_tokens
+
+
+def a_vector(mllm: steering.MLLM, size: float = 0.05) -> steering.SteeringVector:
+    ones = torch.ones(mllm.num_layers)
+    direction = torch.full((mllm.num_layers, mllm.hidden_size), size)
+    return steering.SteeringVector("v", direction, ones, ones, ones, (1, 2), mllm.fingerprint)
+
+
+def test_every_request_is_answered_as_without(engines: Engines) -> None:
+    cold, warm = engines
+    for name, asked in requests(cold.mllm).items():
+        one, another = (asking(asked, question) for question in ("What colour is the star?", "Which picture is red?"))
+        warm.generate([one])
+        expected, got = (engine.generate([another])[0] for engine in (cold, warm))
+        assert differences(said(got), said(expected), tolerance=2e-4) == [], name
+        whole = asked.readouts is not None and asked.readouts.residual_rows == "prompt"  # which reads every row
+        assert got.cached_tokens == 0 if whole else got.cached_tokens >= 3 * SIZE, name
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl", "gemma3", "idefics3", "mistral3"])
+def test_families(make_engine: MakeEngine, family: str) -> None:
+    cold, warm = make_engine(family), make_engine(family, prefix_cache_bytes=ROOM)
+    asked: list[Any] = [See(alpha=0.5), Think(threshold=0.1)]
+    for question in ("What colour is the star?", "Is it red?"):
+        request = a_request(question, *asked, diagnose=Diagnose({"focus", "modality", "decay"}))
+        expected, got = (said(engine.generate([request])[0]) for engine in (cold, warm))
+        assert differences(got, expected, tolerance=1e-3) == []
+    assert warm.stats()["prefix_cache_hits"] == (family != "gemma3")  # whose image tokens see those behind them
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.3), ("float16", 0.03)])
+def test_half_precision(dtype: str, tolerance: float) -> None:
+    mllm = steering.load(dtype=dtype)
+    cold, warm = engine_of(mllm, 0), engine_of(mllm)
+    warm.generate([a_request("Is it red?")])
+    expected, got = (engine.generate([a_request()])[0].choices[0] for engine in (cold, warm))
+    assert warm.stats()["prefix_cache_hits"] == 1
+    assert got.token_ids == expected.token_ids
+    for one, other in zip(got.logprobs or (), expected.logprobs or (), strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=tolerance)
+
+
+def test_prompts_of_one_batch_begin_where_each_is_known_to(engines: Engines) -> None:
+    """One is not known at all, one by its system prompt, one by all but its end; padded together."""
+    cold, _ = engines
+    warm = engine_of(cold.mllm)
+    warm.generate([a_request("Is it red?", of=BLUE)])
+    focus = Diagnose({"focus", "modality"})
+    batch = [
+        Request(chat(RED), Sampling(max_tokens=3, logprobs=3, ignore_eos=True), See(alpha=0.4)),
+        a_request(of=RED, diagnose=focus),
+        a_request(of=BLUE, diagnose=focus),
+    ]
+    steps = warm.stats()["steps"]
+    got, expected = ([said(result) for result in engine.generate(batch)] for engine in (warm, cold))
+    assert differences(got, expected, tolerance=2e-4) == []
+    assert warm.stats()["steps"] - steps == 2  # in the first, all prompts and two tokens each
+    assert warm.stats()["prefix_cache_hits"] == 2
+
+
+def test_nothing_is_shared_between_settings(fresh: steering.Engine) -> None:
+    vector, other = a_vector(fresh.mllm), a_vector(fresh.mllm, 0.06)
+    kinds: list[tuple[Any, ...]] = [
+        (),
+        (See(alpha=0.2),),
+        (See(alpha=0.3),),
+        (See(alpha=0.2, reading="scale"),),
+        (Think(threshold=0.1),),
+        (Think(threshold=0.2),),
+        (Steer(vector, 1.0),),
+        (Steer(vector, 1.1),),
+        (Steer(vector, 1.0, layers=(1,)),),
+        (Steer(vector, 1.0, tokens="text"),),
+        (Steer(other, 1.0),),  # of the same name: it was replaced
+        (See(alpha=0.2), Steer(vector, 1.0)),
+    ]
+    for kind in kinds:
+        assert reused(fresh, a_request("What colour is the star?", *kind)) == 0, kind
+    for kind in kinds:
+        assert reused(fresh, a_request("Which picture is red?", *kind)) >= 4 * SIZE, kind
+
+
+def test_a_picture_is_known_by_its_content(fresh: steering.Engine) -> None:
+    alone = reused(fresh, a_request(of=RED))
+    system = reused(fresh, a_request(of=BLUE))
+    assert (alone, system) == (0, 3 * SIZE)
+    assert reused(fresh, a_request("Is it red?", of=BLUE)) > system
+
+
+def test_what_a_readout_needs_runs_again(fresh: steering.Engine) -> None:
+    """Focus and modality read the question's rows, drift the last one, and what reads every row has them run."""
+    reused(fresh, a_request())
+    again = {
+        name: reused(fresh, a_request(diagnose=Diagnose({name}, residual_rows="prompt")))
+        for name in ("decay", "focus", "modality", "residual")
+    }
+    assert again["decay"] > again["focus"] == again["modality"] >= 4 * SIZE > again["residual"] == 0
+
+
+def test_what_only_later_requests_measure_is_measured_then(engines: Engines, fresh: steering.Engine) -> None:
+    """The states of images are kept with what asks for them, and not known of what did not."""
+    maps = a_request(diagnose=Diagnose({"tam"}, causal=True))
+    expected = said(engines[0].generate([maps])[0])
+    assert [reused(fresh, one) for one in (a_request(), maps)] == [0, 0]
+    assert reused(fresh, maps) >= 4 * SIZE
+    assert differences(said(fresh.generate([maps])[0]), expected, tolerance=2e-4) == []
+    assert reused(fresh, a_request()) >= 4 * SIZE
+
+
+def test_room_is_bounded_and_the_oldest_goes_first(engines: Engines) -> None:
+    probe = engine_of(engines[0].mllm)
+    probe.generate([a_request()])
+    room = int(probe.stats()["prefix_cache_bytes"])
+    engine = engine_of(engines[0].mllm, room)
+    blue, red = a_request(of=BLUE), a_request(of=RED)
+    whole = [reused(engine, one) for one in (red, red)][1]
+    assert engine.stats()["prefix_cache_bytes"] == room
+    assert reused(engine, blue) == 3 * SIZE  # the system prompt stays, because it is in use
+    assert engine.stats()["prefix_cache_bytes"] <= room
+    assert reused(engine, blue) == whole
+    assert reused(engine, red) == 3 * SIZE
+    small = engine_of(engines[0].mllm, room // 3)
+    assert [reused(small, red) for _ in range(2)] == [0, whole // SIZE // 3 * SIZE]
+    assert small.stats()["prefix_cache_bytes"] <= room // 3
+
+
+def test_slots_that_touch_prompts_and_say_nothing_of_it_share_none(engines: Engines) -> None:
+    pool = Pool(engines[0].mllm, 1, 64, 1)
+
+    class Touching(Slots):
+        def prefill(self, chunk: PrefillChunk) -> None:
+            return None
+
+    class Keeping(Slots):
+        def keep(self, *_: Any) -> None:
+            return None
+
+    sequence = a_sequence([QUESTION] * 5)
+    assert [one("one", pool).reuse(sequence) for one in (Touching, Keeping, Slots)] == [None, None, Reuse(5)]
+
+
+def test_what_cannot_be_kept_is_answered(fresh: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("steering.runner.prefix.KVBlocks", full)
+    assert [reused(fresh, a_request()) for _ in range(2)] == [0, 0]
+    assert (fresh.stats()["finished"], fresh.stats()["faults"]) == (2, 0)
