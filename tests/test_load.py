@@ -6,13 +6,15 @@ import json
 import random
 import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import drip
 from benchmarks.load import overload, run
 from benchmarks.load.client import Load, Outcome, Seen, Server, send
 from benchmarks.load.workloads import WORKLOADS
@@ -25,10 +27,19 @@ ASKED: list[dict[str, Any]] = []
 class Scripted(BaseHTTPRequestHandler):
     """Streams three pieces, or answers whole; refuses every fourth request, and breaks a stream for who asks to."""
 
+    refusals: Sequence[int] = (0,)
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        if len(sent) < int(self.headers["Content-Length"]):  # of one that drips, and was ended
+            return
+        body = json.loads(sent)
         ASKED.append(body)
-        self.send_response(429 if len(ASKED) % 4 == 0 else 200)
+        self.send_response(429 if len(ASKED) % 4 in self.refusals else 200)
         self.end_headers()
         usage = {"usage": {"completion_tokens": 5}}
         if not body.get("stream"):
@@ -100,6 +111,16 @@ def test_too_much_beside_one_client(url: str, capsys: pytest.CaptureFixture[str]
     assert busy[1].startswith("2 clients")
     assert busy[7].startswith("16 200"), "each was answered in the end"
     assert much[1] == "2 times as much"
+
+
+def test_connections_that_drip(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    port = int(url.split(":")[2].partition("/")[0])
+    monkeypatch.setattr(drip, "served", lambda flags: nullcontext(port))
+    monkeypatch.setattr(Scripted, "refusals", ())
+    assert drip.main(["--connections", "3", "--seconds", "0.2"]) == 0
+    health, *_, end = [line for line in capsys.readouterr().out.splitlines()[2:] if line]
+    assert health.startswith("| `/health` |")
+    assert end.startswith("3 of them were open at the end")
 
 
 def test_what_breaks_or_is_left_is_no_answer(url: str) -> None:

@@ -61,7 +61,7 @@ before it has read the answer."""
 SWEEP = 0.25
 """Seconds between two looks at the deadlines."""
 ACCEPTED = 64
-"""Connections taken in one turn of the loop."""
+"""Connections taken, and cut off, in one turn of the loop."""
 SPARE_FILES = 256
 """Open files that are not for connections."""
 
@@ -168,8 +168,11 @@ class Worker(BaseWorker):
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP
-            for connection in [one for one in self._connections if one.late(now)]:
+            late = [one for one in self._connections if one.late(now)]
+            for connection in late[:ACCEPTED]:
                 self._too_late(connection)
+            if len(late) > ACCEPTED:  # the others in the next turn, so that nobody waits for all of them
+                self.later(partial(setattr, self, "_next_sweep", now))
             self._bound_input()
 
     def later(self, act: Callable[[], object]) -> None:

@@ -89,6 +89,28 @@ def test_the_deadline_starts_with_the_connection(
     assert 0.7 < time.monotonic() - started < 4
 
 
+def test_many_that_are_late_together_are_cut_off_a_few_at_a_time(
+    fake: FakeEngine, serve_worker: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "ACCEPTED", 2)
+    cut: list[float] = []
+    refuse = workers.Worker._refuse
+    monkeypatch.setattr(workers.Worker, "_refuse", lambda *given: (cut.append(given[0]._turns), refuse(*given)))
+    turn = workers.Worker._turn
+
+    def counted(worker: workers.Worker) -> None:
+        worker._turns = getattr(worker, "_turns", 0) + 1  # type: ignore[attr-defined]
+        turn(worker)
+
+    monkeypatch.setattr(workers.Worker, "_turn", counted)
+    port = serve_worker(app_of(fake, read_timeout=0.3))
+    slow = [connect(port) for _ in range(7)]
+    for connection in slow:
+        connection.sendall(HEALTH[:-4])
+    assert all(b" 408 " in connection.recv(1000) for connection in slow)
+    assert max(cut.count(one) for one in cut) == 2
+
+
 def test_connections_stay_open_and_take_several_requests_at_once(
     fake: FakeEngine, serve_worker: Serve, connect: Connect
 ) -> None:

@@ -1,0 +1,173 @@
+"""What clients who drip their requests take from others: `python -m benchmarks.drip`.
+
+Of one server of the embedded model: how long `/health` and short chats take alone, and beside `--connections` that send
+their heads and bodies a byte at a time, one each second, and never come to an end; who is cut off (408) connects anew.
+Server, these connections and who is measured are a process each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from benchmarks.load.run import shape
+from benchmarks.load.workloads import WORKLOADS
+from server.process.resources import raise_file_limit
+
+BETWEEN = 1.0
+"""Seconds between two bytes of a connection."""
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+BODY = b'POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n{"messages": ['
+Times = dict[str, list[float]]
+
+
+@contextlib.contextmanager
+def served(flags: Sequence[str]) -> Iterator[int]:
+    """The port of a server that is ready, within a block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    command = [sys.executable, "-m", "server.cli", "serve", "--journal", "off", "--no-access-log", "--port", str(port)]
+    process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
+                break
+            if process.poll() is not None:
+                raise RuntimeError("The server ended before it was ready.")
+            time.sleep(0.2)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Drips:
+    """Connections that never come to the end of a request, in a process of their own: every second one in its head, the
+    others in their bodies. `open` are there now, `refused` were cut off with an answer, `lost` without one."""
+
+    def __init__(self, port: int, count: int):
+        spawning = multiprocessing.get_context("spawn")
+        self._counts = spawning.Array("i", 3)
+        self._process = spawning.Process(target=_drip, args=(port, count, self._counts), daemon=True)
+        self._process.start()
+
+    @property
+    def open(self) -> int:
+        return int(self._counts[0])
+
+    @property
+    def refused(self) -> int:
+        return int(self._counts[1])
+
+    @property
+    def lost(self) -> int:
+        return int(self._counts[2])
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def _drip(port: int, count: int, counts: Any) -> None:
+    async def one(number: int) -> None:
+        await asyncio.sleep(number / count)  # not all at the same moment
+        while True:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            counts[0] += 1
+            writer.write(BODY if number % 2 else HEAD)
+            said = asyncio.create_task(reader.read(64))
+            while not (await asyncio.wait({said}, timeout=BETWEEN))[0]:
+                writer.write(b" ")
+            counts[0] -= 1
+            counts[1 if b" 408 " in said.result() else 2] += 1
+            writer.close()
+
+    async def drip() -> None:
+        await asyncio.gather(*(one(number) for number in range(count)))
+
+    raise_file_limit()
+    asyncio.run(drip())
+
+
+async def ask(port: int, seconds: float, tokens: int) -> Times:
+    """Seconds that `/health` and a short chat take, one after the other and over connections of their own, for a while."""
+    found: Times = {"health": [], "first": [], "chat": []}
+    url, end, seed = f"http://127.0.0.1:{port}", time.monotonic() + seconds, 0
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        while time.monotonic() < end:
+            started = time.perf_counter()
+            async with session.get(f"{url}/health") as answer:
+                assert answer.status == 200
+                await answer.read()
+            found["health"].append(time.perf_counter() - started)
+            body = {"messages": WORKLOADS["short"](seed), **shape(tokens, True)}
+            started, first = time.perf_counter(), None
+            async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+                assert answer.status == 200
+                async for line in answer.content:
+                    if first is None and line.startswith(b"data: {") and _says(line):
+                        first = time.perf_counter() - started
+            found["first"].append(first or np.nan)
+            found["chat"].append(time.perf_counter() - started)
+            seed += 1
+    return found
+
+
+def run(port: int, seconds: float, tokens: int) -> Times:
+    """As `ask`, for a caller who may have a loop of its own."""
+    with ThreadPoolExecutor(1) as own:
+        return own.submit(asyncio.run, ask(port, seconds, tokens)).result()
+
+
+def _says(line: bytes) -> bool:
+    return any(choice["delta"].get("content") for choice in json.loads(line[6:])["choices"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure both and print one table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.drip", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--connections", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=40.0, help="of asking, without them and beside them")
+    parser.add_argument("--tokens", type=int, default=8, help="of each chat's answer")
+    parser.add_argument("flags", nargs="*", help="more flags of helmsight serve, behind --")
+    options = parser.parse_args(argv)
+    with served(options.flags) as port:
+        run(port, min(2.0, options.seconds), options.tokens)
+        alone = run(port, options.seconds, options.tokens)
+        drips = Drips(port, options.connections)
+        while drips.open < options.connections:
+            time.sleep(0.1)
+        beside = run(port, options.seconds, options.tokens)
+        still, refused, lost = drips.open, drips.refused, drips.lost
+        drips.close()
+    print(f"| | alone p50, p99, max (ms) | beside {options.connections} that drip | asked |\n|---|---|---|---|")
+    for name, what in (("health", "`/health`"), ("first", "first token of a chat"), ("chat", "the whole chat")):
+        times = [
+            ", ".join(f"{value * 1e3:.1f}" for value in (*np.percentile(found[name], (50, 99)), max(found[name])))
+            for found in (alone, beside)
+        ]
+        print(f"| {what} | {times[0]} | {times[1]} | {len(alone[name])}, {len(beside[name])} |")
+    ended = f"{refused} were cut off with an answer, {lost} without one"
+    print(f"\n{still} of them were open at the end, until then {ended}; load {os.getloadavg()[0]:.1f}.")
+    return int(max(beside["health"]) > 10.0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
