@@ -21,7 +21,6 @@ from steering.engine.steps import Steps
 from steering.engine.turn import Turn
 from steering.errors import Fault, RequestError, UnsupportedModel
 from steering.grammar.compiled import Grammars
-from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
 from steering.protocol.readout import Diagnose
@@ -86,8 +85,7 @@ class Engine:
         if self_check:
             check_model(mllm, compiled)
         self._grammars = Grammars(mllm)
-        images = ImageCache(image_cache_bytes)
-        self._runner = Runner(mllm, slots, self.max_length, max_images, images, prefix_cache_bytes, compiled)
+        self._runner = Runner(mllm, slots, self.max_length, max_images, image_cache_bytes, prefix_cache_bytes, compiled)
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)
@@ -241,16 +239,12 @@ class Engine:
 
     def stats(self) -> dict[str, float]:
         """Counters since the start and gauges of now."""
-        cache = self._runner.image_cache
         return {
             "running": len(self._scheduler.running) + (self._scheduler.filling is not None),
             "waiting": self._gate.waiting,
             "slots": self._scheduler.slots,
             "max_waiting": self.max_waiting,
-            "image_cache_hits": cache.hits,
-            "image_cache_misses": cache.misses,
-            "image_cache_bytes": cache.bytes,
-            **self._runner.sizes(),
+            **self._runner.stats(),
             "kv_tokens": sum(sequence.length for sequence in list(self._scheduler.running)),
             **self._steps.counts,
         }

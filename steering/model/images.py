@@ -82,6 +82,11 @@ class ImageCache:
         self._entries: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
         self._separable = True  # whether the model's features can be told apart by picture
 
+    def stats(self) -> dict[str, int]:
+        """What is counted, and the bytes kept now."""
+        counts = {"hits": self.hits, "misses": self.misses, "bytes": self.bytes}
+        return {f"image_cache_{name}": count for name, count in counts.items()}
+
     def get(self, encode: Encode, prompts: Sequence[Sequence[Picture]]) -> list[Any]:
         """The features of each prompt's pictures; what is new is encoded, as far as it has one shape in one call."""
         if not self._separable:

@@ -59,13 +59,13 @@ class Runner:
         slots: int,
         length: int,
         max_images: int,
-        image_cache: ImageCache,
+        image_cache_bytes: int = 0,
         prefix_cache_bytes: int = 0,
         compiled: bool = False,
     ):
         self.mllm = mllm
         self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
-        self.image_cache = image_cache
+        self.image_cache = ImageCache(image_cache_bytes)
         if compiled:  # a step that reads all columns would be compiled anew, so there is always one bucket more
             length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
         self.pool = KVPool(slots, length)
@@ -88,13 +88,13 @@ class Runner:
     def _every(self) -> tuple[Slots, ...]:
         return (*self.recorders.values(), *self.interventions.values(), self.rules)
 
-    def sizes(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int]:
         """Bytes of all slots: of keys and values, made at the first prompt, with how many tokens fit; and of all else. What
-        the prefix cache keeps and counts."""
+        both caches keep and count."""
         parts = [part for slots in self._every for part in vars(slots).values()]
         state = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
         kv = {"kv_bytes": self.pool.bytes, "kv_max_tokens": self.pool.slots * self.pool.length}
-        return {**kv, "state_bytes": state, **self.prefixes.stats()}
+        return {**kv, "state_bytes": state, **self.image_cache.stats(), **self.prefixes.stats()}
 
     @torch.inference_mode()
     def embed(self, sequences: Iterable[Sequence]) -> None:

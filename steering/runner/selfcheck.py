@@ -17,7 +17,6 @@ from transformers.utils import logging
 from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
 from steering.errors import RequestError, UnsupportedModel
-from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.sequence import Sequence, Spec, State
@@ -241,7 +240,7 @@ def _engine_logits(
     they are observed, the attention (layers,) of each prompt's last row to its image."""
     length = max(prompt.length for prompt in prompts) + STEPS
     slots = len(prompts) + 1  # as in use, where most steps leave some slots out
-    runner = Runner(mllm, slots, length, max_images=1, image_cache=ImageCache(0), compiled=compiled)
+    runner = Runner(mllm, slots, length, max_images=1, compiled=compiled)
     if observed:
         runner.interventions["selfcheck"] = _ExplicitSlots("selfcheck", Pool(mllm, slots, length, 1))
     sequences = [_sequence(mllm, prompt, slot, observed) for slot, prompt in enumerate(prompts)]
@@ -273,7 +272,7 @@ def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
     """Name the first decoder layer whose output differs in prefill."""
     with plain(mllm) as model, _recorded(mllm) as expected:
         model(**{name: value.to(mllm.device) for name, value in prompt.inputs.items()}, use_cache=False)
-    runner = Runner(mllm, 1, prompt.length + 1, max_images=1, image_cache=ImageCache(0))
+    runner = Runner(mllm, 1, prompt.length + 1, max_images=1)
     with _recorded(mllm) as got:
         runner.prefill([_sequence(mllm, prompt, 0)], budget=prompt.length)
     tolerance = TOLERANCE if mllm.dtype == torch.float32 else HALF_TOLERANCE
