@@ -72,6 +72,10 @@ class Settings(BaseModel):
         description="how long running answers may wait for a token while a prompt comes in, in times of a step without",
     )  # fmt: skip
     image_cache: int = Field(default=256 * MEBI, ge=0, description="bytes for cached image embeddings")
+    prefix_cache: int = Field(
+        default=512 * MEBI, ge=0,
+        description="bytes for the beginnings of prompts, which others that begin alike then need not run; 0 for none",
+    )  # fmt: skip
     compiled: bool = Field(
         default=False, description="compile the decode step: minutes at the start, then less time per token"
     )

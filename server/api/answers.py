@@ -157,12 +157,13 @@ def event(value: dict[str, Any]) -> str:
     return f"data: {dumps(value)}\n\n"
 
 
-def usage(result: Result) -> dict[str, int]:
+def usage(result: Result) -> dict[str, Any]:
     """Token counts in OpenAI's names."""
     return {
         "prompt_tokens": result.prompt_tokens,
         "completion_tokens": result.completion_tokens,
         "total_tokens": result.prompt_tokens + result.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
     }
 
 

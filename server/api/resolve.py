@@ -59,6 +59,7 @@ def resolve(
         clamp=True,
         grammar=grammar,
         tools=tools,
+        cache_salt=chat.cache_salt or "",
     )
 
 

@@ -171,6 +171,7 @@ def make_engine(settings: Settings, tell: Tell = lambda stage, share: None) -> s
         max_stall=settings.max_stall,
         max_images=max(1, settings.max_images),
         image_cache_bytes=settings.image_cache,
+        prefix_cache_bytes=settings.prefix_cache,
         threads=threads,
         compiled=settings.compiled,
         died=None if settings.tensor_parallel == 1 else _end_process,

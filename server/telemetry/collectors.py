@@ -31,11 +31,14 @@ _GAUGES = {
     "kv_bytes": ("kv_cache_bytes", "Bytes allotted for keys and values, from the first prompt on"),
     "state_bytes": ("slot_state_bytes", "Bytes allotted for what interventions and recorders keep of every slot"),
     "image_cache_bytes": ("image_cache_bytes", "Bytes of cached image embeddings"),
+    "prefix_cache_bytes": ("prefix_cache_bytes", "Bytes of what is kept of the beginnings of prompts"),
 }
 _COUNTERS = {
     "steps": "Engine steps",
     "image_cache_hits": "Images whose embeddings were cached",
     "image_cache_misses": "Images that were encoded",
+    "prefix_cache_queries": "Prompts of which it was looked whether their beginning is known",
+    "prefix_cache_hits": "Prompts whose beginning was known",
     "faults": "Sequences that ended in an error",
     "cancelled": "Requests given up by their clients",
 }
@@ -76,8 +79,12 @@ class EngineCollector(Collector):
             if name in stats:
                 yield CounterMetricFamily(f"helmsight_{name}", text, stats[name])
         tokens = CounterMetricFamily("helmsight_tokens", "Tokens through the engine", labels=["kind"])
-        for kind in ("prompt", "generated"):
-            tokens.add_metric([kind], stats.get(f"{kind}_tokens", 0))
+        for kind, name in (
+            ("prompt", "prompt_tokens"),
+            ("generated", "generated_tokens"),
+            ("cached", "prefix_cache_tokens"),
+        ):
+            tokens.add_metric([kind], stats.get(name, 0))
         yield tokens
         yield from _histograms(engine.bins)
         yield from _gpu_memory(able.device)

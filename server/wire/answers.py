@@ -243,12 +243,20 @@ class CompletionChoice(Extras):
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
+class PromptTokens(AnswerBody):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+    """Those that had been run before, and were not run again."""
+
+
 class TokenCounts(AnswerBody):
     """Tokens; those of baselines are not counted."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokens
 
 
 class Head(AnswerBody):

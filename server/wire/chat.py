@@ -218,6 +218,9 @@ class ChatRequest(BaseModel):
     """An answer that is given: the model generates it whatever it would say, so that `logprobs` and `diagnostics` are those
     of this answer."""
 
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """What is kept of the prompt serves only requests with the same one, as vLLM has it."""
+
     strict: Flag | None = None
     """Whether what does not apply is refused, which is the default; false skips it and says so in `applied.skipped`."""
 

@@ -141,10 +141,10 @@ class Reliability:
 Chats = Sequence[Sequence[Mapping[str, Any]]]
 
 
-def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None) -> list[Reliability]:
+def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None, salt: str = "") -> list[Reliability]:
     """What the plain answer of each chat rests on; the answers run in one batch, then all reduced prompts.
 
-    A model that cannot do without images is shown gray ones. Raises RequestError where a chat has no image or no text
+    A model that cannot do without images is shown gray ones. `salt`: the requests' `cache_salt`. Raises RequestError where a chat has no image or no text
     context.
     """
     chats = [chat_of(chat) for chat in chats]
@@ -152,11 +152,13 @@ def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None) -> 
         _check_chat(chat)
     unseen = blanked if engine.mllm.needs_images else without_images
     reduced = [(unseen(chat), without_context(chat)) for chat in chats]
-    plain = engine.generate((Request(chat, Sampling(max_tokens=TOKENS, logprobs=0)) for chat in chats), begun)
+    plain = engine.generate(
+        (Request(chat, Sampling(max_tokens=TOKENS, logprobs=0), cache_salt=salt) for chat in chats), begun
+    )
     said = [_words(result) for result in plain]
     scored = engine.generate(
         (
-            Request(chat, Sampling(max_tokens=len(tokens), ignore_eos=True, logprobs=0), forced=tokens)
+            Request(chat, Sampling(max_tokens=len(tokens), ignore_eos=True, logprobs=0), forced=tokens, cache_salt=salt)
             for pair, tokens in zip(reduced, said, strict=True)
             for chat in pair
         ),
@@ -168,17 +170,17 @@ def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None) -> 
 
 
 def find(
-    engine: Engine | Turn, chats: Chats, criterion: Criterion = DROP, begun: Begun | None = None
+    engine: Engine | Turn, chats: Chats, criterion: Criterion = DROP, begun: Begun | None = None, salt: str = ""
 ) -> Sequence[Reliability | Surprise]:
     """What a criterion finds for each chat, which must have an image and a text context; raises RequestError otherwise, and
     where the model was not calibrated for the criterion."""
     if criterion.name == "drop":
-        return measure(engine, chats, begun)
+        return measure(engine, chats, begun, salt)
     bound = bound_of(engine.mllm, criterion.bound)
     chats = [chat_of(chat) for chat in chats]
     for chat in chats:
         _check_chat(chat)
-    found = surprises(engine, chats, begun)
+    found = surprises(engine, chats, begun, salt)
     return [Surprise(value, bound, count, criterion.one_degraded) for value, count in found]
 
 
@@ -196,7 +198,7 @@ def decide(engine: Engine | Turn, request: Request, auto: Auto, begun: Begun | N
     meanwhile. `begun` is given everything that runs for it, so that it can be cancelled; raises Fault then.
     """
     check_auto(engine.mllm, auto)  # before the work of measuring
-    (found,) = find(engine, [request.chat], auto.criterion, begun)
+    (found,) = find(engine, [request.chat], auto.criterion, begun, request.cache_salt)
     return replace(request, interventions=[*request.asked.values(), auto.steer(found)])
 
 

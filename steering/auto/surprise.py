@@ -91,9 +91,10 @@ def surprises(
     engine: Engine | Turn,
     chats: Sequence[Sequence[Mapping[str, Any]]],
     begun: Callable[[Completion], object] | None = None,
+    salt: str = "",
 ) -> list[tuple[float | None, int]]:
     """(s, number of contexts) of every chat, from one prefill a context, all in one batch; of several contexts the most
-    surprising counts. `begun` as that of `Engine.generate`.
+    surprising counts. `begun` as that of `Engine.generate`, `salt` as `Request.cache_salt`.
 
     Raises RequestError where a chat has no text context, or more than `MAX_CONTEXTS`.
     """
@@ -108,7 +109,7 @@ def surprises(
     results = iter(
         engine.generate(
             (
-                Request(bare, Sampling(max_tokens=1), reply=context)
+                Request(bare, Sampling(max_tokens=1), reply=context, cache_salt=salt)
                 for chat, contexts in zip(chats, replies, strict=True)
                 for bare in [_unanswered(without_images(without_context(chat)))]
                 for context in contexts

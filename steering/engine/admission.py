@@ -181,6 +181,7 @@ def prepare(
                 signals=request.signals,
                 state_position=request.state_position,
                 forced=admitted.forced,
+                salt=request.cache_salt,
             )
             text = TextStream(mllm.tokenizer, request.sampling.stop)
             matcher = None if start is None else start.copy()

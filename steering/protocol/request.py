@@ -126,6 +126,7 @@ class Request:
     read, not generated: the prompt ends with it, as the model's template renders an answer to the chat, and its tokens'
     log-probabilities come from the prefill. `clamp` shortens a `max_tokens` that does not fit to what fits, which is
     otherwise refused; `Completion.max_tokens` tells what became of it.
+    What an engine keeps of the prompt serves only requests with the same `cache_salt`.
     An answer is of a `grammar` where one is given, whatever the model prefers. It may call `tools`, or must: what it
     calls stands in `Choice.tool_calls`.
 
@@ -146,6 +147,7 @@ class Request:
     clamp: bool = False
     grammar: Grammar | None = None
     tools: Tools | None = None
+    cache_salt: str = ""
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -167,6 +169,8 @@ class Request:
             object.__setattr__(self, "forced", whole_numbers("forced", self.forced))
         if not isinstance(self.reply, str | None):
             raise must("reply", "be a string", self.reply)
+        if not isinstance(self.cache_salt, str):
+            raise must("cache_salt", "be a string", self.cache_salt)
         _check_grammar(self)
         whole: list[Asked] = []
         parts: dict[type[Part], list[Part]] = {}
