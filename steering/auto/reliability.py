@@ -144,8 +144,8 @@ Chats = Sequence[Sequence[Mapping[str, Any]]]
 def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None, salt: str = "") -> list[Reliability]:
     """What the plain answer of each chat rests on; the answers run in one batch, then all reduced prompts.
 
-    A model that cannot do without images is shown gray ones. `salt`: the requests' `cache_salt`. Raises RequestError where a chat has no image or no text
-    context.
+    A model that cannot do without images is shown gray ones. `salt` is the requests' `cache_salt`. Raises RequestError where
+    a chat has no image or no text context.
     """
     chats = [chat_of(chat) for chat in chats]
     for chat in chats:

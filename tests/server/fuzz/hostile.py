@@ -47,7 +47,8 @@ CHATS: tuple[dict[str, Any], ...] = (
             {"type": "text", "text": "Describe it."},
         ]}],
         "sage": {"see": {"alpha": 0.2}, "think": {"gamma": 0.9}, "generate": {"top": 0.2, "refresh": 2}},
-        "stream": True, "stream_options": {"include_usage": True}, "logit_bias": {"5": -3}, "min_tokens": 2, "cache_salt": "one",
+        "stream": True, "stream_options": {"include_usage": True}, "logit_bias": {"5": -3}, "min_tokens": 2,
+        "cache_salt": "one",
     },
     {
         "messages": [{"role": "user", "content": "A list."}], "stream": True,
