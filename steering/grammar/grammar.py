@@ -10,6 +10,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from steering.errors import RequestError
+from steering.grammar.closing import close
 
 MAX_SCHEMA = 65_536
 """Characters of a schema or an expression: what is compiled on a stack of `compiled.STACK` bytes, with room to spare."""
@@ -28,7 +29,8 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], *, strict: bool = True, param: str = "grammar") -> Grammar:
-        """One line of JSON that a schema describes, its properties in the schema's order. Where it is not `strict`, keywords
+        """One line of JSON that a schema describes, its properties in the schema's order, and no others unless it says
+        something of them (see `closing`). Where it is not `strict`, keywords
         that cannot be enforced are left aside, and `oneOf` is read as `anyOf`. Raises RequestError for what is no schema."""
         written = written_schema(schema, strict, param)
         try:
@@ -61,14 +63,16 @@ class Grammar:
 
 
 def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
-    """A schema with how it is to be enforced, as llguidance reads it, also within other grammars."""
+    """A schema, closed, with how it is to be enforced, as llguidance reads it, also within other grammars."""
     if not isinstance(schema, Mapping):
         raise RequestError(f"'{param}' must be a JSON schema, an object.", param=param)
     if "x-guidance" in schema:
         raise RequestError(f"'{param}.x-guidance' is not supported.", param=param, code="unsupported_value")
     options = {**ONE_LINE, "lenient": not strict, "coerce_one_of": not strict}
     try:
-        return _short(json.dumps({"x-guidance": options, **schema}, allow_nan=False), param)
+        copied: dict[str, Any] = json.loads(_short(json.dumps(schema, allow_nan=False), param))
+        close(copied)
+        return json.dumps({"x-guidance": options, **copied})
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"'{param}' cannot be written as JSON: {error}.", param=param) from error
 
