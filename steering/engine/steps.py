@@ -84,7 +84,7 @@ class Steps:
             self.scheduler.budget = budget
             forks = self.scheduler.next_forks()
             upcoming = [] if forks else self.scheduler.upcoming()
-        self._embed(upcoming)
+        self._embed([one for one in upcoming if one.fork_of not in upcoming])  # a copy of a prompt reads none
         embedded = time.monotonic()
         with self._changed:
             batch = forks or self.scheduler.next_prefill(self._divisible)

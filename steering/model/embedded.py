@@ -14,12 +14,13 @@ class Overlay:
     """Features that the decoder adds to some tokens between its first layers (DeepStack).
 
     mask: (rows, n) bool, the tokens, under the decoder's argument `name`. features: by argument, per layer (k, d), one row
-    for each True of the mask, in order.
+    for each True of the mask, in order. marked: the mask on the CPU.
     """
 
     name: str
     mask: torch.Tensor
     features: dict[str, list[torch.Tensor]]
+    marked: torch.Tensor
 
     @classmethod
     def find(cls, extras: Mapping[str, Any], length: int) -> Overlay | None:
@@ -31,15 +32,16 @@ class Overlay:
         ((name, mask),) = masks.items()
         if mask.dtype != torch.bool or mask.shape != (1, length):
             return None
-        count = int(mask.sum())
+        marked = mask.cpu()
+        count = int(marked.sum())
         laid = all(layer.ndim == 2 and len(layer) == count for value in features.values() for layer in value)
-        return cls(name, mask, features) if laid else None
+        return cls(name, mask, features, marked) if laid else None
 
     def cut(self, start: int, end: int) -> Overlay:
         """The part on tokens start..end of a single prompt."""
-        first, last = int(self.mask[:, :start].sum()), int(self.mask[:, :end].sum())
+        first, last = int(self.marked[:, :start].sum()), int(self.marked[:, :end].sum())
         features = {name: [layer[first:last] for layer in value] for name, value in self.features.items()}
-        return Overlay(self.name, self.mask[:, start:end], features)
+        return Overlay(self.name, self.mask[:, start:end], features, self.marked[:, start:end])
 
     @staticmethod
     def join(overlays: Sequence[Overlay | None], width: int) -> Overlay | None:
@@ -47,16 +49,17 @@ class Overlay:
         some = next((overlay for overlay in overlays if overlay is not None), None)
         if some is None:
             return None
-        mask = some.mask.new_zeros(len(overlays), width)
+        mask, marked = some.mask.new_zeros(len(overlays), width), some.marked.new_zeros(len(overlays), width)
         for row, overlay in enumerate(overlays):
             if overlay is not None:
                 mask[row, : overlay.mask.shape[1]] = overlay.mask[0]
+                marked[row, : overlay.mask.shape[1]] = overlay.marked[0]
         present = [overlay for overlay in overlays if overlay is not None]
         features = {
             name: [torch.cat([overlay.features[name][layer] for overlay in present]) for layer in range(len(value))]
             for name, value in some.features.items()
         }
-        return Overlay(some.name, mask, features)
+        return Overlay(some.name, mask, features, marked)
 
 
 @dataclass
@@ -64,7 +67,8 @@ class Embedded:
     """What the language model's decoder receives for prompts of up to n tokens.
 
     embeds: (rows, n, d). positions: (rows, n) or (axes, rows, n) for multi-axis rotary positions. mask: None where attention
-    is plainly causal, else what the wrapper built (4-D, or a dict of them). extras: further decoder arguments.
+    is plainly causal, else what the wrapper built (4-D, or a dict of them). extras: further decoder arguments. last: the
+    greatest position, where it is known without a look at the device.
     """
 
     embeds: torch.Tensor
@@ -72,6 +76,7 @@ class Embedded:
     mask: Any = None
     overlay: Overlay | None = None
     extras: dict[str, Any] = field(default_factory=dict)
+    last: int | None = None
 
     @property
     def length(self) -> int:
@@ -80,7 +85,7 @@ class Embedded:
     @property
     def rope_delta(self) -> int:
         """What must be added to a cache length to get the next rotary position (mrope compresses images)."""
-        return int(self.positions.max()) + 1 - self.length
+        return (int(self.positions.max()) if self.last is None else self.last) + 1 - self.length
 
     @property
     def divisible(self) -> bool:

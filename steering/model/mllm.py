@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
 from steering.model.calibration import Calibration
 from steering.model.embedded import Embedded, Overlay
+from steering.model.geometry import on_the_host, rope_positions
 from steering.model.pixels import PixelBounds
 
 
@@ -123,6 +125,9 @@ class MLLM:
         if features is not None:
             arguments = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
         arguments = {name: sent(value, self.device) for name, value in arguments.items()}
+        positions = rope_positions(self.model.model, inputs)
+        if positions is not None:
+            arguments["position_ids"] = sent(positions, self.device)
         if features is not None:
             arguments["mm_encoder_outputs"] = {"image": features}
         received: dict[str, Any] = {}
@@ -140,13 +145,15 @@ class MLLM:
             handle.remove()
         if hasattr(self.model.model, "rope_deltas"):  # state that a wrapper keeps between calls; ours is per sequence
             self.model.model.rope_deltas = None
-        return self._decoder_inputs(received)
+        embedded = self._decoder_inputs(received)
+        return embedded if positions is None else replace(embedded, last=int(positions.max()))
 
     def _decoder_inputs(self, received: dict[str, Any]) -> Embedded:
         embeds = received.pop("inputs_embeds")
         positions = received.pop("position_ids", None)
+        last = None
         if positions is None:
-            positions = torch.arange(embeds.shape[1], device=embeds.device)[None]
+            positions, last = torch.arange(embeds.shape[1], device=embeds.device)[None], embeds.shape[1] - 1
         mask = received.pop("attention_mask", None)
         if isinstance(mask, torch.Tensor) and mask.ndim == 2:  # a padding mask without padding says nothing
             mask = None
@@ -159,14 +166,15 @@ class MLLM:
         }
         if overlay := Overlay.find(extras, embeds.shape[1]):
             extras = {}
-        return Embedded(embeds, positions, mask, overlay, extras)
+        return Embedded(embeds, positions, mask, overlay, extras, last)
 
     def image_features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         """Encode images, given as the processor's tensors; returns what the wrapper's `get_image_features` does."""
-        arguments = {
+        arguments: dict[str, Any] = {
             name: sent(value, self.device) for name, value in pictures.items() if name in self._feature_arguments
         }
-        return self.model.model.get_image_features(**arguments, return_dict=True)
+        with on_the_host(self.model.model, pictures, self.device) as made:
+            return self.model.model.get_image_features(**arguments, **made, return_dict=True)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""

@@ -9,8 +9,13 @@ from collections import Counter
 
 import pytest
 
+from tests.steering.parallel.waits import FAMILIES
+
 EMBEDDING = ("model/mllm.py", "model/embedded.py")
-"""Where transformers' own wrappers make a prompt's embeddings, and wait as often as they like."""
+"""Where transformers' own wrappers make a prompt's embeddings: their checks that pictures fit the prompt wait twice, their
+towers where features are cut apart."""
+PREFILL = "runner/runner.py"
+"""Where they run a prompt, and look for the places of features."""
 TOKENS, MASK = "runner/sampler.py", "interventions/generate.py"
 """Where a step's tokens come to the host, and where a mask does, of which the twin's prompt is made."""
 
@@ -33,11 +38,24 @@ def test_a_step_waits_for_its_tokens_alone(waits: dict[str, list[list[str]]]) ->
         for number, lines in enumerate(steps[:-1]):
             counts = Counter(line.split(":")[0] for line in lines if not line.startswith(EMBEDDING))
             masks = counts.pop(MASK, 0)
+            if name in FAMILIES and number == 0:
+                assert counts.pop(PREFILL, 0) <= 2, (name, lines)
             assert masks <= ("sage" in name or name == "generate"), (name, number, lines)
             assert counts.keys() <= {TOKENS}, (name, number, lines)
             # Behind a prompt comes the first token, and then the step's own; a leader that gets its twin has none for now.
             prefills = number == 0 or name in ("generate", "sampled", "all of sage", "vcd", "icd", "pai")
             assert counts[TOKENS] in ((0, 1, 2) if prefills else (1,)), (name, number, lines)
+
+
+@pytest.mark.slow
+def test_a_prompt_s_embedding_waits_for_no_layer_of_its_vision_tower(waits: dict[str, list[list[str]]]) -> None:
+    """Of three layers, or two."""
+    for name, steps in waits.items():
+        for number, lines in enumerate(steps):
+            counts = Counter(line for line in lines if line.startswith(EMBEDDING))
+            prompts = 2 if "baseline" in name else 1
+            assert counts.total() <= 3 * prompts + 3 * (name == "qwen3_vl"), (name, number, lines)
+    assert sum(line.startswith(EMBEDDING) for line in waits["sampled"][0]) <= 2  # two answers to one prompt
 
 
 @pytest.mark.slow

@@ -1,15 +1,23 @@
-"""What the host waits for on a GPU, step by step of each request alone; run as a program, because the devices stay."""
+"""What the host waits for on a GPU, step by step of each request alone, also of models of other families; run as a program,
+because the devices stay."""
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 
 import steering
+from steering import Request, Sampling
+from tests import families
 from tests.steering.parallel import pretend
 from tests.steering.parallel.asking import requests
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "glm4v")
+"""Vision towers of windows, with features for several layers, with resampled positions."""
 
 
 def main() -> None:
@@ -17,15 +25,24 @@ def main() -> None:
     pretend.install()
     mllm = steering.load(dtype="float32", device=pretend.NAME)
     engine = steering.Engine(mllm, slots=6, max_length=512, self_check=False)
-    found: dict[str, list[list[str]]] = {}
-    for name, request in requests(mllm).items():
-        completion = engine.submit(request)
-        steps = found.setdefault(name, [])
-        while not completion.done:
-            with pretend.watch() as lines:
-                engine.step()
-            steps.append(lines)
+    found = {name: waited(engine, request) for name, request in requests(mllm).items()}
+    with tempfile.TemporaryDirectory() as folder:
+        for family in FAMILIES:
+            other = steering.load(families.checkpoint(family, Path(folder)), dtype="float32", device=pretend.NAME)
+            engine = steering.Engine(other, slots=1, max_length=512, self_check=False)
+            chat = families.example_messages(family, 2)
+            found[family] = waited(engine, Request(chat, Sampling(max_tokens=3, ignore_eos=True), diagnose=True))
     json.dump(found, sys.stdout)
+
+
+def waited(engine: steering.Engine, request: Request) -> list[list[str]]:
+    """Of each step of a request the lines that waited."""
+    completion, steps = engine.submit(request), []
+    while not completion.done:
+        with pretend.watch() as lines:
+            engine.step()
+        steps.append(lines)
+    return steps
 
 
 if __name__ == "__main__":
