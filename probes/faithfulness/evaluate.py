@@ -18,15 +18,14 @@ import numpy as np
 
 from probes.answering.base import Answerer, Question, Reply
 from probes.answering.replies import replies
-from probes.answering.requests import request
+from probes.differences.traces import Trace, alike, traces
 from probes.faithfulness.samples import Told
 from probes.harness.bootstrap import interval
-from steering import Diagnose, Engine, Sampling
-from steering.readouts.drift import drift
+from steering import Diagnose, Engine
 
 SIDES = ("faithful", "unfaithful")
 READ = Diagnose(frozenset({"decay", "decay_layers", "residual", "flags"}))
-LAYERED = ("mha_cosine", "ffn_cosine", "mha_norm", "ffn_norm", "kl", "neuron_ratio", "gate_ratio")
+LAYERED = ("mha_cosine", "ffn_cosine", "mha_norm", "ffn_norm", "update_norm", "kl", "neuron_ratio", "gate_ratio")
 """What `residual` says of every layer."""
 SPANS = ("vision", "system", "user")
 MAPS = ("attention", "activation", "agreement")
@@ -135,27 +134,16 @@ def apart(engine: Engine, samples: Sequence[Told]) -> dict[str, Any]:
     """How far the faithful and the unfaithful answer to a question are apart in every layer: the cosine similarity of the
     mean states of the rows that said them (section 4.3), and as a control that of two faithful answers to different
     questions of one kind. (layers,) means with their intervals."""
-
-    def asked(side: str) -> Iterator[Any]:
-        for sample in samples:
-            yield request(
-                sample.chat(),
-                sampling=Sampling(),
-                diagnose=Diagnose(frozenset({"drift"})),
-                forced=getattr(sample, side),
-            )
-
-    said = {side: [result.choices[0].answer_states for result in engine.stream(asked(side))] for side in SIDES}
-    own = [
-        drift(a, b)
-        for a, b in zip(said["faithful"], said["unfaithful"], strict=True)
-        if a is not None and b is not None
-    ]
-    kinds: dict[str, list[Any]] = {}
-    for sample, states in zip(samples, said["faithful"], strict=True):
-        kinds.setdefault(sample.kind, []).append(states)
-    others = [drift(a, b) for states in kinds.values() for a, b in pairwise(states)]
-    found = {"same question": own, "other questions": others}
+    said = {
+        side: list(traces(engine, ((sample.chat(), getattr(sample, side)) for sample in samples))) for side in SIDES
+    }
+    kinds: dict[str, list[Trace]] = {}
+    for sample, trace in zip(samples, said["faithful"], strict=True):
+        kinds.setdefault(sample.kind, []).append(trace)
+    found = {
+        "same question": list(map(alike, *said.values())),
+        "other questions": [alike(a, b) for own in kinds.values() for a, b in pairwise(own)],
+    }
     return {
         name: {"mean": np.mean(rows, 0).tolist(), "mean_95": [list(interval(layer)) for layer in np.transpose(rows)]}
         for name, rows in found.items()

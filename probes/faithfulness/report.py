@@ -17,6 +17,7 @@ TITLES = {
     "ffn_cosine": "cos(h_mid, h_out): what the FFN leaves as it was (Figure 8b)",
     "mha_norm": "|update of attention|",
     "ffn_norm": "|update of the FFN|",
+    "update_norm": "|update of the layer|",
     "kl": "KL(attention's update || FFN's), nats (equation 23)",
     "neuron_ratio": "share of active neurons (equations 19 to 22, Figure 22)",
     "gate_ratio": "share of open gates",

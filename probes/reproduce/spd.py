@@ -10,6 +10,7 @@ from probes.reproduce.readings.spd import (
     agreed,
     alone,
     below_one,
+    contradicting,
     gap,
     harder,
     methods,
@@ -167,7 +168,9 @@ ITEMS: tuple[Item, ...] = (
         "spd",
         "the authors' ICR divergence and faithfulness score (eval_cosine.py; not in the paper)",
         "cosine of the answers' states times 1 - the mean difference of the sizes of layers' updates",
-        why="no readout tells the size of a layer's whole update, only those of its attention and its FFN (`residual`)",
+        "spd-faith",
+        contradicting,
+        "the score of contradicting answers lies below that of consistent ones: the intervals are apart",
     ),
     Item(
         81,

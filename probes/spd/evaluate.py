@@ -27,19 +27,21 @@ from steering import RequestError
 
 log = logging.getLogger(__name__)
 
+Answered = dict[Part, dict[str, PartAnswered[PicturePair]]]
+"""By set and condition."""
 Judge = Callable[[Sequence[Statement]], Sequence[Verdict]]
 
 
-def evaluate(
+def answer(
     answerer: Answerer,
     manners: Mapping[str, Manner],
     pairs: Sequence[PicturePair],
     form: Presentation,
     judge: Judge,
     quiet: bool = False,
-) -> dict[str, Any]:
-    """By condition: the metrics of "single" and "several", where it asks about that set, as `compare` returns them.
-    Conditions that the model or its pictures refuse are left out."""
+) -> Answered:
+    """What every condition answers about the pairs of either set that it asks about. Conditions that the model or its
+    pictures refuse are left out."""
     parts: dict[Part, Sequence[PicturePair]] = {
         "single": [one for one in pairs if one.difficulty is not None],
         "several": [one for one in pairs if one.difficulty is None],
@@ -50,7 +52,7 @@ def evaluate(
         for name, own in wanted.items()
         if own
     }
-    answered: dict[Part, dict[str, list[PartAnswered]]] = {"single": {}, "several": {}}
+    answered: Answered = {"single": {}, "several": {}}
     with Tracker("Conditions", totals, quiet=quiet) as progress:
         for name in totals:
 
@@ -63,8 +65,7 @@ def evaluate(
                     replies = held(answerer, talks, heard)
                     scored = sample_set(part, chosen, manners[name], form, replies, judge)
                     tallies = [scored.tally(*one) for one in zip(chosen, replies, strict=True)]
-                    done = PartAnswered(scored, replies, tallies)
-                    answered[part][name] = [done]
+                    done = answered[part][name] = PartAnswered(scored, replies, tallies)
                     tell(
                         answerer, done.rows(name, [[asked_text(chat) for chat in scored.chats(one)] for one in chosen])
                     )
@@ -73,11 +74,16 @@ def evaluate(
                     raise
                 log.warning("%s is left out: %s", name, error)
             progress.leave_out(name)
-    found: dict[str, Any] = {name: {} for name in totals}
+    return answered
+
+
+def evaluated(answered: Answered) -> dict[str, Any]:
+    """By condition: the metrics of "single" and "several", where it asks about that set, as `compare` returns them."""
+    found: dict[str, Any] = {}
     for own in answered.values():
-        for name, scores in measured(own).items() if own else ():
-            found[name] |= scores
-    return {name: scores for name, scores in found.items() if scores}
+        for name, scores in measured({name: [one] for name, one in own.items()}).items() if own else ():
+            found[name] = found.get(name, {}) | scores
+    return found
 
 
 def sample_set(

@@ -13,16 +13,16 @@ from probes.harness.comparison import BASELINE
 from probes.harness.comparison_tables import READING, power, table
 from probes.reporting.report import Report
 from probes.reporting.tables import Measured
+from probes.spd.inside import NUMBERS
 
 _SINGLE = ("contradictions", "yes_same", "right", "unread")
 _SEVERAL = ("dqr_exact", "dqr_ratio", "ds_tolerance", "ds_detect", "tf1", "cf1", "cf1_released", "cr", "drf")
 DEFINED = 'What each number is, and after which equation, stands in docs/study.md, "The numbers of SPD-Faith".'
 
 
-def report(
-    about: Mapping[str, Any], found: Mapping[str, Any], agreed: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> Report:
-    """`about` says what was asked of what, `found` is what `evaluate` returns, `agreed` what `agreement` does."""
+def report(about: Mapping[str, Any], found: Mapping[str, Any], more: Mapping[str, Any]) -> Report:
+    """`about` says what was asked of what, `found` is what `evaluated` returns; `more` holds what `agreement` does, and what
+    `inside` does where the model is at hand."""
     page = Report(f"SPD-Faith on {about['model']}")
     left_out = ", ".join(f"{count} with {reason}" for reason, count in about["left_out"].items())
     page.facts({
@@ -38,7 +38,9 @@ def report(
     for part, write in (("single", _single), ("several", _several)):
         if part in found[BASELINE]:
             write(page, {name: scores for name, scores in found.items() if part in scores})
-    _agreement(page, agreed)
+    if "inside" in more:
+        _inside(page, more["inside"])
+    _agreement(page, more["agreement"])
     return page
 
 
@@ -50,6 +52,23 @@ def _judge(said: Mapping[str, Any] | None) -> str:
 
 def _asked(counts: Mapping[str, int]) -> str:
     return f"{counts['asked']} times, of which {counts['failed']} failed and {counts['unreadable']} could not be read"
+
+
+def _inside(page: Report, found: Mapping[str, Any]) -> None:
+    page.heading("What contradictions leave inside the model")
+    page.text(
+        'Of the answers to "same?" and "different?" about pairs with one difference that contradict each other, and of as '
+        "many that do not, under the same conditions (those without interventions), read once more as given answers: the "
+        "cosine of their mean states, mean over layers; the difference between the sizes of a layer's update, mean over "
+        "layers (the released code's ICR divergence); and its faithfulness score, the one times 1 - the other."
+    )
+    page.table(
+        ("answers", "pairs", *NUMBERS),
+        [
+            [kind, one["pairs"], *(Measured(one[name]["value"], one[name]["value_95"]) for name in NUMBERS)]
+            for kind, one in found.items()
+        ],
+    )
 
 
 def _agreement(page: Report, agreed: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

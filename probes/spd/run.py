@@ -18,7 +18,8 @@ from probes.harness.conditions import Wanted
 from probes.harness.ledger import Remembering
 from probes.harness.session import Session, Setup
 from probes.spd.asking import Manner, Presentation, manners
-from probes.spd.evaluate import evaluate
+from probes.spd.evaluate import answer, evaluated
+from probes.spd.inside import inside
 from probes.spd.judging.agreement import agreement
 from probes.spd.judging.model import ModelJudge
 from probes.spd.judging.rules import Statement, ruled
@@ -101,14 +102,18 @@ def run(options: SpdOptions, session: Session) -> Findings:
     def rules(statements: Sequence[Statement]) -> Sequence[Verdict]:
         return [ruled(one, categories) for one in statements]
 
-    scores = evaluate(session.answerer, asked, loaded.pairs, form, model or rules, setup.quiet)
+    answered = answer(session.answerer, asked, loaded.pairs, form, model or rules, setup.quiet)
+    scores = evaluated(answered)
     about = _about(options, session, loaded)
     counts = {} if model is None else dict(model.counts)
-    more = {"agreement": agreement(model)}
+    more: dict[str, Any] = {"agreement": agreement(model)}
+    if session.engine is not None:
+        plain = {name: one for name, one in answered["single"].items() if not asked[name].way}
+        more["inside"] = inside(session.engine, plain)
     if model is not None and options.judge is not None:
         cases = {name: count - counts[name] for name, count in model.counts.items()}
         about["judge"] = {"model": options.judge.name, **counts, "labelled_cases": cases}
-    return Findings(report(about, scores, more["agreement"]), about, scores, more)
+    return Findings(report(about, scores, more), about, scores, more)
 
 
 def _possible(asked: Mapping[str, Manner], session: Session) -> dict[str, Manner]:

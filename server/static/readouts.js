@@ -188,6 +188,7 @@ const RESIDUAL = [
   ["ffn_change", "change by FFN"],
   ["mha_norm", "size of attention's update"],
   ["ffn_norm", "size of FFN's update"],
+  ["update_norm", "size of the layer's update"],
   ["gate_ratio", "open FFN gates"],
   ["neuron_ratio", "active FFN neurons"],
 ];

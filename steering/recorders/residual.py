@@ -21,9 +21,19 @@ from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 
 NAME = "residual"
-NAMES = ("mha_cosine", "ffn_cosine", "mha_change", "ffn_change", "mha_norm", "ffn_norm", "kl", "gate_ratio")
-"""cos(h_in, h_mid); cos(h_mid, h_out); |h_mid - h_in| / |h_in|; |h_out - h_mid| / |h_mid|; |h_mid - h_in|; |h_out - h_mid|
-(L2 norms); D of Think; the share of the FFN's gates whose pre-activation is above 0."""
+NAMES = (
+    "mha_cosine",
+    "ffn_cosine",
+    "mha_change",
+    "ffn_change",
+    "mha_norm",
+    "ffn_norm",
+    "update_norm",
+    "kl",
+    "gate_ratio",
+)
+"""cos(h_in, h_mid); cos(h_mid, h_out); |h_mid - h_in| / |h_in|; |h_out - h_mid| / |h_mid|; |h_mid - h_in|; |h_out - h_mid|;
+|h_out - h_in| (L2 norms); D of Think; the share of the FFN's gates whose pre-activation is above 0."""
 
 
 class ResidualRows(LayerHook):
@@ -93,6 +103,7 @@ def _measured(
             ffn_norm / middle.norm(dim=-1),
             mha_norm,
             ffn_norm,
+            (mha + ffn).norm(dim=-1),
             divergence(mha, ffn),
             gates,
         ],

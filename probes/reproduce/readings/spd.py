@@ -121,6 +121,15 @@ def agreed(found: Json) -> Found:
     return Found(one["kappa"], one["kappa_95"][0] > 0, one["kappa_95"], one["n"])
 
 
+def contradicting(found: Json) -> Found:
+    kinds = {kind: found["inside"][kind] for kind in ("contradicting", "consistent")}
+    numbers = ("cosine", "divergence", "faithfulness")
+    ours = {f"{kind}, {name}": figure(one[name]) for kind, one in kinds.items() for name in numbers}
+    one, other = kinds.values()
+    below = one["pairs"] > 0 and one["faithfulness"]["value_95"][1] < other["faithfulness"]["value_95"][0]
+    return Found.of(ours, below, one["pairs"] + other["pairs"])
+
+
 def ablation(found: Json) -> Found:
     """CR by stage; the paper's full method has the best of every metric."""
     ours = {name: figure(measured(found, name, "differences")["cr"]) for name in STEPS}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import steering
 from probes.differences.metrics import Claim
 from probes.harness.comparison import BASELINE
 from probes.harness.conditions import Conditions, chosen, known
@@ -19,7 +20,8 @@ from probes.sage import evaluate as sage
 from probes.sage.samples import Difference
 from probes.sage.stages import stages
 from probes.spd.asking import OWN, Presentation, manners
-from probes.spd.evaluate import evaluate
+from probes.spd.evaluate import answer, evaluated
+from probes.spd.inside import inside
 from probes.spd.judging.agreement import agreement
 from probes.spd.judging.rules import ruled
 from probes.spd.samples import Difficulty, PicturePair
@@ -36,32 +38,33 @@ def conditions(run: str, among: Conditions) -> Conditions:
     return chosen(among, words[words.index("--conditions") + 1 :] if "--conditions" in words else None, None)
 
 
-def written(run: str) -> dict[str, Any]:
+def written(run: str, engine: steering.Engine) -> dict[str, Any]:
     """The report of a run on a model that says the same of everything."""
     answerer = Scripted(lambda question: "The star turned to blue.")
     if run == "spd-faith":
         pairs = [PicturePair(one, TRUE[:1], PICTURE, PICTURE, difficulty=one) for one in DIFFICULTIES]
         asked = manners(conditions(run, known() | dict.fromkeys(OWN, ())))
         names = Presentation(categories=("star", "ring"))
-        found = evaluate(
+        answered = answer(
             answerer, asked, [*pairs, PicturePair("m", TRUE, PICTURE, PICTURE)], names,
             lambda given: [ruled(one, names.categories) for one in given], quiet=True,
         )  # fmt: skip
-        return {"conditions": found, "agreement": agreement()}
+        contradictions = inside(engine, answered["single"])
+        return {"conditions": evaluated(answered), "agreement": agreement(), "inside": contradictions}
     questions = [YesNo(PICTURE, "Is there a star?", True, "random")]
     asked_sage = conditions(run, stages(sweep=run == "sage-sweep"))
     pairs_of_sage = [Difference(PICTURE, PICTURE, TRUE)]
     return {"conditions": sage.evaluate(answerer, asked_sage, questions, pairs_of_sage, ("star", "ring"), quiet=True)}
 
 
-def test_every_row_reads_what_its_run_writes() -> None:
+def test_every_row_reads_what_its_run_writes(tiny: steering.Engine) -> None:
     rows = [item for item in ITEMS if item.run in ("spd-faith", "sage", "sage-sweep")]
-    assert {item.id for item in rows} >= {*range(53, 60), 63, 67, 68, *range(69, 74), 81}
-    reports = {run: written(run) for run in ("spd-faith", "sage", "sage-sweep")}
+    assert {item.id for item in rows} >= {*range(53, 60), 63, 67, 68, *range(69, 74), 80, 81}
+    reports = {run: written(run, tiny) for run in ("spd-faith", "sage", "sage-sweep")}
     for item in rows:
         assert item.read is not None
         found = item.read(reports[str(item.run)])
-        assert found.n
+        assert found.n or item.id == 80  # where nothing contradicts, it reads nothing
         assert found.ours is not None
     (cr,) = (item for item in rows if item.id == 58)
     assert cr.read is not None

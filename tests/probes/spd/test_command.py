@@ -40,6 +40,7 @@ def test_the_command_asks_the_demo_worlds_pairs_and_goes_on_from_what_it_kept(
         BASELINE: ["single", "several"], "API": ["several"], "hint": ["single"],
     }  # fmt: skip
     assert found["about"].items() >= {"single": 2, "several": 1, "seed": 0}.items()
+    assert found["inside"].keys() == {"contradicting", "consistent"}
     assert any(question.diagnose is not None for question in questions)
     first = (tmp_path / "report.json").read_bytes()
     questions.clear()

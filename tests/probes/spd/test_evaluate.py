@@ -14,7 +14,7 @@ from probes.differences.metrics import Claim, score
 from probes.differences.questions import DIFFERENT, EXPLAINED_DIFFERENT, EXPLAINED_SAME, SAME, WHAT
 from probes.harness.comparison import BASELINE
 from probes.spd.asking import AS_JSON, COUNT, OWN, SEVERAL, Manner, Presentation, find, most, talk
-from probes.spd.evaluate import evaluate
+from probes.spd.evaluate import answer, evaluated
 from probes.spd.judging.agreement import agreement
 from probes.spd.judging.rules import ruled
 from probes.spd.report import DEFINED, report
@@ -43,8 +43,8 @@ ANSWERS = {
 def run(manners: dict[str, Manner], pairs: list[PicturePair], **more: Any) -> tuple[dict[str, Any], Scripted]:
     answerer = Scripted(lambda question: ANSWERS.get(text_of(question), "No."), ahead=3)
     form = replace(FORM, **more)
-    found = evaluate(answerer, manners, pairs, form, lambda given: [ruled(one, SHAPES) for one in given], quiet=True)
-    return found, answerer
+    answered = answer(answerer, manners, pairs, form, lambda given: [ruled(one, SHAPES) for one in given], quiet=True)
+    return evaluated(answered), answerer
 
 
 def values(found: dict[str, Any], part: str, setting: str = "all", name: str = BASELINE) -> dict[str, Any]:
@@ -78,14 +78,8 @@ def test_a_single_difference_by_difficulty() -> None:
     }  # fmt: skip
     assert [found[BASELINE]["single"][one]["samples"] for one in ("all", "easy", "hard")] == [4, 1, 3]
     said = {**ANSWERS, SAME: "Yes.", DIFFERENT: "Well"}
-    found = evaluate(
-        Scripted(lambda question: said[text_of(question)]),
-        {BASELINE: Manner()},
-        [SINGLE],
-        FORM,
-        lambda _: [],
-        quiet=True,
-    )
+    answerer = Scripted(lambda question: said[text_of(question)])
+    found = evaluated(answer(answerer, {BASELINE: Manner()}, [SINGLE], FORM, lambda _: [], quiet=True))
     assert values(found, "single") == {
         "contradictions": 0, "yes_same": 1, "right": 0, "unread": 1, "yes_no_consistency": 0.5,
     }  # fmt: skip
@@ -95,9 +89,7 @@ def test_what_is_counted_decides_what_is_asked_for() -> None:
     assert find(1) == "There is 1 difference in the picture. Can you find it?"
     assert find(None) == "There are differences in the picture. Can you find them?"
     answerer = Scripted(lambda question: "There is no difference.")
-    evaluate(
-        answerer, {BASELINE: Manner()}, [TWO], FORM, lambda given: [ruled(one, SHAPES) for one in given], quiet=True
-    )
+    answer(answerer, {BASELINE: Manner()}, [TWO], FORM, lambda given: [ruled(one, SHAPES) for one in given], quiet=True)
     assert [text_of(one) for one in answerer.asked] == list(SEVERAL)
 
 
@@ -128,7 +120,7 @@ def test_each_condition_asks_about_its_own_set() -> None:
     page = report(
         {"model": "m", "data": "two pairs", "left_out": {"no modifications": 2}, "shown": "", "versions": {}},
         found,
-        agreement(),
+        {"agreement": agreement()},
     )
     assert "- Judge: rules\n" in page.markdown()
     assert "| claims | by hand | by rules | 30 |" in page.markdown()

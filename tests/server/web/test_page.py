@@ -53,7 +53,7 @@ def test_a_whole_round_shows_what_the_server_says(playground: Callable[..., Visi
         in page.locator("#card-applied").inner_text()
     )
     assert page.locator("#card-decay .line").count() == 4
-    assert page.locator("#card-residual .chart svg").count() == 9
+    assert page.locator("#card-residual .chart svg").count() == 10
     assert page.locator("#card-flags .chip").all_text_contents() == [
         "raised" if said["flags"][name] else "clear" for name in ("perceptual_blindness", "dissociation")
     ]

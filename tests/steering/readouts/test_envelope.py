@@ -278,8 +278,8 @@ def test_the_keys_of_every_readout_are_pinned(make_engine: MakeEngine) -> None:
     assert list(readout["images"][0]) == ["image", "tokens", "grid", "overview"]
     assert list(readout["decay"]) == ["vision", "system", "user", "spans", "slope", "by_layer"]
     assert list(readout["residual"]) == [
-        *("rows", "mha_cosine", "ffn_cosine", "mha_change", "ffn_change", "mha_norm", "ffn_norm", "kl", "gate_ratio"),
-        "neuron_ratio",
+        *("rows", "mha_cosine", "ffn_cosine", "mha_change", "ffn_change", "mha_norm", "ffn_norm"),
+        *("update_norm", "kl", "gate_ratio", "neuron_ratio"),
     ]
     assert list(readout["patches"][0]) == ["image", "layers", "rho", "overview"]
     assert list(readout["tam"][0]) == ["position", "token", "image", "map", "overview"]

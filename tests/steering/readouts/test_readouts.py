@@ -140,6 +140,7 @@ class Whole:
                 values["ffn_change"].append(float(ffn.norm() / mid.norm()))
                 values["mha_norm"].append(float((mid - h_in).norm()))
                 values["ffn_norm"].append(float((h_out - mid).norm()))
+                values["update_norm"].append(float((h_out - h_in).norm()))
                 p, q = (mid - h_in).softmax(0), ffn.softmax(0)
                 values["kl"].append(float((p * (p / q).log()).sum()))
                 if "gate" in kept:

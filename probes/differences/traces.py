@@ -1,0 +1,58 @@
+"""How far two answers are apart inside the model: what they leave of themselves in the residual stream, layer by layer
+(SPD-Faith Bench paper, section 4.3; its released `eval_cosine.py`).
+
+The released code takes the stream's embeddings for one layer more and its last layer behind the final norm; here a layer's
+states are those behind it, as `drift` has them, and its update is what attention and FFN add to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from probes.answering.base import Chat
+from probes.answering.requests import request
+from steering import Diagnose, Engine, Request, Sampling
+from steering.readouts.drift import drift
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Means over the rows that generate an answer's tokens. states: as `Choice.answer_states`. updates: (layers,), the size
+    of a layer's whole update."""
+
+    states: torch.Tensor
+    updates: np.ndarray
+
+
+def traces(engine: Engine, said: Iterable[tuple[Chat, str]]) -> Iterator[Trace]:
+    """Of every answer that is given to a chat, in their order."""
+
+    def asked() -> Iterator[Request]:
+        for chat, answer in said:
+            read = Diagnose(frozenset({"drift", "residual"}))
+            yield request(chat, sampling=Sampling(), diagnose=read, forced=answer)
+
+    for result in engine.stream(asked()):
+        choice = result.choices[0]
+        assert choice.answer_states is not None
+        assert choice.diagnostics is not None
+        yield Trace(choice.answer_states, np.array(choice.diagnostics["residual"]["update_norm"]))
+
+
+def alike(one: Trace, other: Trace) -> list[float]:
+    """(layers,): the cosine similarity of two answers' mean states."""
+    return drift(one.states, other.states)
+
+
+def divergence(one: Trace, other: Trace) -> float:
+    """The released code's ICR divergence: by how much the sizes of two answers' updates differ, the mean over layers."""
+    return float(np.abs(one.updates - other.updates).mean())
+
+
+def faithfulness(one: Trace, other: Trace) -> float:
+    """The released code's faithfulness score of two answers: their mean cosine times 1 - their divergence, 1 at most."""
+    return float(np.mean(alike(one, other))) * (1 - min(divergence(one, other), 1))
