@@ -38,6 +38,8 @@ from steering.bench.asking import pushes
 CONCURRENT = 16
 ASKED = 64
 BUSY = 2
+KEPT = 512 * 2**20
+"""Bytes of the prefix cache, as `serve` has it by default."""
 
 Side = Callable[[Sequence[int]], float | None]
 """Runs one prompt for each seed; returns the CPU seconds that it took where that was in another process."""
@@ -154,6 +156,31 @@ def grammar(workload: Workload) -> Iterator[Comparison]:
         )  # fmt: skip
 
 
+def prefix(workload: Workload) -> Iterator[Comparison]:
+    """To the first token: a new question on pictures and a context that were asked about before against a new prompt; and
+    new prompts with the prefix cache on against off."""
+    off = sides.engine(workload, CONCURRENT)
+    on = sides.engine(workload, CONCURRENT, prefix_cache_bytes=KEPT)
+    for said, diagnose in (("", None), (" with focus + modality", sides.FOCUS)):
+        yield Comparison(
+            f"same pictures, new question{said} / new prompt, to the first token",
+            {
+                "new": functools.partial(sides.run_engine, on, workload, tokens=1, diagnose=diagnose),
+                "known": sides.SamePictures(on, workload, diagnose).run,
+            },
+            over="known", under="new", aim=0.25,
+        )  # fmt: skip
+    for requests in (1, CONCURRENT):
+        yield Comparison(
+            f"prefix cache on / off, new prompts, {requests} at once",
+            {
+                "off": functools.partial(sides.run_engine, off, workload, tokens=1),
+                "on": functools.partial(sides.run_engine, on, workload, tokens=1),
+            },
+            over="on", under="off", aim=1.02, requests=requests,
+        )  # fmt: skip
+
+
 def evaluation(workload: Workload) -> Iterator[Comparison]:
     """A benchmark's questions as `helmsight eval` asks them against one request at a time."""
     answerer = InProcess(sides.engine(workload, CONCURRENT))
@@ -199,6 +226,7 @@ BENCHMARKS = {
     "diagnostics": diagnostics,
     "sage": sage,
     "grammar": grammar,
+    "prefix": prefix,
     "evaluation": evaluation,
     "spinning": spinning,
 }

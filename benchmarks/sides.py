@@ -30,10 +30,10 @@ EVERYTHING = Diagnose(include=frozenset(REGISTRY), causal=True)
 """The readouts whose cost is measured."""
 
 
-def engine(workload: Workload, slots: int, compiled: bool = False) -> steering.Engine:
+def engine(workload: Workload, slots: int, **options: Any) -> steering.Engine:
     """An engine on the workload's model; neither its load-time check nor compiling is part of any figure."""
     mllm = steering.load(workload.folder, device="cpu")
-    return steering.Engine(mllm, slots=slots, max_length=workload.max_length, self_check=False, compiled=compiled)
+    return steering.Engine(mllm, slots=slots, max_length=workload.max_length, self_check=False, **options)
 
 
 def run_engine(
@@ -61,6 +61,28 @@ def run_engine(
     ]
     for result in engine.generate(requests):
         assert len(result.choices[0].token_ids) == tokens
+
+
+class SamePictures:
+    """New questions on pictures and a context that an engine was asked about before, each to its first token."""
+
+    def __init__(self, engine: steering.Engine, workload: Workload, diagnose: Diagnose | None = None):
+        self.engine, self.workload, self.diagnose = engine, workload, diagnose
+        self.content = workload.messages(0)[0]["content"]
+        self.run([-1])
+
+    def run(self, seeds: Sequence[int]) -> None:
+        """Answer a question a seed, all submitted at once, with a token."""
+        *pictures, said = self.content
+        context = said["text"].partition("\n")[0]
+        requests = []
+        for seed in seeds:
+            asked = self.workload.messages(seed)[0]["content"][-1]["text"].partition("\n")[2]
+            content = [*pictures, {"type": "text", "text": f"{context}\n{asked}"}]
+            requests.append(
+                Request([{"role": "user", "content": content}], Sampling(max_tokens=1), diagnose=self.diagnose)
+            )
+        self.engine.generate(requests)
 
 
 class Plain:

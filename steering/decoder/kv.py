@@ -56,32 +56,45 @@ class KVBlocks:
     pool one (blocks, kv_heads, size, head_dim). As many blocks as `capacity` bytes hold."""
 
     def __init__(self, pool: KVPool, size: int, capacity: int):
-        self.size = size
         self.bytes_each = sum(tensor[0, :, :size].numel() * tensor.element_size() for tensor in pool.tensors)
         self.count = capacity // self.bytes_each
-        self._pairs = [
-            (tensor, _zeros((self.count, tensor.shape[1], size, tensor.shape[3]), tensor)) for tensor in pool.tensors
-        ]
+        self._pairs = [self._pair(tensor, size) for tensor in pool.tensors]
+
+    def _pair(self, pooled: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A tensor of the pool seen as (slots, blocks of a slot, kv_heads, size, head_dim), and the one that is kept."""
+        whole = pooled.shape[2] // size * size
+        blocks = pooled[:, :, :whole].unflatten(2, (-1, size)).transpose(1, 2)
+        return blocks, _zeros((self.count, *blocks.shape[2:]), pooled)
 
     def save(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """Copy a slot's columns from first * size on into these blocks."""
-        index = torch.tensor(blocks)
+        index = _Index(blocks)
         for pooled, kept in self._pairs:
-            kept.index_copy_(
-                0, sent(index, kept.device), self._columns(pooled, slot, first, len(blocks)).transpose(0, 1)
-            )
+            kept[index.on(kept.device)] = pooled[slot, first : first + len(blocks)]
 
     def load(self, slot: int, blocks: Sequence[int]) -> None:
         """Copy these blocks into a slot's first columns."""
-        index = torch.tensor(blocks)
+        index = _Index(blocks)
         for pooled, kept in self._pairs:
-            columns = self._columns(pooled, slot, 0, len(blocks))
-            columns.copy_(kept.index_select(0, sent(index, kept.device)).transpose(0, 1))
+            pooled[slot, : len(blocks)] = kept[index.on(kept.device)]
 
-    def _columns(self, pooled: torch.Tensor, slot: int, first: int, count: int) -> torch.Tensor:
-        """(kv_heads, count, size, head_dim), a view of a slot's columns from first * size on."""
-        columns = pooled[slot, :, first * self.size : (first + count) * self.size]
-        return columns.unflatten(1, (count, self.size))
+
+class _Index:
+    """Numbers as an index: a slice where each follows the one before it, which is copied faster, else a tensor."""
+
+    def __init__(self, numbers: Sequence[int]):
+        first = numbers[0]
+        follow = list(numbers) == list(range(first, first + len(numbers)))
+        self._slice = slice(first, first + len(numbers)) if follow else None
+        self._tensor = torch.tensor(numbers)
+        self._sent: dict[torch.device, torch.Tensor] = {}
+
+    def on(self, device: torch.device) -> slice | torch.Tensor:
+        if self._slice is not None:
+            return self._slice
+        if device not in self._sent:
+            self._sent[device] = sent(self._tensor, device)
+        return self._sent[device]
 
 
 def _zeros(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
