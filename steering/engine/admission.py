@@ -27,7 +27,7 @@ from steering.protocol.text import TextStream
 from steering.protocol.wording import must
 from steering.runner.sampler import answer_seed
 from steering.tools.calls import CallStream
-from steering.tools.formats import format_of
+from steering.tools.formats import format_of, special_tags, with_short_ids
 
 Text = tuple[str, tuple[int, ...]]
 
@@ -62,6 +62,9 @@ def admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
         texts += told_of_tools(mllm, request)
         TextBounds.of(mllm, limits.length).check(texts)
         count_ahead(mllm, texts, limits.length, None if request.clamp else request.sampling.max_tokens)
+        form = format_of(mllm)
+        if form is not None and form.short_ids:
+            request = replace(request, messages=with_short_ids(request.messages))
         return _admit(mllm, request, limits)
 
 
@@ -157,12 +160,13 @@ def prepare(
     """The completion of a request, with a sequence for each of its answers and baselines; raises as `admit`. token_text: the
     text and the bytes of a token. cancel: ends its sequences early. waited, group: as of `Sequence`."""
     admitted = admit(mllm, request, limits)
-    form, grammar = format_of(mllm), request.grammar
-    if form is not None and request.tools is not None and request.tools.required:
-        grammar = form.grammar(request.tools)
+    form, grammar, tools = format_of(mllm), request.grammar, request.tools
+    special, parts = {}, None
+    if form is not None and tools is not None:
+        special = special_tags(mllm, form)
+        grammar = form.grammar(tools, special) if tools.required else grammar
+        parts = partial(CallStream, form, tools.names, tools.texts)
     start = None if grammar is None else grammars.start(grammar)
-    names = None if request.tools is None else request.tools.names
-    parts = None if form is None or names is None else partial(CallStream, form, names)
     around = _surroundings(mllm, request, admitted.prompt.layout, limits.focus_layers, token_text)
     completion = Completion(
         admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, cancel, around, parts
@@ -183,7 +187,7 @@ def prepare(
                 forced=admitted.forced,
                 salt=request.cache_salt,
             )
-            text = TextStream(mllm.tokenizer, request.sampling.stop)
+            text = TextStream(mllm.tokenizer, request.sampling.stop, {token: tag for tag, token in special.items()})
             matcher = None if start is None else start.copy()
             made = Sequence(spec, text, completion.receive, fork_of=first, waited=waited, group=group, matcher=matcher)
             made.expects_forks = first is None and request.n > 1

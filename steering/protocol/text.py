@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -27,10 +28,11 @@ def token_bytes(tokenizer: Any, token: int) -> tuple[str, tuple[int, ...]]:
 
 
 class TextStream:
-    """The text of one answer. Feed tokens; take the text that is certain."""
+    """The text of one answer. Feed tokens; take the text that is certain. kept: special tokens that are text, by id."""
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...]):
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...], kept: Mapping[int, str] | None = None):
         self._tokenizer = tokenizer.backend_tokenizer
+        self._kept = kept or {}
         self._stop = stop
         self._context: list[int] = []  # the tokens of the last piece: what a token says may depend on the one before
         self._context_text = ""
@@ -41,6 +43,10 @@ class TextStream:
 
     def feed(self, token: int) -> str:
         """Add a token; return the text that can be shown now. Sets `stopped` when a stop string is complete."""
+        if token in self._kept:
+            rest = self._decode([*self._context, *self._new])[len(self._context_text) :]
+            self._context, self._new, self._context_text = [], [], ""
+            return self._release(rest + self._kept[token])
         self._new.append(token)
         piece = self._decode([*self._context, *self._new])[len(self._context_text) :]
         if not piece or (piece.endswith(REPLACEMENT) and len(self._new) < MOST_HELD):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from steering.tools.arguments import Braces, Pairs, Reader, beginning
 from steering.tools.formats import Format
-
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
 @dataclass(frozen=True)
@@ -31,13 +29,16 @@ class CallPiece:
 
 class CallStream:
     """Feed the text of an answer; take what is said, and pieces of calls. What only looks like a call of one of the
-    functions of these `names` is said. White space around calls is left out."""
+    functions of these `names` is said. White space around calls is left out. texts: by function, the parameters whose values
+    are texts."""
 
-    def __init__(self, form: Format, names: frozenset[str]):
+    def __init__(self, form: Format, names: Collection[str], texts: Mapping[str, Collection[str]] | None = None):
         self._form = form
         self._names = names
+        self._texts = texts or {}
         self._left = ""
         self._part: Callable[[bool], bool] = self._speech
+        self._reader: Reader = Braces()
         self._said: list[str] = []
         self._pieces: list[CallPiece] = []
         self.text = ""
@@ -61,7 +62,7 @@ class CallStream:
             self._said.append(before.rstrip())
             self._left, self._part = behind, self._head
             return True
-        held = 0 if last else _beginning(self._left, self._form.start)
+        held = 0 if last else beginning(self._left, self._form.start)
         certain = self._left[: len(self._left) - held]
         kept = certain if last and not self.calls else certain.rstrip()
         self._said.append(kept)
@@ -69,49 +70,50 @@ class CallStream:
         return False
 
     def _head(self, last: bool) -> bool:
-        head = _HEAD.match(self._left)
+        head = self._form.head.match(self._left)
         if head is not None and head[1] in self._names:
             self._begin(head[1])
             self._left, self._part = self._left[head.end() :], self._arguments
-            self._depth, self._quoted, self._escaped = 0, False, False
+            self._reader = Pairs(self._form.end, self._texts.get(head[1], ())) if self._form.pairs else Braces()
             return True
-        body, found, behind = self._left.partition(self._form.end)
-        if not found and not last:
+        body, behind = self._body(last)
+        if body is None:
             return False
         self._left, self._part = behind, self._speech
-        if found and (call := self._whole(body)) is not None:
+        calls = self._whole(body)
+        if calls is None:
+            self._said.append(self._form.start + body)
+        for call in calls or ():
             self._begin(call.name)
             self._go_on(call.arguments)
-        else:
-            self._said.append(self._form.start + body + found)
         return True
 
     def _arguments(self, last: bool) -> bool:
-        """Up to the brace that closes the first one."""
-        for at, character in enumerate(self._left):
-            if self._escaped:
-                self._escaped = False
-            elif self._quoted:
-                self._escaped, self._quoted = character == "\\", character != '"'
-            elif character == '"':
-                self._quoted = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self._go_on(self._left[: at + 1])
-                    self._left, self._part = self._left[at + 1 :], self._tail
-                    return True
-        self._go_on(self._left)
-        self._left = ""
-        return False
+        said, self._left, whole = self._reader.read(self._left)
+        self._go_on(said)
+        if whole:
+            self._part = self._tail
+        return whole
 
     def _tail(self, last: bool) -> bool:
-        _, found, behind = self._left.partition(self._form.end)
+        if self._form.again is not None and (further := self._form.again.match(self._left)) is not None:
+            self._left, self._part = self._left[further.end() :], self._head
+            return True
+        _, found, behind = self._left.partition(self._form.end) if self._form.end else ("", "-", self._left)
         if found:
             self._left, self._part = behind, self._speech
         return bool(found)
+
+    def _body(self, last: bool) -> tuple[str | None, str]:
+        """What stands where a call should, to its end, and what stands behind it; None before that has come."""
+        mark = self._form.end or self._form.start
+        at = self._left.find(mark)
+        while self._form.again is not None and at >= 0 and self._whole(self._left[: at + len(mark)]) is None:
+            at = self._left.find(mark, at + 1)  # its end may be a part of its arguments
+        if at < 0:
+            return (self._left, "") if last else (None, "")
+        at += len(self._form.end)
+        return self._left[:at], self._left[at:]
 
     def _begin(self, name: str) -> None:
         self._pieces.append(CallPiece(len(self.calls), name, ""))
@@ -122,18 +124,20 @@ class CallStream:
             self._pieces.append(CallPiece(len(self.calls) - 1, None, arguments))
             self.calls[-1] = ToolCall(self.calls[-1].name, self.calls[-1].arguments + arguments)
 
-    def _whole(self, body: str) -> ToolCall | None:
-        """A call whose object is written in another order or without arguments."""
+    def _whole(self, body: str) -> list[ToolCall] | None:
+        """The calls of a body whose objects are written in another order or without arguments; None where it is no call."""
         try:
-            said = json.loads(body)
+            said = json.loads(
+                body.removesuffix(self._form.end) if self._form.again is None else f"[{body.lstrip(' [')}"
+            )
         except (ValueError, RecursionError):
             return None
+        found = [self._called(one) for one in (said if isinstance(said, list) and self._form.again else [said])]
+        calls = [call for call in found if call is not None]
+        return calls if calls and len(calls) == len(found) else None
+
+    def _called(self, said: object) -> ToolCall | None:
         name, arguments = (said.get("name"), said.get("arguments", {})) if isinstance(said, dict) else (None, None)
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
         return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
-
-
-def _beginning(text: str, mark: str) -> int:
-    """How many characters at the end of a text may be the beginning of a mark."""
-    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)

@@ -2,41 +2,104 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from steering.errors import RequestError
 from steering.grammar.grammar import Grammar, written_schema
 from steering.model.mllm import MLLM
-from steering.tools.tools import Tools
+from steering.tools.arguments import KEY, VALUE, VALUE_END
+from steering.tools.tools import Tools, is_text
 
 MOST_CALLS = 16
 """Calls of one answer that must call."""
+NAME, ARGUMENTS = "$name", "$arguments"
+"""Stand for these in how a format writes a call."""
+_OBJECT = r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)'
+_SPOKEN_OF = {"type", "title", "description", "default", "examples"}
+"""Of a text that stands as it is, what needs no enforcing."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """One way of writing calls: each an object of `name` and `arguments` between `start` and `end`. A template that has all
-    `marks` and none of `others` writes them so."""
+    """One way of writing calls. A template that has all `marks` and none of `others` writes them so.
+
+    `start` begins calls and `end` ends them ("": nothing does); `head` matches from there to the arguments, and its group is
+    the name. `again` matches what stands between two calls of one start; `pairs`: arguments are tags in the place of JSON.
+    `call` is what is written of one, `before` and `after` around all, `between` two. `tags` are kept in an answer's text
+    where they are special tokens. `short_ids`: templates want ids of nine letters and digits.
+    """
 
     name: str
     start: str
     end: str
     marks: tuple[str, ...]
-    others: tuple[str, ...] = ()
+    others: tuple[str, ...]
+    head: re.Pattern[str]
+    call: tuple[str, ...]
+    before: tuple[str, ...] = ()
+    between: str = "\n"
+    after: tuple[str, ...] = ()
+    again: re.Pattern[str] | None = None
+    pairs: bool = False
+    tags: tuple[str, ...] = ()
+    short_ids: bool = False
 
-    def grammar(self, tools: Tools) -> Grammar:
+    def grammar(self, tools: Tools, special: Mapping[str, int]) -> Grammar:
         """What an answer must be that calls one of the tools at least, or the required one. Parameters are enforced as
-        `Grammar.json_schema` does, leniently where a function is not `strict`."""
+        `Grammar.json_schema` does, leniently where a function is not `strict`. special: ids of tags that are tokens."""
+
+        def written(parts: tuple[str, ...], name: str = "", number: int = 0) -> str:
+            return " ".join(
+                f"arguments_{number}" if part == ARGUMENTS
+                else f"<[{special[part]}]>" if part in special
+                else json.dumps(part.replace(NAME, name))
+                for part in parts
+            )  # fmt: skip
+
         wanted = [tool["function"] for tool in tools.functions if tools.required in (True, tool["function"]["name"])]
-        more = f'("\\n" call){{0,{MOST_CALLS - 1}}}' if tools.parallel else ""
-        rules = [f"start: call {more}", "call: " + " | ".join(f"call_{i}" for i in range(len(wanted)))]
+        more = f"({json.dumps(self.between)} call){{0,{MOST_CALLS - 1}}}" if tools.parallel else ""
+        rules = [f"start: {written(self.before)} call {more} {written(self.after)}"]
+        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(wanted))))
         for i, function in enumerate(wanted):
-            head = f'{self.start}\n{{"name": {json.dumps(function["name"])}, "arguments": '
-            rules.append(f"call_{i}: {json.dumps(head)} arguments_{i} {json.dumps('}' + chr(10) + self.end)}")
+            rules.append(f"call_{i}: {written(self.call, function['name'], i)}")
             schema = {"type": "object", **(function.get("parameters") or {"additionalProperties": False})}
-            rules.append(f"arguments_{i}: %json {written_schema(schema, bool(function.get('strict')), 'tools')}")
+            strict = bool(function.get("strict"))
+            arguments = _pairs(schema, strict) if self.pairs else f"%json {written_schema(schema, strict, 'tools')}"
+            rules.append(f"arguments_{i}: {arguments}")
+        if self.pairs:
+            rules.append(r"TEXT: /([^<]|<+[^<\/]|<+\/[^<a])*/")
         return Grammar.lark("\n".join(rules), param="tools")
+
+
+def _pairs(schema: dict[str, Any], strict: bool) -> str:
+    """A rule for arguments in tags: the named properties in order, those that need not be there or not."""
+    named, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(named, dict) or not isinstance(required, list):
+        raise RequestError("'tools': parameters need 'properties', an object, and 'required', a list.", param="tools")
+    shared: dict[str, Any] = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    rules = []
+    for name, one in named.items():
+        if not is_text(one):
+            value = f"%json {written_schema({**shared, **one} if isinstance(one, dict) else {}, strict, 'tools')}"
+        elif texts := one.get("enum") or ([one["const"]] if "const" in one else []):
+            value = "(" + " | ".join(json.dumps(text) for text in texts) + ")"
+        elif strict and (beyond := one.keys() - _SPOKEN_OF):
+            raise RequestError(
+                f"'tools' cannot be enforced: {min(beyond)} of {name!r}, a text that stands in tags.",
+                param="tools",
+                code="unsupported_value",
+            )
+        else:
+            value = "TEXT"
+        pair = f"{json.dumps(f'{KEY[0]}{name}{KEY[1]}{chr(10)}{VALUE}')} {value} {json.dumps(VALUE_END + chr(10))}"
+        rules.append(pair if name in required else f"({pair})?")
+    return " ".join(rules) or '""'
 
 
 HERMES = Format(
@@ -44,20 +107,89 @@ HERMES = Format(
     start="<tool_call>",
     end="</tool_call>",
     marks=("<tool_call>", "</tool_call>", "arguments"),
-    others=("<function=", "<arg_key>"),
+    others=("<function=", "<arg_key>", "<tool_sep>"),
+    head=re.compile(_OBJECT),
+    call=("<tool_call>", f'\n{{"name": "{NAME}", "arguments": ', ARGUMENTS, "}\n", "</tool_call>"),
+    tags=("<tool_call>", "</tool_call>"),
 )
 """Of Hermes 2 and of Qwen 2.5 and 3, language models and those with pictures."""
-FORMATS = (HERMES,)
+GLM = Format(
+    "glm",
+    start="<tool_call>",
+    end="</tool_call>",
+    marks=("<tool_call>", "</tool_call>", KEY[0], VALUE),
+    others=("<function=", "<tool_sep>"),
+    head=re.compile(r"\s*([\w.-]+)\s*(?=<)"),
+    call=("<tool_call>", f"{NAME}\n", ARGUMENTS, "</tool_call>"),
+    pairs=True,
+    tags=("<tool_call>", "</tool_call>"),
+)
+"""Of GLM 4.5, 4.6 and 4.7 and GLM-4.5V: texts stand as they are, all else as JSON."""
+MISTRAL = Format(
+    "mistral",
+    start="[TOOL_CALLS]",
+    end="]",
+    marks=("[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),
+    others=("[ARGS]",),
+    head=re.compile(r"\s*\[?" + _OBJECT),
+    call=(f'{{"name": "{NAME}", "arguments": ', ARGUMENTS, "}"),
+    before=("[TOOL_CALLS]", " ["),
+    between=", ",
+    after=("]",),
+    again=re.compile(r"[^{\]]*\}\s*,\s*(?=\{)"),
+    tags=("[TOOL_CALLS]",),
+    short_ids=True,
+)
+"""Of Mistral's tokenizers before version 11, such as Nemo's: one list of objects."""
+MINISTRAL = Format(
+    "ministral",
+    start="[TOOL_CALLS]",
+    end="",
+    marks=("[TOOL_CALLS]", "[ARGS]"),
+    others=(),
+    head=re.compile(r"\s*([\w.-]+?)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)"),
+    call=("[TOOL_CALLS]", NAME, "[ARGS]", ARGUMENTS),
+    between="",
+    tags=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    short_ids=True,
+)
+"""Of Mistral's tokenizers from version 11 on, such as those of Mistral Small 3.2, Ministral 3 and Magistral."""
+FORMATS = (HERMES, GLM, MISTRAL, MINISTRAL)
+
+
+@cache
+def _format(template: str) -> Format | None:
+    for form in FORMATS:
+        if all(mark in template for mark in form.marks) and not any(other in template for other in form.others):
+            return form
+    return None
 
 
 def format_of(mllm: MLLM) -> Format | None:
     """How a model writes calls, None where its chat template has no tools, or ones of a format that is not known here."""
     template: Any = getattr(mllm.processor, "chat_template", None) or getattr(mllm.tokenizer, "chat_template", None)
-    if not isinstance(template, str) or "tools" not in template:
-        return None
-    for form in FORMATS:
-        known = all(mark in template for mark in form.marks) and not any(other in template for other in form.others)
-        # What a tokenizer takes for a special token is left out of an answer's text.
-        if known and not mllm.special_pattern.search(form.start + form.end):
-            return form
-    return None
+    return _format(template) if isinstance(template, str) and "tools" in template else None
+
+
+def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The chat with ids of calls that are nine letters and digits, the same for the same."""
+
+    def short(name: Any) -> str:
+        name = name if isinstance(name, str) else ""
+        return name if re.fullmatch("[A-Za-z0-9]{9}", name) else hashlib.sha256(name.encode()).hexdigest()[:9]
+
+    out = []
+    for message in messages:
+        beside: dict[str, Any] = (
+            {"tool_call_id": short(message.get("tool_call_id"))} if message["role"] == "tool" else {}
+        )
+        if calls := message.get("tool_calls"):
+            beside["tool_calls"] = [{**call, "id": short(call.get("id"))} for call in calls]
+        out.append({**message, **beside})
+    return out
+
+
+def special_tags(mllm: MLLM, form: Format) -> dict[str, int]:
+    """The ids of a format's tags that the tokenizer takes for special tokens, and so would leave out of an answer's text."""
+    special = [tag for tag in form.tags if mllm.special_pattern.fullmatch(tag)]
+    return {tag: mllm.tokenizer.convert_tokens_to_ids(tag) for tag in special}

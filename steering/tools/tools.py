@@ -44,12 +44,33 @@ class Tools:
         return frozenset(tool["function"]["name"] for tool in self.functions)
 
     @property
+    def texts(self) -> dict[str, frozenset[str]]:
+        """By function, the parameters that are texts."""
+        functions = (tool["function"] for tool in self.functions)
+        named = {one["name"]: (one.get("parameters") or {}).get("properties") or {} for one in functions}
+        return {
+            function: frozenset(name for name, schema in properties.items() if is_text(schema))
+            for function, properties in named.items()
+            if isinstance(properties, Mapping)
+        }
+
+    @property
     def told(self) -> list[dict[str, Any]]:
         """What the model is told of them: not how calls are enforced."""
         return [
             {**tool, "function": {name: one for name, one in tool["function"].items() if name != "strict"}}
             for tool in self.functions
         ]
+
+
+def is_text(schema: Any) -> bool:
+    """Whether a schema describes texts alone."""
+    if not isinstance(schema, Mapping):
+        return False
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, Sequence) and values:
+        return all(isinstance(value, str) for value in values)
+    return bool(schema.get("type") == "string")
 
 
 def _check(tool: Any, place: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from tests.families.family import Family, Json
 from tests.families.registry import ALL
 
 
-def build(family: str, folder: Path, *, seed: int = 0) -> Path:
-    """Write the checkpoint of `family` with weights drawn from `seed` into `folder`, and return `folder`."""
-    spec = ALL[family]
+def build(family: str, folder: Path, *, seed: int = 0, specials: tuple[str, ...] = ()) -> Path:
+    """Write the checkpoint of `family` with weights drawn from `seed` into `folder`, and return `folder`. specials: more
+    special tokens."""
+    spec = replace(ALL[family], specials=(*ALL[family].specials, *specials))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(spec)
     tokenizer.save_pretrained(folder)

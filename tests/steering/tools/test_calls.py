@@ -7,7 +7,7 @@ import random
 import pytest
 
 from steering.tools.calls import CallStream, ToolCall
-from steering.tools.formats import HERMES
+from steering.tools.formats import GLM, HERMES, MINISTRAL, MISTRAL, Format
 
 NAMES = frozenset({"look", "count"})
 
@@ -36,18 +36,54 @@ CASES: list[tuple[str, str, list[ToolCall]]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said", "calls"), CASES)
-def test_a_text_is_taken_apart(text: str, said: str, calls: list[ToolCall]) -> None:
-    stream = CallStream(HERMES, NAMES)
+def pairs(name: str, *given: tuple[str, str], gap: str = "\n") -> str:
+    """A call as GLM writes it."""
+    tags = "".join(f"<arg_key>{k}</arg_key>{gap}<arg_value>{v}</arg_value>{gap}" for k, v in given)
+    return f"<tool_call>{name}{gap}{tags}</tool_call>"
+
+
+NAMED, OTHER = ToolCall("look", '{"at": "a ]} \\" [", "n": [1, {}]}'), '{"name": "look", "arguments": {}}'
+LISTED = '{"name": "look", "arguments": ' + NAMED.arguments
+ARGS = "[TOOL_CALLS]look[ARGS]" + NAMED.arguments
+PAIRED = ToolCall("look", '{"at": "a <b> \\"c\\"\\n", "n": [1, {}], "m": "x y"}')
+PAIRS = (("at", 'a <b> "c"\n'), ("n", "[1, {}]"), ("m", "x y"))
+TEXTS = {"look": frozenset({"at"})}
+FORMS: list[tuple[Format, str, str, list[ToolCall]]] = [
+    *((HERMES, *case) for case in CASES),
+    (MISTRAL, f"[TOOL_CALLS] [{LISTED}}}]", "", [NAMED]),
+    (MISTRAL, f'Yes.\n[TOOL_CALLS][{LISTED}, "id": "abc123XYZ"}}, {COUNT}]', "Yes.", [NAMED, COUNTED]),
+    (MISTRAL, f"[TOOL_CALLS] {LISTED}}}]", "", [NAMED]),
+    (MISTRAL, '[TOOL_CALLS] [{"arguments": {"a": "]"}, "name": "count"}]', "", [ToolCall("count", '{"a": "]"}')]),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "fly", "arguments": {}}]', '[TOOL_CALLS] [{"name": "fly", "arguments": {}}]', []),
+    (MISTRAL, f"[TOOL_CALLS] [{LISTED}"[:-12], "", [ToolCall("look", NAMED.arguments[:-12])]),
+    (MISTRAL, "The [TOOL is", "The [TOOL is", []),
+    (MINISTRAL, ARGS, "", [NAMED]),
+    (MINISTRAL, f"Yes. {ARGS}[TOOL_CALLS]count[CALL_ID]abc123XYZ[ARGS]{{}}", "Yes.", [NAMED, COUNTED]),
+    (MINISTRAL, "[TOOL_CALLS]count{}", "", [COUNTED]),
+    (MINISTRAL, f"[TOOL_CALLS]fly[ARGS]{{}}{ARGS}", "[TOOL_CALLS]fly[ARGS]{}", [NAMED]),
+    (GLM, pairs("look", *PAIRS), "", [PAIRED]),
+    (GLM, "Yes.\n" + pairs("look", *PAIRS, gap="") + pairs("count", gap=""), "Yes.", [PAIRED, COUNTED]),
+    (GLM, pairs("count") + "\nDone.", "\nDone.", [COUNTED]),
+    (GLM, pairs("fly", ("a", "1")), pairs("fly", ("a", "1")), []),
+    (GLM, pairs("count", ("a", "1")).replace("</arg_value>\n", "</arg_value>?"), "", [ToolCall("count", '{"a": 1}')]),
+    (GLM, pairs("look", *PAIRS)[:54], "", [ToolCall("look", '{"at": "a <b>')]),
+    (GLM, pairs("count", ("a", "12"))[:-20], "", [ToolCall("count", '{"a": ')]),
+]
+"""GLM's of `look` has a text, `at`; what else is no JSON is one, too."""
+
+
+@pytest.mark.parametrize(("form", "text", "said", "calls"), FORMS)
+def test_a_text_is_taken_apart(form: Format, text: str, said: str, calls: list[ToolCall]) -> None:
+    stream = CallStream(form, NAMES, TEXTS)
     stream.feed(text, last=True)
     assert (stream.text, stream.calls) == (said, calls)
 
 
-@pytest.mark.parametrize(("text", "said", "calls"), CASES)
-def test_pieces_add_up_however_the_text_is_cut(text: str, said: str, calls: list[ToolCall]) -> None:
+@pytest.mark.parametrize(("form", "text", "said", "calls"), FORMS)
+def test_pieces_add_up_however_the_text_is_cut(form: Format, text: str, said: str, calls: list[ToolCall]) -> None:
     rng = random.Random(0)
     for most in (1, 3, 9):
-        stream = CallStream(HERMES, NAMES)
+        stream = CallStream(form, NAMES, TEXTS)
         heard, got = "", []
         rest = text
         while rest:
@@ -71,3 +107,11 @@ def test_what_is_certain_is_not_held_back() -> None:
         '{"at": "th',
     ]
     assert [one.arguments for one in stream.feed("e top")[1]] == ["e top"]
+
+
+def test_texts_in_tags_are_not_held_back() -> None:
+    stream = CallStream(GLM, NAMES, TEXTS)
+    begun = stream.feed('<tool_call>look\n<arg_key>at</arg_key><arg_value>the "to')[1]
+    assert "".join(one.arguments for one in begun) == '{"at": "the \\"to'
+    assert [one.arguments for one in stream.feed("p</arg_v")[1]] == ["p"]
+    assert [one.arguments for one in stream.feed("al</arg_value></tool_call>")[1]] == ['</arg_val"}']

@@ -1,0 +1,93 @@
+"""Arguments of a call, read as they are written: a JSON object, or pairs of tags whose texts stand as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from typing import Protocol
+
+KEY, VALUE, VALUE_END = ("<arg_key>", "</arg_key>"), "<arg_value>", "</arg_value>"
+_PAIR = re.compile(rf"\s*{KEY[0]}(.*?){KEY[1]}\s*{VALUE}", re.DOTALL)
+
+
+class Reader(Protocol):
+    """Reads the arguments of one call."""
+
+    def read(self, text: str) -> tuple[str, str, bool]:
+        """(JSON that is certain, the rest of the text, whether the arguments are whole)."""
+
+
+class Braces:
+    """A JSON object, up to the brace that closes it."""
+
+    def __init__(self) -> None:
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def read(self, text: str) -> tuple[str, str, bool]:
+        for at, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = character == "\\", character != '"'
+            elif character == '"':
+                self._quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return text[: at + 1], text[at + 1 :], True
+        return text, "", False
+
+
+class Pairs:
+    """`<arg_key>name</arg_key><arg_value>value</arg_value>`, again and again until `end`. The values of `texts` are texts as
+    they are; those of others JSON, or texts where they are none."""
+
+    def __init__(self, end: str, texts: Collection[str]):
+        self._end = end
+        self._texts = texts
+        self._before = "{"
+        self._within: bool | None = None  # in a value: whether it is a text
+
+    def read(self, text: str) -> tuple[str, str, bool]:
+        said = ""
+        while True:
+            if self._within is None:
+                pair, end = _PAIR.match(text), text.find(self._end)
+                if pair is None and end >= 0:
+                    return said + ("{}" if self._before == "{" else "}"), text[end:], True
+                if pair is None:
+                    return said, text, False
+                name, text = pair[1].strip(), text[pair.end() :]
+                self._within = name in self._texts
+                said += f"{self._before}{_json(name)}: " + '"' * self._within
+                self._before = ", "
+            value, found, behind = text.partition(VALUE_END)
+            if self._within:
+                held = 0 if found else beginning(text, VALUE_END)
+                said += _json(value[: len(value) - held])[1:-1] + '"' * bool(found)
+                text = behind if found else text[len(text) - held :]
+            elif found:
+                said, text = said + _whole(value), behind
+            if not found:
+                return said, text, False
+            self._within = None
+
+
+def beginning(text: str, mark: str) -> int:
+    """How many characters at the end of a text may be the beginning of a mark."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _whole(value: str) -> str:
+    """A value as JSON, one line of it."""
+    try:
+        return json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return _json(value)

@@ -1,0 +1,137 @@
+"""The formats of Mistral and GLM: what models of theirs read, what they are made to write, and what is found in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import steering
+from steering import Engine, Request, RequestError, Sampling, ToolCall, Tools
+from steering.prompt.layout import build_prompt
+from steering.tools.formats import FORMATS, format_of, special_tags, with_short_ids
+from tests.families.calling import KINDS, calling
+from tests.steering.tools.test_tools import CALLED, FUNCTIONS, LOOK, QUESTION
+
+NOTE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "maxLength": 9},
+        "kind": {"enum": ["a", "b"]},
+        "many": {"type": "array", "items": {"enum": [1, 23]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["kind", "many"],
+}
+TOOLS = [*FUNCTIONS, {"type": "function", "function": {"name": "note", "parameters": NOTE}}]
+SAID = {
+    "glm": "\n<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>top</arg_value>\n</tool_call>",
+    "mistral": '[TOOL_CALLS] [{"name": "look", "arguments": {"at": "top"}, "id": "',
+    "ministral": '[TOOL_CALLS]look[ARGS]{"at": "top"}',
+}
+"""What a template makes of a call in a chat."""
+
+
+@pytest.fixture(scope="module", params=list(SAID))
+def engine(root: Path, request: pytest.FixtureRequest) -> Engine:
+    return Engine(steering.load(calling(root, request.param), device="cpu"), slots=6, max_length=1024, self_check=False)
+
+
+def kind(engine: Engine) -> str:
+    form = format_of(engine.mllm)
+    assert form is not None
+    return form.name
+
+
+def test_each_template_is_recognised_by_its_own_text(engine: Engine) -> None:
+    assert f"calling-{kind(engine)}" == engine.mllm.path.name  # type: ignore[union-attr]
+    form = next(one for one in FORMATS if one.name == kind(engine))
+    specials = [tag for tag in KINDS[form.name][2] if tag != "[AVAILABLE_TOOLS]"]
+    assert sorted(special_tags(engine.mllm, form)) == sorted(set(specials))
+
+
+def test_calls_in_a_chat_are_read_as_the_template_writes_them(engine: Engine) -> None:
+    chat = Request(CALLED).messages
+    chat = with_short_ids(chat) if "mistral" in kind(engine) or "ministral" in kind(engine) else chat
+    prompt = build_prompt(engine.mllm, chat, functions=FUNCTIONS)
+    assert SAID[kind(engine)] in engine.mllm.tokenizer.decode(prompt.ids)
+    assert engine.generate([Request(CALLED, Sampling(max_tokens=1), tools=Tools(FUNCTIONS))])[0].prompt_tokens > 0
+
+
+def test_required_calls_are_what_parameters_allow_and_streams_add_up(engine: Engine) -> None:
+    schemas = {"look": LOOK, "note": NOTE | {"additionalProperties": False}, "count": {"additionalProperties": False}}
+    ended: list[ToolCall] = []
+    asked = [
+        engine.submit(
+            Request(
+                QUESTION,
+                Sampling(max_tokens=160, temperature=1.0, seed=seed),
+                tools=Tools(TOOLS, wanted, seed % 2 == 0),
+            )
+        )
+        for seed, wanted in enumerate(("look", "note", True, "note", "note", "look"))
+    ]
+    while not all(completion.done for completion in asked):
+        engine.step()
+    for completion in asked:
+        chunks = list(completion)
+        choice = chunks[-1].choice
+        assert choice is not None
+        pieces = [piece for chunk in chunks for piece in chunk.calls]
+        assert "".join(chunk.text for chunk in chunks) == choice.text
+        for number, call in enumerate(choice.tool_calls):
+            own = [piece for piece in pieces if piece.number == number]
+            assert ToolCall(own[0].name or "", "".join(piece.arguments for piece in own)) == call
+        if choice.finish_reason == "tool_calls":
+            assert choice.text == ""
+            ended += choice.tool_calls
+    assert {"look", "note"} <= {call.name for call in ended}
+    assert len(ended) > 2
+    for call in ended:
+        arguments = json.loads(call.arguments)
+        if kind(engine) == "glm":  # a text in tags is as long as it likes
+            arguments.pop("text", None)
+        Draft202012Validator(schemas[call.name]).validate(arguments)
+
+
+def test_special_tokens_are_text_of_calls_alone(engine: Engine) -> None:
+    """The model writes them as tokens; without tools they are left out, as ever."""
+    form = next(one for one in FORMATS if one.name == kind(engine))
+    tags = special_tags(engine.mllm, form)
+    encode = engine.mllm.tokenizer.backend_tokenizer.encode
+    forced = tuple(encode("Hm. " + SAID["ministral"], add_special_tokens=False).ids)
+    if form.name != "ministral":
+        assert set(tags) <= {"[TOOL_CALLS]"}
+        return
+    assert set(tags.values()) & set(forced) == {tags["[TOOL_CALLS]"], tags["[ARGS]"]}
+    sampling = Sampling(max_tokens=len(forced))
+    called = engine.generate([Request(QUESTION, sampling, forced=forced, tools=Tools(FUNCTIONS))])[0].choices[0]
+    assert (called.text, called.tool_calls) == ("Hm.", (ToolCall("look", '{"at": "top"}'),))
+    free = engine.generate([Request(QUESTION, sampling, forced=forced)])[0].choices[0]
+    assert free.text == 'Hm. look{"at": "top"}'
+
+
+def test_what_tags_cannot_enforce_is_named_where_it_must_be(engine: Engine) -> None:
+    if kind(engine) != "glm":
+        return
+    function = {"name": "f", "parameters": {"properties": {"a": {"type": "string", "pattern": "x"}}}, "strict": True}
+    with pytest.raises(RequestError, match=r"'tools' cannot be enforced: pattern of 'a'"):
+        engine.submit(Request(QUESTION, tools=Tools([{"function": function}], True)))
+    for wrong in ({"properties": [1]}, {"required": 5}):
+        with pytest.raises(RequestError, match="parameters need"):
+            engine.submit(Request(QUESTION, tools=Tools([{"function": {"name": "f", "parameters": wrong}}], True)))
+
+
+def test_ids_are_made_short_and_stay_pairs() -> None:
+    chat = [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "call_0123456789"}, {"id": "abcdefghi"}, {}]},
+        {"role": "tool", "content": "1", "tool_call_id": "call_0123456789"},
+        {"role": "user", "content": "?"},
+    ]
+    first, second, third = with_short_ids(chat)
+    ids = [call["id"] for call in first["tool_calls"]]
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert (ids[1], second["tool_call_id"]) == ("abcdefghi", ids[0])
+    assert third == chat[2]
