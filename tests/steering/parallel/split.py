@@ -20,6 +20,10 @@ from steering.protocol.slots import DecodeBatch, Slots
 from tests.steering.parallel.asking import chat, picture, requests, said, told
 
 
+ROOM = 2**20
+"""Bytes for the beginnings of prompts: not all of them fit, so that each rank lets go of the same."""
+
+
 class Trip(Options):
     """Every decode fails, on all ranks or on the second alone."""
 
@@ -71,13 +75,15 @@ def main(folder: Path) -> None:
     lockstep.TOGETHER = lockstep.timedelta(seconds=2)
     register(Trip, TripSlots)
     mllm = steering.load(tensor_parallel=2)
-    engine = Engine(mllm, slots=6, max_length=512, prefill_budget=80)
+    engine = Engine(mllm, slots=6, max_length=512, prefill_budget=80, prefix_cache_bytes=ROOM)
     if mllm.ranks.rank:
         engine.follow()
     else:
         asked = requests(mllm)
         found = {
             "answers": told(engine, asked),
+            "again": told(engine, asked),
+            "cached": engine.stats()["prefix_cache_tokens"],
             "fingerprint": mllm.fingerprint,
             "kv_bytes": engine.stats()["kv_bytes"],
         }

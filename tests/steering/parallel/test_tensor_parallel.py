@@ -59,6 +59,8 @@ def alone() -> tuple[Engine, dict[str, Any]]:
 def test_answers_of_two_processes_are_those_of_one(said: dict[str, Any], alone: tuple[Engine, dict[str, Any]]) -> None:
     engine, expected = alone
     assert differences(expected, said["answers"]) == []
+    assert differences(expected, said["again"], tolerance=2e-4) == []
+    assert said["cached"] > 0
     assert said["fingerprint"] == engine.mllm.fingerprint
     assert said["kv_bytes"] == engine.stats()["kv_bytes"] / 2  # each has half of the heads
 

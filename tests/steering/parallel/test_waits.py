@@ -16,6 +16,8 @@ EMBEDDING = ("model/mllm.py", "model/embedded.py")
 towers where features are cut apart."""
 PREFILL = "runner/runner.py"
 """Where they run a prompt, and look for the places of features."""
+KNOWN = "runner/prefix.py"
+"""Where the positions of a prompt's known beginning are compared with its own."""
 TOKENS, MASK = "runner/sampler.py", "interventions/generate.py"
 """Where a step's tokens come to the host, and where a mask does, of which the twin's prompt is made."""
 
@@ -37,7 +39,7 @@ def test_a_step_waits_for_its_tokens_alone(waits: dict[str, list[list[str]]]) ->
     for name, steps in waits.items():
         for number, lines in enumerate(steps[:-1]):
             counts = Counter(line.split(":")[0] for line in lines if not line.startswith(EMBEDDING))
-            masks = counts.pop(MASK, 0)
+            masks, known = counts.pop(MASK, 0), counts.pop(KNOWN, 0)
             if name in FAMILIES and number == 0:
                 assert counts.pop(PREFILL, 0) <= 2, (name, lines)
             assert masks <= ("sage" in name or name == "generate"), (name, number, lines)
@@ -45,6 +47,8 @@ def test_a_step_waits_for_its_tokens_alone(waits: dict[str, list[list[str]]]) ->
             # Behind a prompt comes the first token, and then the step's own; a leader that gets its twin has none for now.
             prefills = number == 0 or name in ("generate", "sampled", "all of sage", "vcd", "icd", "pai")
             assert counts[TOKENS] in ((0, 1, 2) if prefills else (1,)), (name, number, lines)
+            assert known <= (prefills and 1 + ("baseline" in name)), (name, number, lines)
+    assert any(line.startswith(KNOWN) for steps in waits.values() for line in steps[0])
 
 
 @pytest.mark.slow

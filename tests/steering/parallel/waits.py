@@ -24,7 +24,7 @@ def main() -> None:
     torch.set_num_threads(1)
     pretend.install()
     mllm = steering.load(dtype="float32", device=pretend.NAME)
-    engine = steering.Engine(mllm, slots=6, max_length=512, self_check=False)
+    engine = steering.Engine(mllm, slots=6, max_length=512, self_check=False, prefix_cache_bytes=2**24)
     found = {name: waited(engine, request) for name, request in requests(mllm).items()}
     with tempfile.TemporaryDirectory() as folder:
         for family in FAMILIES:
