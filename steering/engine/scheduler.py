@@ -12,11 +12,11 @@ from steering.protocol.sequence import Sequence, State
 class Scheduler:
     """Slots 0..len(running)-1 decode; a sequence that is still in prefill holds the slot behind them.
 
-    `budget` bounds the prompt tokens (padding included, and without the first ones, of which `known` tells how many need not
-    run) of one step, so that running answers do not stall. Groups get slots
-    in turns, however many sequences each has waiting: start-time fair queueing (Goyal, Vin and Cheng 1996) of equal weights,
-    each answer of length 1. A sequence starts where the one before it of its group ends, but not before the one that got a
-    slot last; the least start is next, and of equal ones who came first.
+    `budget` bounds the prompt tokens (padding included, and without the first ones, of which `known` tells how many need
+    not run) of one step, so that running answers do not stall; what `awaits` others of a step comes in the next. Groups
+    get slots in turns, however many sequences each has waiting: start-time fair queueing (Goyal, Vin and Cheng 1996) of
+    equal weights, each answer of length 1. A sequence starts where the one before it of its group ends, but not before
+    the one that got a slot last; the least start is next, and of equal ones who came first.
     """
 
     def __init__(
@@ -25,6 +25,7 @@ class Scheduler:
         budget: int,
         move: Callable[[int, int, int], None],
         known: Callable[[Sequence], int] = lambda sequence: 0,
+        awaits: Callable[[Sequence, list[Sequence]], bool] = lambda sequence, others: False,
     ):
         self.slots = slots
         self.budget = budget
@@ -32,7 +33,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.filling: Sequence | None = None
         self._move = move
-        self._known = known
+        self._known, self._awaits = known, awaits
         self._now = 0  # the start of the last sequence that got a slot
         self._ends: dict[str, int] = {}  # by group, where the last one that got a slot ends
 
@@ -50,7 +51,7 @@ class Scheduler:
         for sequence in self.waiting if self.filling is None else ():
             free -= 0 if sequence.is_twin else sequence.rows
             widest = max(widest, sequence.prompt.length - self._known(sequence))
-            if free < 0 or (fitting and widest * (len(fitting) + 1) > self.budget):
+            if free < 0 or (fitting and widest * (len(fitting) + 1) > self.budget) or self._awaits(sequence, fitting):
                 break
             fitting.append(sequence)
         return fitting

@@ -23,6 +23,8 @@ from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, PrefillChunk
 from steering.runner.concerned import Concerns
 
+WORTH = 4
+"""Blocks that must be spared where a prompt is to wait a step for them: fewer take no longer than the step does."""
 POSITIONS = "positions"
 """The name under which rotary positions (tokens, axes) are kept beside what was measured."""
 _Key = tuple[Hashable, bytes]
@@ -93,6 +95,19 @@ class PrefixCache:
         """How many of a waiting prompt's first tokens need not run."""
         plan = self._plan(sequence)
         return 0 if plan is None else len(self._found(plan)) * SIZE
+
+    def awaits(self, sequence: Sequence, others: Iterable[Sequence]) -> bool:
+        """Whether a waiting prompt had better run when one of these has, whose beginning it shares."""
+        plan = self._plan(sequence)
+        if plan is None:
+            return False
+        at = len(self._found(plan)) + WORTH - 1
+        fits = at < (plan.most if self._store is None else min(plan.most, self._store.count))
+        plans = [self._plan(other) for other in others] if fits else []
+        return any(
+            other is not None and other.keys[at : at + 1] == plan.keys[at : at + 1] and plan.needed <= other.needed
+            for other in plans
+        )
 
     def begin(self, sequence: Sequence, prompt: Embedded) -> None:
         """Copy what is known of a prompt into its slot, where its settings have been written."""

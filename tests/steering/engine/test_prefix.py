@@ -114,6 +114,20 @@ def test_prompts_of_one_batch_begin_where_each_is_known_to(engines: Engines) -> 
     assert warm.stats()["prefix_cache_hits"] == 2
 
 
+def test_prompts_that_begin_alike_wait_for_the_first(engines: Engines, fresh: steering.Engine) -> None:
+    questions = ("What colour is the star?", "Is it red?", "Which picture is red?")
+    batch = [a_request(question) for question in questions]
+    found = fresh.generate(batch)
+    assert [one.cached_tokens >= 4 * SIZE for one in found] == [False, True, True]
+    assert fresh.stats()["steps"] == 3  # the first prompt and two of its tokens; then both others
+    expected = [said(result) for result in engines[0].generate(batch)]
+    assert differences([said(result) for result in found], expected, tolerance=2e-4) == []
+    other = engine_of(engines[0].mllm)
+    apart = [a_request("Is it red?", See(alpha=alpha)) for alpha in (0.1, 0.2)]
+    other.generate(apart)
+    assert other.stats()["steps"] == 2  # both at once: nothing is shared
+
+
 def test_nothing_is_shared_between_settings(fresh: steering.Engine) -> None:
     vector, other = a_vector(fresh.mllm), a_vector(fresh.mllm, 0.06)
     kinds: list[tuple[Any, ...]] = [

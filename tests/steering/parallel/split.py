@@ -19,7 +19,6 @@ from steering.protocol.intervention import register
 from steering.protocol.slots import DecodeBatch, Slots
 from tests.steering.parallel.asking import chat, picture, requests, said, told
 
-
 ROOM = 2**20
 """Bytes for the beginnings of prompts: not all of them fit, so that each rank lets go of the same."""
 
