@@ -72,6 +72,11 @@ class Settings(BaseModel):
         description="how long running answers may wait for a token while a prompt comes in, in times of a step without",
     )  # fmt: skip
     image_cache: int = Field(default=256 * MEBI, ge=0, description="bytes for cached image embeddings")
+    kv_share: float = Field(
+        default=0.9, gt=0, le=1, allow_inf_nan=False,
+        description="share of a GPU's memory, of what the model leaves, that keys and values may take: fewer --slots where "
+        "they need more",
+    )  # fmt: skip
     prefix_cache: int = Field(
         default=512 * MEBI, ge=0,
         description="bytes for the beginnings of prompts, which others that begin alike then need not run; 0 for none",

@@ -174,12 +174,14 @@ def make_engine(settings: Settings, tell: Tell = lambda stage, share: None) -> s
         prefix_cache_bytes=settings.prefix_cache,
         threads=threads,
         compiled=settings.compiled,
-        died=None if settings.tensor_parallel == 1 else _end_process,
+        kv_share=settings.kv_share,
+        died=_end_process,
     )
 
 
 def _end_process() -> None:
-    """Leave as one of several processes that share a model: the others cannot go on either, and torchrun starts all anew."""
+    """Leave: a device that failed does so until its process ends. gunicorn, or Ray, starts another one; of several that
+    share a model none can go on, and torchrun starts all anew."""
     time.sleep(1)  # for what clients are still to be told
     logging.shutdown()
     os._exit(1)

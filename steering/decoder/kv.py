@@ -11,7 +11,8 @@ from steering.devices import sent
 
 
 class KVPool:
-    """Keys and values of every slot: per layer two tensors (slots, kv_heads, length, head_dim), made at first use."""
+    """Keys and values of every slot: per layer two tensors (slots, kv_heads, length, head_dim), made at first use
+    where they were not allotted."""
 
     def __init__(self, slots: int, length: int):
         self.slots = slots
@@ -27,6 +28,11 @@ class KVPool:
     def tensors(self) -> Iterator[torch.Tensor]:
         """Keys and values of every layer, in the order in which layers were first run."""
         return (tensor for tensors in self._layers.values() for tensor in tensors)
+
+    def allot(self, like: KVPool) -> None:
+        """Make the tensors of all layers now, shaped after those of another pool."""
+        for index, (key, value) in like._layers.items():
+            self.layer(index, key, value)
 
     def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The two tensors of a layer, shaped after the first key and value that it gets."""

@@ -27,6 +27,7 @@ from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Result, Sampling
 from steering.protocol.sequence import Sequence
 from steering.protocol.wording import shown
+from steering.runner.room import SHARE
 from steering.runner.runner import Runner
 from steering.runner.selfcheck import check_model, picture
 
@@ -41,6 +42,8 @@ class Engine:
     it is at most about `max_stall` times as long as one without (None: it is not bounded).
     `max_waiting` answers may wait for a slot, and with `max_wait` none that would wait longer than so many seconds, as far
     as is known: nobody waits before a first answer has ended.
+    On a GPU keys and values are allotted at once, in at most `kv_share` of the memory that the model leaves: where `slots`
+    need more, there are fewer.
     `prefix_cache_bytes` keep the beginnings of prompts (0: none, so that no answer depends, by roundings, on those before).
     `focus_layers` is N of the focus metrics (default: the model's own). What was registered by now can be asked for:
     `interventions` and `readouts` are its names. `compiled` has torch compile the decode step, which takes about a minute at
@@ -61,6 +64,7 @@ class Engine:
         max_stall: float | None = 3.0,
         image_cache_bytes: int = 256 * 2**20,
         prefix_cache_bytes: int = 0,
+        kv_share: float = SHARE,
         focus_layers: int | None = None,
         threads: int | None = None,
         self_check: bool = True,
@@ -85,21 +89,16 @@ class Engine:
         if self_check:
             check_model(mllm, compiled)
         self._grammars = Grammars(mllm)
-        self._runner = Runner(mllm, slots, self.max_length, max_images, image_cache_bytes, prefix_cache_bytes, compiled)
+        self._runner = Runner(
+            mllm, slots, self.max_length, max_images, image_cache_bytes, prefix_cache_bytes, compiled, kv_share
+        )
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)
-        self._steps = Steps(mllm, self._runner, slots, prefill_budget, self._changed, *failed)
+        self._steps = Steps(mllm, self._runner, self._runner.pool.slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
-        self._gate = Gate(
-            self._scheduler,
-            self._steps.rate,
-            self._alive,
-            self._incoming,
-            self._steps.next_budget,
-            max_waiting,
-            max_wait,
-        )
+        queued = (self._scheduler, self._steps.rate, self._alive, self._incoming, self._steps.next_budget)
+        self._gate = Gate(*queued, max_waiting, max_wait)
         self._pace = None if max_stall is None else Pace(max_stall, prefill_budget)
         self._turns: set[Turn] = set()  # from the first request that was taken to the end
         self._thread: threading.Thread | None = None

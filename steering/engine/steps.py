@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from steering.bins import Bins
+from steering.devices import lost
 from steering.engine.gate import Rate
 from steering.engine.pace import Pace
 from steering.engine.scheduler import Scheduler
@@ -170,7 +171,7 @@ class Steps:
         try:
             self.runner.embed(sequences)
         except Exception as error:
-            self._failed(error)
+            self._end_if_fatal(error)
             for sequence in sequences if len(sequences) > 1 else ():
                 self._embed([sequence])
 
@@ -201,6 +202,7 @@ class Steps:
             except RequestError as error:  # its grammar takes too much
                 sequence.error = error
             except Exception as error:
+                self._raise_if_lost(error)
                 log.exception("A token could not be handed out.")
                 sequence.error = Fault(f"The request failed in the engine: {error}")
                 sequence.finish_reason = None  # it may be the last token that could not
@@ -298,10 +300,13 @@ class Steps:
             self._fail([leader], error)
 
     def _end_if_fatal(self, error: Exception) -> None:
-        """Raise a fault of the device again: nothing works behind it, so that no other request may be tried."""
-        if isinstance(error, torch.AcceleratorError):
-            raise error
+        """Raise an error that a device is lost with: nothing works behind it, so that no other request may be tried."""
+        self._raise_if_lost(error)
         self._failed(error)
+
+    def _raise_if_lost(self, error: Exception) -> None:
+        if lost(error, self.mllm.devices):
+            raise error
 
     def _logprob(self, token: int, logprob: float, top: list[int], values: list[float], keep: int) -> TokenLogprob:
         alternatives = tuple(

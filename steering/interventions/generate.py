@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 
 from steering.decoder.hooks import Hook
-from steering.devices import sent
+from steering.devices import lost, sent
 from steering.errors import Fault, RequestError
 from steering.measures import activation_maps
 from steering.model.images import divide
@@ -219,9 +219,9 @@ class GenerateSlots(Slots):
                 continue
             try:
                 self._mask(sequence, asked, computed.logits[sequence.slot])
-            except torch.AcceleratorError:
-                raise
             except Exception as error:  # of this sequence alone
+                if lost(error, self.pool.mllm.devices):
+                    raise
                 log.exception("A mask could not be made.")
                 sequence.error = Fault(f"The masked image could not be made: {error}")
 

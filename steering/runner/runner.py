@@ -12,7 +12,6 @@ import torch.fx.experimental._config
 
 from steering.decoder.attention import Decode, Prefill, Ragged
 from steering.decoder.hooks import AttentionHook, Hook, Hooks, LayerHook, Observer
-from steering.decoder.kv import KVPool
 from steering.devices import fill, sent
 from steering.grammar.masks import Masks
 from steering.model.embedded import Embedded
@@ -24,11 +23,9 @@ from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 from steering.runner.concerned import Concerned, Concerns
 from steering.runner.prefix import PrefixCache
+from steering.runner.room import COLUMN_BUCKET, SHARE, allotted
 from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
 from steering.runner.twins import Combined, RuleSlots, Twins, replayed, rows_of
-
-COLUMN_BUCKET = 64
-"""Decode reads a multiple of this many columns, so that shapes repeat."""
 
 
 class _Computed(NamedTuple):
@@ -62,13 +59,14 @@ class Runner:
         image_cache_bytes: int = 0,
         prefix_cache_bytes: int = 0,
         compiled: bool = False,
+        share: float = SHARE,
     ):
         self.mllm = mllm
         self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
         self.image_cache = ImageCache(image_cache_bytes)
-        if compiled:  # a step that reads all columns would be compiled anew, so there is always one bucket more
-            length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
-        self.pool = KVPool(slots, length)
+        kept = image_cache_bytes + prefix_cache_bytes
+        self.pool = allotted(mllm, slots, length, compiled, share, kept)
+        slots, length = self.pool.slots, self.pool.length
         self.sampler = SamplerRows(slots, mllm.vocab_size, mllm.stop_ids, mllm.device)
         self.masks = Masks(mllm.vocab_size, mllm.device)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
@@ -89,8 +87,8 @@ class Runner:
         return (*self.recorders.values(), *self.interventions.values(), self.rules)
 
     def stats(self) -> dict[str, int]:
-        """Bytes of all slots: of keys and values, made at the first prompt, with how many tokens fit; and of all else. What
-        both caches keep and count."""
+        """Bytes of all slots: of keys and values, on a CPU made at the first prompt, with how many tokens fit; and of all
+        else. What both caches keep and count."""
         parts = [part for slots in self._every for part in vars(slots).values()]
         state = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
         kv = {"kv_bytes": self.pool.bytes, "kv_max_tokens": self.pool.slots * self.pool.length}

@@ -25,6 +25,7 @@ def main() -> None:
     pretend.install()
     mllm = steering.load(dtype="float32", device=pretend.NAME)
     engine = steering.Engine(mllm, slots=6, max_length=512, self_check=False, prefix_cache_bytes=2**24)
+    assert engine.stats()["kv_bytes"], "allotted at the start"
     found = {name: waited(engine, request) for name, request in requests(mllm).items()}
     with tempfile.TemporaryDirectory() as folder:
         for family in FAMILIES:

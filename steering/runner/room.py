@@ -1,0 +1,68 @@
+"""How many slots there is room for. On a GPU keys and values are allotted at the start, so that what does not fit is known
+then, and not at some request; on a CPU memory is taken where it is first written to."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import torch
+
+from steering.decoder.attention import Prefill
+from steering.decoder.kv import KVPool
+from steering.devices import free_bytes
+from steering.errors import UnsupportedModel
+from steering.model.mllm import MLLM
+
+log = logging.getLogger(__name__)
+
+COLUMN_BUCKET = 64
+"""Decode reads a multiple of this many columns, so that shapes repeat."""
+SHARE = 0.9
+"""Of a GPU's memory that is free once the model is there, what keys and values may take."""
+
+
+def allotted(
+    mllm: MLLM, slots: int, length: int, compiled: bool = False, share: float = SHARE, kept: int = 0
+) -> KVPool:
+    """Keys and values of so many slots, of at least so many columns each; on GPUs see `at_once`."""
+    if compiled:  # a step that reads all columns would be compiled anew, so there is always one bucket more
+        length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
+    return KVPool(slots, length) if mllm.device.type == "cpu" else at_once(mllm, slots, length, share, kept)
+
+
+@torch.inference_mode()
+def at_once(mllm: MLLM, slots: int, length: int, share: float, kept: int) -> KVPool:
+    """The same, made now, of as many slots as fit in that share of the free memory of every device, beside `kept` bytes for
+    else on the model's own. Raises UnsupportedModel where not one does."""
+    length = -(-length // COLUMN_BUCKET) * COLUMN_BUCKET  # else masks of all columns are copied into aligned ones
+    column = _column(mllm)
+    each: Counter[torch.device] = Counter()
+    for tensor in column.tensors:
+        each[tensor.device] += tensor.nbytes * length
+    room = [slots]
+    for device, size in each.items():
+        if (free := free_bytes(device)) is not None:
+            room.append(int(share * free - kept * (device == mllm.device)) // size)
+    fitting = int(mllm.ranks.joined(torch.tensor([min(room)], device=mllm.device)).min())
+    wanted = f"{sum(each.values()) / 2**30:.3g} GiB for a slot of {length:,} columns"
+    if fitting < 1:
+        raise UnsupportedModel(
+            f"{mllm.name} leaves no room for an answer: keys and values need {wanted}; take a smaller 'max_length'."
+        )
+    if fitting < slots:
+        log.warning("there is room for %d slots, not for %d: keys and values need %s", fitting, slots, wanted)
+    pool = KVPool(fitting, length)
+    pool.allot(column)
+    log.info("keys and values: %d slots of %d columns, %.3g GiB", fitting, length, pool.bytes / 2**30)
+    return pool
+
+
+def _column(mllm: MLLM) -> KVPool:
+    """Keys and values of a single column, after which those of all are shaped: families tell in many ways how wide they
+    are."""
+    pool = KVPool(1, 1)
+    zero = torch.zeros(1, 1, dtype=torch.int64, device=mllm.device)
+    embeds = mllm.model.get_input_embeddings()(zero)
+    mllm.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
+    return pool

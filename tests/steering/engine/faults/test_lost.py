@@ -1,0 +1,98 @@
+"""A device that is lost ends the engine, whoever hears of it first; and other errors do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import steering
+from server.process import local
+from server.settings import Settings
+from steering import Engine, Fault, Request
+from steering.devices import lost
+from steering.engine import steps
+from tests import families
+from tests.steering.conftest import LoadMLLM, MakeEngine
+from tests.steering.engine.faults.test_faults import CONTRASTED, FAMILY, SAMPLING, Once
+
+
+class Loses(Once):
+    """As `Once`, of a device that then stays lost; `calls` counts those behind it too."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        if self.calls >= self.at:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        return self.real(*args, **kwargs)
+
+
+def a_request() -> Request:
+    return Request(families.example_messages(FAMILY, 1), SAMPLING, interventions=CONTRASTED, diagnose=True)
+
+
+@pytest.mark.parametrize("stage", ["embed", "prefill", "next_tokens", "_decode", "read", "masked"])
+def test_a_lost_device_ends_the_engine_wherever_it_is_heard_of(
+    stage: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(FAMILY, slots=6)
+    loses = Loses(getattr(engine._runner, stage), 1, behind=False)
+    monkeypatch.setattr(engine._runner, stage, loses)
+    with pytest.raises(torch.AcceleratorError):
+        engine.generate([a_request()])
+    assert loses.calls == 1, "nothing is tried again"
+
+
+def test_a_mask_that_finds_the_device_lost_ends_the_engine(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(FAMILY, slots=6)
+    part: Any = engine._runner.interventions["sage.generate"]
+    monkeypatch.setattr(part, "_mask", Loses(part._mask, 1, behind=False))
+    with pytest.raises(torch.AcceleratorError):
+        engine.generate([dataclasses.replace(a_request(), interventions=[steering.Generate(refresh=2)])])
+
+
+def test_whoever_waits_is_told_and_the_process_ends(
+    load_mllm: LoadMLLM, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(local.steering, "load", lambda *model, **options: load_mllm(FAMILY))
+    monkeypatch.setattr(local.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.setattr(local.logging, "shutdown", lambda: None)
+    engine: Engine = local.make_engine(Settings(slots=2, max_length=256))
+    monkeypatch.setattr(engine._runner, "decode", Loses(engine._runner.decode, 2, behind=False))
+    engine.start()
+    with pytest.raises(Fault, match="The engine died: CUDA error"):
+        engine.submit(Request(families.example_messages(FAMILY, 1), SAMPLING)).result()
+    deadline = time.monotonic() + 10
+    while not left and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (left, engine.healthy) == ([1], False)
+
+
+def test_a_device_that_does_not_answer_any_more_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    gpu, cpu = torch.device("cuda", 1), torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    library = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx")
+    assert not lost(library, [cpu, gpu])
+    assert asked == [gpu]
+    assert not lost(torch.OutOfMemoryError("CUDA out of memory."), [gpu])
+    full = torch.AcceleratorError("CUDA error: out of memory")
+    full.error_code = 2  # type: ignore[attr-defined]
+    assert not lost(full, [gpu])
+    assert lost(torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), [gpu])
+
+    def broken(device: torch.device) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    assert lost(library, [gpu])
+    assert not lost(library, [cpu])
+    assert steps.lost is lost

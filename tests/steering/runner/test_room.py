@@ -1,0 +1,66 @@
+"""Keys and values that are allotted at the start: as a prompt would have made them, as many slots as there is memory for."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from steering import MLLM, Request, Sampling, UnsupportedModel
+from steering.devices import free_bytes
+from steering.runner import room
+from steering.runner.room import allotted, at_once
+from tests import families
+from tests.steering.conftest import LoadMLLM, MakeEngine
+
+FAMILY = "qwen2_vl"
+
+
+def slot_bytes(mllm: MLLM, columns: int) -> int:
+    """Keys and values of a slot in float32, by the config."""
+    text = mllm.text_config
+    width = text.hidden_size // text.num_attention_heads
+    return 4 * columns * 2 * text.num_hidden_layers * text.num_key_value_heads * width
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl_moe", "gemma3", "glm4v", "idefics3", "paligemma2"])
+def test_they_are_as_a_prompt_would_have_made_them(family: str, make_engine: MakeEngine) -> None:
+    engine = make_engine(family, slots=2, max_length=128)
+    engine.generate([Request(families.example_messages(family, 1), Sampling(max_tokens=1))])
+    made = at_once(engine.mllm, 2, 128, share=0.9, kept=0)
+    for one, other in zip(made.tensors, engine._runner.pool.tensors, strict=True):
+        assert (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+        assert not one.any()
+
+
+def test_there_are_as_many_slots_as_fit_beside_what_else_is_kept(
+    load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mllm, columns = load_mllm(FAMILY), 128
+    size = slot_bytes(mllm, columns)
+    monkeypatch.setattr(room, "free_bytes", lambda device: 10 * size)
+    with caplog.at_level(logging.INFO, "steering.runner.room"):
+        assert at_once(mllm, 4, 100, share=0.9, kept=0).slots == 4
+    assert [one.message for one in caplog.records] == [
+        f"keys and values: 4 slots of 128 columns, {4 * size / 2**30:.3g} GiB"
+    ]
+    pool = at_once(mllm, 16, 100, share=0.9, kept=2 * size)
+    assert (pool.slots, pool.length, pool.bytes) == (7, columns, 7 * size)
+    assert "there is room for 7 slots, not for 16" in caplog.text
+    with pytest.raises(UnsupportedModel, match=r"leaves no room for an answer.*'max_length'"):
+        at_once(mllm, 16, 100, share=0.9, kept=9 * size)
+
+
+def test_on_a_cpu_nothing_is_allotted_before_it_is_used(load_mllm: LoadMLLM) -> None:
+    pool = allotted(load_mllm(FAMILY), 3, 100)
+    assert (pool.slots, pool.length, pool.bytes) == (3, 100, 0)
+    assert allotted(load_mllm(FAMILY), 3, 100, compiled=True).length == 192
+    assert free_bytes(torch.device("cpu")) is None
+
+
+def test_free_memory_includes_what_torch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
+    assert free_bytes(torch.device("cuda")) == 1100
