@@ -135,7 +135,7 @@ class Steps:
             self._pair(leader)
         if sampled is not None:
             self._hand_out(first, sampled)
-        self._keep([sequence for sequence in batch if sequence.error is None])
+        self._keep(self.runner.prefixes.keep, batch)
         self._let_go([*first, *batch])
 
     def _decode(self) -> None:
@@ -207,17 +207,20 @@ class Steps:
                 sequence.error = Fault(f"The request failed in the engine: {error}")
                 sequence.finish_reason = None  # it may be the last token that could not
 
-    def _keep(self, sequences: list[Sequence]) -> None:
-        """Keep the prompts that have just run for others that begin alike; where that fails, no more are kept."""
+    def _keep(self, keep: Callable[[Sequence], None], sequences: list[Sequence]) -> None:
+        """Keep what sequences left in their slots for prompts that begin alike; where that fails, no more is kept."""
         try:
             for sequence in sequences:
-                self.runner.keep(sequence)
+                if sequence.error is None:
+                    keep(sequence)
         except Exception as error:
             self._end_if_fatal(error)
-            log.exception("A prompt could not be kept; the prefix cache is off from now on.")
+            log.exception("The prefix cache failed, and is off from now on.")
             self.runner.prefixes.stop()
 
     def _let_go(self, sequences: list[Sequence]) -> None:
+        """Have those that are done leave."""
+        self._keep(self.runner.prefixes.keep_answer, [one for one in sequences if one.finish_reason is not None])
         with self._changed:
             for sequence in [s for s in sequences if s.done]:
                 self._leave(sequence)

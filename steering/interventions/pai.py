@@ -101,7 +101,7 @@ class PaiSlots(Slots):
         return AmplifyRows(self.alpha[chunk.rows].T, self.images[chunk.rows], sent(last, self.alpha.device))
 
     def reuse(self, sequence: Sequence) -> Reuse:
-        return Reuse(sequence.prompt.length)  # only the last row is amplified
+        return Reuse(sequence.prompt.length, generated=False)  # of a prompt only the last row is amplified
 
     def decode(self, batch: DecodeBatch) -> AmplifyRows | None:
         if not any(_asked(batch.sequences)):

@@ -96,13 +96,18 @@ class Prompt:
 
     @cached_property
     def blocks(self) -> tuple[bytes, ...]:
-        """A name for each of its beginnings; a picture that cannot be told from the others counts from the first one on."""
+        """A name for each of its beginnings."""
+        return self.blocks_with([])
+
+    def blocks_with(self, answer: Sequence[int]) -> tuple[bytes, ...]:
+        """A name for each beginning of it with an answer's tokens behind it; a picture that cannot be told from the others
+        counts from the first one on."""
+        ids = torch.cat([self.ids, torch.tensor(answer, dtype=torch.int64)])
+        spans = torch.cat([self.layout.spans, torch.full((len(answer),), OTHER)])
         images = self.layout.images
         begin = images if len(images) == len(self.pictures) else images[:1] * len(self.pictures)
         starts = [int(image.columns[0]) for image in begin]
-        return block_names(
-            self.ids, self.layout.spans, [(start, one.key) for start, one in zip(starts, self.pictures, strict=True)]
-        )
+        return block_names(ids, spans, [(start, one.key) for start, one in zip(starts, self.pictures, strict=True)])
 
 
 @dataclass(frozen=True)

@@ -99,11 +99,12 @@ class DecodeBatch:
 class Reuse(NamedTuple):
     """What of a prompt's first rows need not run where others have run them. rows: how many may be left out, because nobody
     needs what only running them shows. key: what is done to them; equal keys do the same to equal tokens. measured: whether
-    `Slots.by_row` of them is needed."""
+    `Slots.by_row` of them is needed. generated: whether the same is done to tokens that are generated."""
 
     rows: int
     key: Hashable = ()
     measured: bool = False
+    generated: bool = True
 
 
 class Slots:
@@ -150,7 +151,7 @@ class Slots:
         What is done to the last row does not count: that one always runs."""
         own = type(self)
         looks = own.prefill is not Slots.prefill or own.keep is not Slots.keep
-        return None if looks else Reuse(sequence.prompt.length)
+        return None if looks else Reuse(sequence.prompt.length, generated=own.decode is Slots.decode)
 
     def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
         """(rows, n, ...) what a prefill measured of each token, to be kept with keys and values for `regain`."""

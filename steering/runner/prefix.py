@@ -31,12 +31,15 @@ _Key = tuple[Hashable, bytes]
 
 
 class _Plan(NamedTuple):
-    """How a prompt may be shared. keys: of its whole blocks, but for the one with the last token. most: how many of them may
-    be left out. needed: the parts whose measures are needed then."""
+    """How a prompt may be shared. settings: what is done to it. keys: of its whole blocks, but for the one with the last
+    token. most: how many of them may be left out. needed: the parts whose measures are needed then. generated: whether an
+    answer's tokens may be shared, too, as part of a chat."""
 
+    settings: tuple[Hashable, ...]
     keys: tuple[_Key, ...]
     most: int
     needed: frozenset[str]
+    generated: bool
 
 
 class _Run(NamedTuple):
@@ -74,6 +77,7 @@ class PrefixCache:
         self._beside = 0
         self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
+        self._tails: WeakKeyDictionary[Sequence, torch.Tensor] = WeakKeyDictionary()
 
     @property
     def bytes(self) -> int:
@@ -88,7 +92,7 @@ class PrefixCache:
     def stop(self) -> None:
         """Let go of everything, and keep nothing from now on."""
         self.capacity, self._store, self._beside = 0, None, 0
-        for kept in (self._blocks, self._plans, self._runs):
+        for kept in (self._blocks, self._plans, self._runs, self._tails):
             kept.clear()
 
     def known(self, sequence: Sequence) -> int:
@@ -150,10 +154,26 @@ class PrefixCache:
             return
         keys = run.plan.keys
         first = next((at for at, key in enumerate(keys) if not self._has(key, run.plan.needed)), len(keys))
-        self._touch(keys)
         if first < len(keys):
-            self._add(sequence.slot, keys, first, {name: torch.cat(parts) for name, parts in run.measured.items()})
-            self._touch(keys)
+            measured = {name: torch.cat(parts)[first * SIZE :] for name, parts in run.measured.items()}
+            self._add(sequence.slot, keys, first, measured)
+        self._touch(keys)
+        if run.plan.generated:
+            self._tails[sequence] = run.measured[POSITIONS][0][len(keys) * SIZE :].clone()
+
+    def keep_answer(self, sequence: Sequence) -> None:
+        """Keep the whole blocks of an answer that has ended, and still lies in its slot, for the chat's next turn."""
+        tail, plan = self._tails.pop(sequence, None), self._plans.get(sequence)
+        if tail is None or plan is None or sequence.fed < WORTH * SIZE:
+            return
+        names = sequence.prompt.blocks_with(sequence.tokens[: sequence.fed])
+        keys, known = tuple((plan.settings, name) for name in names), len(plan.keys)
+        first = next((at for at, key in enumerate(keys) if key not in self._blocks), len(keys))
+        if known <= first < len(keys):
+            rotary = torch.arange(sequence.prompt.length, sequence.length, device=tail.device) + sequence.rope_delta
+            positions = torch.cat([tail, rotary[:, None].expand(-1, tail.shape[1])])
+            self._add(sequence.slot, keys, first, {POSITIONS: positions[(first - known) * SIZE :]})
+        self._touch(keys)
 
     def _plan(self, sequence: Sequence) -> _Plan | None:
         """How a prompt may be shared; None where it may not."""
@@ -166,7 +186,7 @@ class PrefixCache:
         if spec.edit is not None:
             return None
         settings: list[Hashable] = [spec.salt]
-        rows, needed = prompt.length - 1, set()  # the last one says what comes next
+        rows, needed, generated = prompt.length - 1, set(), True  # the last one says what comes next
         for part in self._concerns.of([sequence]).keeping:
             reuse = part.reuse(sequence)
             if reuse is None:
@@ -176,8 +196,10 @@ class PrefixCache:
                 settings.append((part.name, reuse.key))
             if reuse.measured:
                 needed.add(part.name)
-        names = prompt.blocks[: (prompt.length - 1) // SIZE]
-        return _Plan(tuple((tuple(settings), name) for name in names), rows // SIZE, frozenset(needed))
+            generated = generated and reuse.generated and reuse.key == ()
+        own = tuple(settings)
+        keys = tuple((own, name) for name in prompt.blocks[: (prompt.length - 1) // SIZE])
+        return _Plan(own, keys, rows // SIZE, frozenset(needed), generated)
 
     def _found(self, plan: _Plan) -> list[_Block]:
         """The blocks of a prompt's beginning that are known."""
@@ -199,14 +221,16 @@ class PrefixCache:
                 self._blocks.move_to_end(key)
 
     def _add(self, slot: int, keys: tuple[_Key, ...], first: int, measured: Mapping[str, torch.Tensor]) -> None:
-        """Keep a prompt's blocks from the first new one on, as far as there is room beside those before it."""
+        """Keep a prompt's blocks from the first new one on, of which this was `measured`, as far as there is room beside
+        those before it."""
+        self._touch(keys[:first])
         if self._store is None:
             self._store = KVBlocks(self._pool, SIZE, self.capacity)
             self._free = list(range(self._store.count))[::-1]
         earlier = {key: self._drop(key).measured for key in keys[first:] if key in self._blocks}
         own, new = set(keys), []
         for at, key in enumerate(keys[first:], first):
-            rows = slice(at * SIZE, (at + 1) * SIZE)
+            rows = slice((at - first) * SIZE, (at + 1 - first) * SIZE)
             block = _Block(-1, earlier.get(key, {}) | {name: values[rows].clone() for name, values in measured.items()})
             if not self._make_room(block.bytes, own):
                 break

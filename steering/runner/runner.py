@@ -146,11 +146,6 @@ class Runner:
                 sequence.prompt_logits = computed.logits[row]
         return None if sequences[0].replay else computed.logits
 
-    @torch.inference_mode()
-    def keep(self, sequence: Sequence) -> None:
-        """Keep what its prompt left in its slot for others that begin alike."""
-        self.prefixes.keep(sequence)
-
     def _computed(self, chunk: PrefillChunk, decoder: Callable[[Prefill], Any]) -> Computed:
         """Run a chunk under its hooks, and keep what they measured."""
         concerned = self.concerns.of(chunk.sequences)

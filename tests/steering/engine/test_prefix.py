@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import steering
-from steering import Diagnose, Request, Sampling, See, Steer, Think
+from steering import Diagnose, Pai, Request, Sampling, See, Steer, Think
 from steering.prompt.blocks import SIZE
 from steering.prompt.spans import QUESTION
 from steering.protocol.slots import Pool, PrefillChunk, Reuse, Slots
+from steering.runner.prefix import WORTH
 from tests.steering.conftest import MakeEngine, a_sequence
 from tests.steering.parallel.asking import chat, differences, picture, requests, said
 
@@ -207,6 +208,26 @@ def test_slots_that_touch_prompts_and_say_nothing_of_it_share_none(engines: Engi
 
     sequence = a_sequence([QUESTION] * 5)
     assert [one("one", pool).reuse(sequence) for one in (Touching, Keeping, Slots)] == [None, None, Reuse(5)]
+
+
+def test_the_turns_of_a_chat(engines: Engines, fresh: steering.Engine) -> None:
+    """The second prompt is the first, its answer and a question; what PAI generates is not what a prompt leaves."""
+    cold, words = engines[0], " ".join(["the star is red and the circle is blue"] * 9)
+
+    def turns(*asked: Any) -> list[Request]:
+        first = a_request("What is there?", *asked)
+        more = [{"role": "assistant", "content": words}, {"role": "user", "content": "Is it so?"}]
+        said = replace(first, forced=words, sampling=replace(first.sampling, max_tokens=None, ignore_eos=False))
+        return [said, replace(first, messages=[*first.messages, *more])]
+
+    for asked in ((), (Pai(),), (See(alpha=0.3),)):
+        engine = engine_of(cold.mllm)
+        one, two = turns(*asked)
+        prompt = engine.generate([one])[0].prompt_tokens
+        got, expected = engine.generate([two])[0], cold.generate([two])[0]
+        assert differences(said(got), said(expected), tolerance=2e-4) == []
+        assert (got.cached_tokens > prompt + WORTH * SIZE) == (not asked), asked
+        assert got.cached_tokens >= prompt - SIZE - 1
 
 
 def test_what_cannot_be_kept_is_answered(fresh: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
