@@ -185,12 +185,15 @@ class Decode:
     """A forward pass of one token for each of the first rows of the pool.
 
     positions: (rows,) the column that each row writes. columns: how many columns are read, at least max(positions) + 1.
+    Where few rows need as many, `apart` are those rows with how many each of them reads, and the others read `common`.
     """
 
     pool: KVPool
     positions: torch.Tensor
     columns: int
     hooks: Hooks = NO_HOOKS
+    common: int = 0
+    apart: tuple[tuple[int, int], ...] = ()
     _writes: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
     _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
     _flat_masks: dict[tuple[int | None, int, torch.device], torch.Tensor] = field(default_factory=dict)
@@ -209,7 +212,7 @@ class Decode:
         # The answer's own path is the same whatever is observed and whatever its neighbours ask for; what else is computed
         # replaces it only in the rows that a hook changes.
         if heads.softcap is None:
-            out = F.scaled_dot_product_attention(grouped, keys, values, visible, scale=heads.scaling)
+            out = self._product(heads, grouped, keys, values, visible)
             if not hooks and not self.hooks.observers:
                 return out.view(query.shape)
         weights = self._weights(heads, grouped, keys, visible)
@@ -221,6 +224,25 @@ class Decode:
         for observer in self.hooks.observers:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns))
         return out.view(query.shape)
+
+    def _product(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor
+    ) -> torch.Tensor:
+        """The output (rows, kv_heads, group, head_dim) of queries alike, each row of the columns that it is to read."""
+
+        def product(rows: slice, columns: int) -> torch.Tensor:
+            near = (rows, slice(None), slice(columns))
+            return F.scaled_dot_product_attention(
+                query[rows], key[near], value[near], visible[rows][..., :columns], scale=heads.scaling
+            )
+
+        if not self.apart:
+            return F.scaled_dot_product_attention(query, key, value, visible, scale=heads.scaling)
+        out = product(slice(None), self.common)
+        for row, columns in self.apart:
+            one = slice(row, row + 1)
+            out[one] = product(one, columns)
+        return out
 
     def _weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """Attention weights (rows, kv_heads, group, columns) as the hooks make them. visible: (rows, 1, 1, columns)."""

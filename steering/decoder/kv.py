@@ -25,6 +25,17 @@ class KVPool:
         return sum(tensor.nbytes for tensors in list(self._layers.values()) for tensor in tensors)
 
     @property
+    def layers(self) -> int:
+        """How many layers have theirs."""
+        return len(self._layers)
+
+    @property
+    def column_bytes(self) -> int:
+        """Keys and values of one column in one layer; 0 before any are made."""
+        first = next(iter(self._layers.values()), ())
+        return sum(tensor[0, :, 0].numel() * tensor.element_size() for tensor in first)
+
+    @property
     def tensors(self) -> Iterator[torch.Tensor]:
         """Keys and values of every layer, in the order in which layers were first run."""
         return (tensor for tensors in self._layers.values() for tensor in tensors)

@@ -21,9 +21,10 @@ from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.runner.columns import columns_of
 from steering.runner.concerned import Concerned, Concerns
 from steering.runner.prefix import PrefixCache
-from steering.runner.room import COLUMN_BUCKET, SHARE, allotted
+from steering.runner.room import SHARE, allotted
 from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
 from steering.runner.twins import Combined, RuleSlots, Twins, replayed, rows_of
 
@@ -63,6 +64,7 @@ class Runner:
     ):
         self.mllm = mllm
         self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
+        self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
         self.image_cache = ImageCache(image_cache_bytes)
         kept = image_cache_bytes + prefix_cache_bytes
         self.pool = allotted(mllm, slots, length, compiled, share, kept)
@@ -284,20 +286,21 @@ class Runner:
     def _decode(self, running: list[Sequence]) -> _Computed:
         """Feed every running sequence's last token; writes nothing but that token's columns of the pool."""
         count = len(running)
-        longest = max(sequence.length for sequence in running) + 1
-        columns = min(-(-longest // COLUMN_BUCKET) * COLUMN_BUCKET, self.pool.length)
+        columns = columns_of([sequence.length + 1 for sequence in running], self.pool, self.mllm.device.type)
         positions = self.position[:count].clone()
         # A row that is held only keeps its place: its twin is still in prefill, and what it does now is written over.
         active = self._always
         if any(sequence.held for sequence in running):
             kept = [[[float(not sequence.held)]] for sequence in running]
             active = sent(torch.tensor(kept), positions.device)
-        batch = DecodeBatch(running, positions, columns, active.expand(count, 1, 1))
+        batch = DecodeBatch(running, positions, columns.longest, active.expand(count, 1, 1))
         concerned = self.concerns.of(running)
         hooks = {part.name: part.decode(batch) for part in concerned.acting}
-        # Compiled is what most steps are; the others would need code of their own for every mixture of them.
+        # Compiled is what most steps are; the others would need code of their own for every mixture of them, or of lengths.
         plain = any(hooks[part.name] is not None and not part.compiled for part in concerned.acting)
-        step = Decode(self.pool, positions, columns, Hooks.of(hooks.values()))
+        plain = plain or columns.saved > self._weights
+        apart = (columns.common, columns.apart) if plain or self._decode_step is self.mllm.decoder else ()
+        step = Decode(self.pool, positions, columns.longest, Hooks.of(hooks.values()), *apart)
         rope = (positions + self.rope_delta[:count])[:, None]
         decoder = self.mllm.decoder if plain else self._decode_step
         hidden = self._decoder_output(decoder, self.token[:count, None], rope, step).last_hidden_state

@@ -88,6 +88,19 @@ def test_decode_of_ragged_rows(window: int | None, softcap: float | None, column
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_rows_that_read_their_own_columns_get_what_they_get_of_all(window: int | None) -> None:
+    query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, window, None)
+    whole = Decode(filled_pool(), positions, 20).attend(heads, query, key, value, None)
+    pool = filled_pool()
+    keys, values = pool.layer(0, nothing(), nothing())
+    keys[0, :, 4:], values[3, :, 12:] = torch.nan, torch.nan  # read by nobody, or masked
+    values[2, :, 4:] = torch.nan
+    got = Decode(pool, positions, 20, common=4, apart=((1, 20), (3, 12))).attend(heads, query, key, value, None)
+    torch.testing.assert_close(got, whole, rtol=1e-6, atol=1e-7)
+
+
 def test_decode_uses_the_same_step_for_layers_of_different_shapes() -> None:
     """Gemma-like models mix windows, and some mix numbers of key-value heads."""
     pool = KVPool(SLOTS, LENGTH)
