@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ import torch
 
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Processor outputs with one value a token; everything else describes the images."""
+
+BLANKS = 4096
+"""Pictures of which it is known how large their features are."""
 
 Encode = Callable[[Mapping[str, torch.Tensor]], Any]
 """From the processor's tensors to what the model's `get_image_features` returns."""
@@ -80,6 +83,7 @@ class ImageCache:
         self.hits = 0
         self.misses = 0
         self._entries: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+        self._blanks: OrderedDict[bytes, Any] = OrderedDict()
         self._separable = True  # whether the model's features can be told apart by picture
 
     def stats(self) -> dict[str, int]:
@@ -87,9 +91,13 @@ class ImageCache:
         counts = {"hits": self.hits, "misses": self.misses, "bytes": self.bytes}
         return {f"image_cache_{name}": count for name, count in counts.items()}
 
-    def get(self, encode: Encode, prompts: Sequence[Sequence[Picture]]) -> list[Any]:
-        """The features of each prompt's pictures; what is new is encoded, as far as it has one shape in one call."""
+    def get(
+        self, encode: Encode, prompts: Sequence[Sequence[Picture]], unseen: Collection[bytes] = frozenset()
+    ) -> list[Any]:
+        """The features of each prompt's pictures; what is new is encoded, as far as it has one shape in one call. Zeros will
+        do of pictures whose keys are `unseen`."""
         if not self._separable:
+            unseen = {Picture.join(some).key for some in prompts if all(one.key in unseen for one in some)}
             prompts = [(Picture.join(pictures),) for pictures in prompts]
         found: dict[bytes, Any] = {}
         missing: dict[tuple[object, ...], dict[bytes, Picture]] = {}
@@ -98,6 +106,8 @@ class ImageCache:
                 self.hits += 1
                 self._entries.move_to_end(picture.key)
                 found[picture.key] = self._entries[picture.key][0]
+            elif picture.key in unseen and picture.key in self._blanks:
+                found[picture.key] = self._blanks[picture.key]
             else:
                 shape = picture.shape if self._separable else (picture.key,)
                 missing.setdefault(shape, {})[picture.key] = picture
@@ -106,7 +116,7 @@ class ImageCache:
             parts = _separate(encoded, len(pictures)) if self._separable else [encoded]
             if parts is None:  # found out at the first image that a model sees
                 self._separable = False
-                return self.get(encode, prompts)
+                return self.get(encode, prompts, unseen)
             self.misses += len(pictures)
             for key, part in zip(pictures, parts, strict=True):
                 found[key] = part
@@ -114,6 +124,9 @@ class ImageCache:
         return [_join_features([found[picture.key] for picture in pictures]) for pictures in prompts]
 
     def _keep(self, key: bytes, features: Any) -> None:
+        self._blanks[key] = _blank(features)
+        if len(self._blanks) > BLANKS:
+            self._blanks.popitem(last=False)
         size = _tensor_bytes(features)
         if size > self.capacity:
             return
@@ -156,6 +169,15 @@ def _join_features(parts: Sequence[Any]) -> Any:
     deep = [part.get("deepstack_features") for part in parts]
     fields = {"deepstack_features": [torch.cat(layer) for layer in zip(*deep, strict=True)]} if deep[0] else {}
     return type(parts[0])(pooler_output=joined, **fields)
+
+
+def _blank(value: Any) -> Any:
+    """Zeros in the place of features, which take no memory."""
+    if isinstance(value, torch.Tensor):
+        return value.new_zeros(()).expand(value.shape)
+    if isinstance(value, Mapping):
+        return type(value)(**{name: _blank(item) for name, item in value.items()})
+    return type(value)(map(_blank, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _tensor_bytes(value: Any) -> int:

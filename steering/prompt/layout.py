@@ -99,6 +99,13 @@ class Prompt:
         """A name for each of its beginnings."""
         return self.blocks_with([])
 
+    def pictures_before(self, column: int) -> tuple[Picture, ...]:
+        """The pictures whose tokens all stand before a column."""
+        images = self.layout.images
+        if len(images) != len(self.pictures):
+            return self.pictures if all(int(image.columns[-1]) < column for image in images) else ()
+        return tuple(one for one, image in zip(self.pictures, images, strict=True) if int(image.columns[-1]) < column)
+
     def blocks_with(self, answer: Sequence[int]) -> tuple[bytes, ...]:
         """A name for each beginning of it with an answer's tokens behind it; a picture that cannot be told from the others
         counts from the first one on."""

@@ -98,6 +98,7 @@ class Sequence:
     slot: int = -1
     computed: int = 0
     reused: int = 0  # of these, how many tokens others had run
+    unseen: int = 0  # how many of the first tokens were embedded without their pictures
     embedded: Embedded | None = None
     rope_delta: int = 0
     tokens: list[int] = field(default_factory=list)

@@ -71,13 +71,15 @@ class PrefixCache:
         self.capacity = capacity
         self._pool = pool
         self._concerns = concerns
-        self._store: KVBlocks | None = None  # made when the pool is
+        self._store: KVBlocks | None = None
         self._free: list[int] = []
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._beside = 0
         self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
         self._tails: WeakKeyDictionary[Sequence, torch.Tensor] = WeakKeyDictionary()
+        if capacity and pool.bytes:  # allotted at once, as the pool was; else at the first prompt
+            self._make()
 
     @property
     def bytes(self) -> int:
@@ -224,9 +226,7 @@ class PrefixCache:
         """Keep a prompt's blocks from the first new one on, of which this was `measured`, as far as there is room beside
         those before it."""
         self._touch(keys[:first])
-        if self._store is None:
-            self._store = KVBlocks(self._pool, SIZE, self.capacity)
-            self._free = list(range(self._store.count))[::-1]
+        store = self._store or self._make()
         earlier = {key: self._drop(key).measured for key in keys[first:] if key in self._blocks}
         own, new = set(keys), []
         for at, key in enumerate(keys[first:], first):
@@ -239,7 +239,12 @@ class PrefixCache:
             self._beside += block.bytes
             new.append(block.number)
         if new:
-            self._store.save(slot, first, new)
+            store.save(slot, first, new)
+
+    def _make(self) -> KVBlocks:
+        self._store = KVBlocks(self._pool, SIZE, self.capacity)
+        self._free = list(range(self._store.count))[::-1]
+        return self._store
 
     def _make_room(self, beside: int, own: set[_Key]) -> bool:
         """Drop what is oldest until a block and so many bytes beside it fit; False where only a prompt's `own` are left."""

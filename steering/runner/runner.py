@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
 from steering.runner.columns import columns_of
 from steering.runner.concerned import Concerned, Concerns
+from steering.runner.embedding import Embedder
 from steering.runner.prefix import PrefixCache
 from steering.runner.room import SHARE, allotted
 from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
@@ -79,10 +79,10 @@ class Runner:
         self.rules = RuleSlots("twins", size)
         self.recorders = {name: made(name, size) for name, made in recorder.REGISTRY.items()}
         self.interventions = {name: made(name, size) for name, made in interventions.items()}
-        self.rope_axes: int | None = None
         self._always = torch.ones(1, 1, 1, device=mllm.device)
         self.concerns = Concerns(self.recorders, self.interventions)
         self.prefixes = PrefixCache(self.pool, self.concerns, prefix_cache_bytes if mllm.rotates_alike else 0)
+        self.embedder = Embedder(mllm, self.image_cache, self.prefixes)
 
     @property
     def _every(self) -> tuple[Slots, ...]:
@@ -98,18 +98,8 @@ class Runner:
 
     @torch.inference_mode()
     def embed(self, sequences: Iterable[Sequence]) -> None:
-        """Make the decoder's inputs of prompts that have none yet; their new images are encoded together."""
-        sequences = [sequence for sequence in sequences if sequence.embedded is None]
-        shown = [s for s in sequences if s.prompt.pictures and self.mllm.takes_image_features]
-        features = self.image_cache.get(self.mllm.image_features, [sequence.prompt.pictures for sequence in shown])
-        by_sequence = dict(zip(shown, features, strict=True))
-        for sequence in sequences:
-            embedded = self.mllm.embed(sequence.prompt.inputs, by_sequence.get(sequence))
-            if sequence.spec.edit is not None:
-                embedded = replace(embedded, embeds=sequence.spec.edit(embedded.embeds))
-            sequence.embedded, sequence.rope_delta = embedded, embedded.rope_delta
-            if embedded.positions.ndim == 3:
-                self.rope_axes = embedded.positions.shape[0]
+        """Make the decoder's inputs of prompts that have none yet."""
+        self.embedder.embed(sequences)
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence], budget: int) -> torch.Tensor | None:
@@ -121,11 +111,14 @@ class Runner:
         if sequences[0].computed >= sequences[0].prompt.length:
             return self._feed(*replayed(sequences[0], budget))
         self.embed(sequences)
-        prompts = [sequence.embedded for sequence in sequences if sequence.embedded is not None]
-        for sequence, prompt in zip(sequences, prompts, strict=True):
-            if not sequence.computed:
+        for sequence in sequences:
+            if not sequence.computed and sequence.embedded is not None:
                 self._place(sequence)
-                self.prefixes.begin(sequence, prompt)
+                self.prefixes.begin(sequence, sequence.embedded)
+                if sequence.computed < sequence.unseen:  # which was known when it was embedded, and is no longer
+                    sequence.embedded = None
+                    self.embedder.embed([sequence], whole=True)
+        prompts = [sequence.embedded for sequence in sequences if sequence.embedded is not None]
         starts, ends = [sequence.computed for sequence in sequences], [prompt.length for prompt in prompts]
         if len(prompts) == 1 and prompts[0].divisible:
             ends = [min(ends[0], starts[0] + budget)]
@@ -324,8 +317,8 @@ class Runner:
         self, decoder: Callable[..., Any], tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode
     ) -> Any:
         """The decoder's output of generated tokens (rows, n) at rotary positions (rows, n)."""
-        if self.rope_axes is not None:
-            positions = positions.expand(self.rope_axes, -1, -1)
+        if (axes := self.embedder.rope_axes) is not None:
+            positions = positions.expand(axes, -1, -1)
         return decoder(
             inputs_embeds=self.mllm.model.get_input_embeddings()(tokens),
             position_ids=positions,

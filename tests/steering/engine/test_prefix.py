@@ -129,6 +129,30 @@ def test_prompts_that_begin_alike_wait_for_the_first(engines: Engines, fresh: st
     assert other.stats()["steps"] == 2  # both at once: nothing is shared
 
 
+@pytest.mark.parametrize(("family", "tiles"), [("qwen2_vl", 1), ("qwen3_vl", 1), ("internvl", 3)])
+def test_known_pictures_are_not_encoded(
+    make_engine: MakeEngine, family: str, tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold, warm = make_engine(family), make_engine(family, prefix_cache_bytes=ROOM, image_cache_bytes=0)
+
+    def encoded(question: str, *more: Any) -> float:
+        """How many pictures were encoded for a prompt of a red one, a text, and more."""
+        behind = [{"type": "text", "text": "A picture of a star. " * 9}, *more, {"type": "text", "text": question}]
+        content = [{"type": "image", "image": RED}, *behind]
+        request = Request([SYSTEM, {"role": "user", "content": content}], Sampling(max_tokens=3, logprobs=3))
+        before = warm.stats()["image_cache_misses"]
+        got, expected = (said(engine.generate([request])[0]) for engine in (warm, cold))
+        assert differences(got, expected, tolerance=1e-3) == []
+        return warm.stats()["image_cache_misses"] - before
+
+    assert [encoded("Is it red?"), encoded("What is it?")] == [tiles, 0]
+    both = encoded("Which is red?", {"type": "image", "image": BLUE})
+    assert both == (1 if tiles == 1 else 2 * tiles)  # tiles of several pictures are not told apart
+    # What was known when it was embedded, and no longer when it runs, is embedded anew.
+    monkeypatch.setattr("steering.runner.prefix.PrefixCache.begin", lambda *_: None)
+    assert encoded("Is it blue?") == tiles
+
+
 def test_nothing_is_shared_between_settings(fresh: steering.Engine) -> None:
     vector, other = a_vector(fresh.mllm), a_vector(fresh.mllm, 0.06)
     kinds: list[tuple[Any, ...]] = [

@@ -1,0 +1,44 @@
+"""What the decoder receives of prompts: their new images encoded together, but for those that nobody looks at again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from steering.model.images import ImageCache
+from steering.model.mllm import MLLM
+from steering.protocol.sequence import Sequence
+from steering.runner.prefix import PrefixCache
+
+
+class Embedder:
+    """Embeds prompts of a model. `rope_axes` is how many axes rotary positions have, once a prompt had several."""
+
+    def __init__(self, mllm: MLLM, images: ImageCache, prefixes: PrefixCache):
+        self.mllm = mllm
+        self.rope_axes: int | None = None
+        self._images = images
+        self._prefixes = prefixes
+
+    def embed(self, sequences: Iterable[Sequence], whole: bool = False) -> None:
+        """Make the decoder's inputs of prompts that have none yet. Pictures among the tokens that need not run are not
+        encoded, unless the prompts are to be `whole`."""
+        sequences = [sequence for sequence in sequences if sequence.embedded is None]
+        shown = [s for s in sequences if s.prompt.pictures and self.mllm.takes_image_features]
+        unseen, seen = set[bytes](), set[bytes]()
+        for sequence in shown:
+            known = 0 if whole else self._prefixes.known(sequence)
+            before = sequence.prompt.pictures_before(known)
+            sequence.unseen = known if before else 0
+            unseen |= {picture.key for picture in before}
+            seen |= {picture.key for picture in sequence.prompt.pictures[len(before) :]}
+        pictures = [sequence.prompt.pictures for sequence in shown]
+        features = self._images.get(self.mllm.image_features, pictures, unseen - seen)
+        by_sequence = dict(zip(shown, features, strict=True))
+        for sequence in sequences:
+            embedded = self.mllm.embed(sequence.prompt.inputs, by_sequence.get(sequence))
+            if sequence.spec.edit is not None:
+                embedded = replace(embedded, embeds=sequence.spec.edit(embedded.embeds))
+            sequence.embedded, sequence.rope_delta = embedded, embedded.rope_delta
+            if embedded.positions.ndim == 3:
+                self.rope_axes = embedded.positions.shape[0]
