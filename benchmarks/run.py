@@ -38,6 +38,7 @@ from steering.bench.asking import pushes
 CONCURRENT = 16
 ASKED = 64
 BUSY = 2
+OWN = {"longest": False, "own": True}
 KEPT = 512 * 2**20
 """Bytes of the prefix cache, as `serve` has it by default."""
 
@@ -181,6 +182,16 @@ def prefix(workload: Workload) -> Iterator[Comparison]:
         )  # fmt: skip
 
 
+def lengths(workload: Workload) -> Iterator[Comparison]:
+    """One long prompt among short ones: every row reads as many columns as the longest has, or its own."""
+    engine = sides.engine(workload, CONCURRENT)
+    yield Comparison(
+        f"columns of the longest / own columns, {CONCURRENT} at once of which one prompt is long",
+        {name: functools.partial(sides.run_uneven, engine, workload, own=own) for name, own in OWN.items()},
+        over="longest", under="own", aim=1.0, at_least=True, requests=CONCURRENT,
+    )  # fmt: skip
+
+
 def evaluation(workload: Workload) -> Iterator[Comparison]:
     """A benchmark's questions as `helmsight eval` asks them against one request at a time."""
     answerer = InProcess(sides.engine(workload, CONCURRENT))
@@ -227,6 +238,7 @@ BENCHMARKS = {
     "sage": sage,
     "grammar": grammar,
     "prefix": prefix,
+    "lengths": lengths,
     "evaluation": evaluation,
     "spinning": spinning,
 }

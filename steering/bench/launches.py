@@ -55,7 +55,7 @@ def launches(trial: Trial) -> Iterator[Gauge]:
     engine = trial.engine(max(trial.size.batches))
     everything = Diagnose(frozenset(readout.REGISTRY))
     for called, diagnose in (("plain", None), ("every readout", everything)):
-        for rows in trial.size.batches:
+        for rows in trial.size.batches[: 1 if trial.quick else None]:
             for step, found in zip(("prefill", "decode"), _profiled(trial, engine, rows, diagnose), strict=True):
                 yield from _rows(f"{step}, {called}, {rows} at once", found)
 

@@ -26,7 +26,8 @@ _PROCESSING = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
 @dataclass(frozen=True)
 class ModelShape:
     """How large a model is and what it is asked. text, vision: settings of its two configs. image: tokens of a large
-    picture, (columns, rows). prompt: words of a prompt without pictures. batches: how many answers decode at once.
+    picture, (columns, rows). prompt, long: words of a prompt without pictures, and of one that comes in several chunks.
+    batches: how many answers decode at once.
     tokens: of an answer. copied: bytes of the tensor whose copy measures the bandwidth."""
 
     name: str
@@ -34,13 +35,14 @@ class ModelShape:
     vision: Mapping[str, Any]
     image: tuple[int, int]
     prompt: int
+    long: int
     batches: tuple[int, ...]
     tokens: int
     copied: int
 
     @property
     def length(self) -> int:
-        """Columns of a slot: the longest prompt, with what interventions put into it, and its answer."""
+        """Columns of a slot: a prompt, with what interventions put into it, and its answer; `long` ones have others."""
         return max(self.prompt, self.image[0] * self.image[1]) + 2 * self.tokens + max(self.batches) + 256
 
 
@@ -84,6 +86,7 @@ SHAPES = {
             _vision(1280, 16, 3420, 32),
             image=(50, 30),
             prompt=1000,
+            long=7000,
             batches=(1, 32),
             tokens=32,
             copied=2**31,
@@ -94,6 +97,7 @@ SHAPES = {
             _vision(256, 4, 512, 4),
             image=(20, 10),
             prompt=200,
+            long=3000,
             batches=(1, 8),
             tokens=24,
             copied=2**28,
@@ -104,6 +108,7 @@ SHAPES = {
             _vision(32, 2, 64, 2),
             image=(4, 3),
             prompt=20,
+            long=80,
             batches=(1, 2),
             tokens=8,
             copied=2**20,

@@ -41,18 +41,24 @@ def decode(trial: Trial) -> Iterator[Gauge]:
     yield Gauge("decode", "weights read a step", weights_read(engine.mllm) / GIGA, "GB")
     for rows in trial.size.batches:
         yield from _steps("decode", "engine", trial, engine, rows, speed)
-        columns = trial.size.prompt + trial.tokens
-        with torch.inference_mode():
-            alone = model_alone(engine.mllm, rows, columns)
-            least = bytes_read(engine, rows, columns) / speed
-            taken = seconds(trial.place, alone, repeats=5, times=4)
-            yield from _timed("decode", "the model alone", rows, taken, least)
-            try:
-                replay = graphed(trial.place, alone)
-                taken = seconds(trial.place, replay, repeats=5, times=4)
-                yield from _timed("decode", "the model alone, as a CUDA graph", rows, taken, least)
-            except Unavailable as reason:
-                yield Gauge("decode", f"the model alone, as a CUDA graph, {rows} at once", None, note=str(reason))
+        yield from _alone(trial, engine, rows, trial.size.prompt + trial.tokens, speed)
+    yield from _alone(trial, engine, 1, trial.size.long, speed)
+
+
+@torch.inference_mode()
+def _alone(trial: Trial, engine: Engine, rows: int, columns: int, speed: float) -> Iterator[Gauge]:
+    """Steps of the model alone."""
+    what = f"the model alone, {columns:,} columns"
+    step = model_alone(engine.mllm, rows, columns)
+    least = bytes_read(engine, rows, columns) / speed
+    yield from _timed("decode", what, rows, seconds(trial.place, step, repeats=5, times=4), least)
+    try:
+        replay = graphed(trial.place, step)
+        yield from _timed(
+            "decode", f"{what}, as a CUDA graph", rows, seconds(trial.place, replay, repeats=5, times=4), least
+        )
+    except Unavailable as reason:
+        yield Gauge("decode", f"{what}, as a CUDA graph, {rows} at once", None, note=str(reason))
 
 
 def compiled(trial: Trial) -> Iterator[Gauge]:
@@ -66,8 +72,8 @@ def compiled(trial: Trial) -> Iterator[Gauge]:
 
 
 def first_token(trial: Trial) -> Iterator[Gauge]:
-    """A new picture, the same again, and text of as many tokens; medians."""
-    engine = trial.engine(1)
+    """A new picture, the same again, text of as many tokens, and a text that comes in several chunks; medians."""
+    engine = trial.engine(1, max_length=trial.size.length + trial.size.long)
     across, down = trial.size.image
     repeats = 3 if trial.quick else 6
     count = across * down
@@ -90,10 +96,10 @@ def first_token(trial: Trial) -> Iterator[Gauge]:
     answered(engine, [known])
     again = statistics.median(answered(engine, [known]).first for _ in range(repeats))
     yield Gauge("first token", f"{what}, known picture: the engine's", 1e3 * again, "ms", "its features are cached")
-    texts = statistics.median(answered(engine, [trial.ask(text=count, tokens=4)]).first for _ in range(repeats))
-    yield Gauge(
-        "first token", f"{count:,} words: the engine's", 1e3 * texts, "ms", f"{count / texts:,.0f} tokens a second"
-    )
+    for number in (count, trial.size.long):
+        texts = statistics.median(answered(engine, [trial.ask(text=number, tokens=4)]).first for _ in range(repeats))
+        note = f"{number / texts:,.0f} tokens a second"
+        yield Gauge("first token", f"{number:,} words: the engine's", 1e3 * texts, "ms", note)
 
 
 def weights_read(mllm: MLLM) -> int:

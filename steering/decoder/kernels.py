@@ -69,6 +69,8 @@ def product(
     if heads.softcap is not None:
         return explicit(heads, query, key, value, mask)
     causal = mask is None
+    if mask is not None and query.is_cuda:  # the only kernels that take a mask and grouped heads make all weights
+        key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
     if mask is not None and mask.dtype not in (torch.bool, query.dtype):
         mask = mask.to(query.dtype)
     return F.scaled_dot_product_attention(

@@ -52,10 +52,11 @@ def test_decoding_is_set_against_what_it_must_read(monkeypatch: pytest.MonkeyPat
     assert read.value == pytest.approx(4 * weights / 1e9)
     for batch in TINY.size.batches:
         least = 4 * (weights + batch * (TINY.size.prompt + TINY.tokens) * layers * 2 * kv) / 1e9
-        step, share = of(rows, f"the model alone, {batch} at once")
+        columns = TINY.size.prompt + TINY.tokens
+        step, share = of(rows, f"the model alone, {columns} columns, {batch} at once")
         assert isinstance(step.value, float)
         assert share.value == pytest.approx(100 * least / (step.value / 1e3))
-        (graph,) = of(rows, f"the model alone, as a CUDA graph, {batch}")
+        (graph,) = of(rows, f"the model alone, {columns} columns, as a CUDA graph, {batch}")
         assert (graph.value, graph.note) == (None, "cpu has no CUDA graphs.")
         assert of(rows, f"engine, {batch} at once")[0].unit == "ms a step"
     assert of(rows, "most memory")[0].value > 0  # type: ignore[operator]
