@@ -16,9 +16,6 @@ from tests import families
 from tests.steering.parallel import pretend
 from tests.steering.parallel.asking import requests
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl", "glm4v")
-"""Vision towers of windows, with features for several layers, with resampled positions."""
-
 
 def main() -> None:
     torch.set_num_threads(1)
@@ -27,19 +24,20 @@ def main() -> None:
     engine = steering.Engine(mllm, slots=6, max_length=512, self_check=False, prefix_cache_bytes=2**24)
     assert engine.stats()["kv_bytes"], "allotted at the start"
     found = {name: waited(engine, request) for name, request in requests(mllm).items()}
+    others = {}
     with tempfile.TemporaryDirectory() as folder:
-        for family in FAMILIES:
-            other = steering.load(families.checkpoint(family, Path(folder)), dtype="float32", device=pretend.NAME)
-            engine = steering.Engine(other, slots=1, max_length=512, self_check=False)
-            chat = families.example_messages(family, 2)
-            found[family] = waited(engine, Request(chat, Sampling(max_tokens=3, ignore_eos=True), diagnose=True))
-    json.dump(found, sys.stdout)
+        for family in families.FAMILIES:
+            mllm = steering.load(families.checkpoint(family, Path(folder)), dtype="float32", device=pretend.NAME)
+            engine = steering.Engine(mllm, slots=1, max_length=512, self_check=False)
+            chat = families.example_messages(family, 1)
+            others[family] = waited(engine, Request(chat, Sampling(max_tokens=9, ignore_eos=True)), most=2)
+    json.dump({"requests": found, "families": others}, sys.stdout)
 
 
-def waited(engine: steering.Engine, request: Request) -> list[list[str]]:
-    """Of each step of a request the lines that waited."""
+def waited(engine: steering.Engine, request: Request, most: int = 100) -> list[list[str]]:
+    """Of each step of a request, or of the first ones, the lines that waited."""
     completion, steps = engine.submit(request), []
-    while not completion.done:
+    while not completion.done and len(steps) < most:
         with pretend.watch() as lines:
             engine.step()
         steps.append(lines)
