@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-LEAST = 32
+LEAST = 16
 """Prompt tokens of a step, however short the others are: less costs a forward pass and brings nothing forward."""
-UNKNOWN = 128
+UNKNOWN = 32
 """Prompt tokens of a step beside running answers while nothing was measured yet."""
+TELLING = 128
+"""Prompt tokens of a step without running answers that tell what one takes."""
+GAIN = 0.5
+"""Of the way to what a step says would fit, how much the next one goes; and at most half or twice as many tokens."""
+_DRIFT = 0.02
+"""Of a median, how much a value moves it."""
 _WEIGHT = 0.2
 """Of a new time in the mean; times that are many times as long as the mean, as of a pause of the machine, count less."""
 _OUTLIER = 4.0
 
 
 class Pace:
-    """Bounds the prompt tokens of a step that running answers share, so that it takes at most `stall` times as long as one
-    without: decode and prefill are a pass each, as long as a decode alone, and the tokens of the prompt come on top.
+    """Bounds the prompt tokens of a step that running answers share, so that it takes `stall` times as long as one without.
+
+    What n tokens take beyond a decode is not proportional to n: a pass of few takes longer than its share, and one at the
+    end of a long prompt longer than at its beginning. So n follows what steps took: where n took x seconds beyond the
+    median decode of d, n * (stall - 1) * d / x would have fitted, about, and the next step goes a part of the way there.
 
     `most` tokens are taken where nobody runs. Raises ValueError unless `stall` is above 2.
     """
@@ -23,26 +32,41 @@ class Pace:
             raise ValueError(f"max_stall must be above 2, the passes of a decode and of a prefill; got {stall!r}.")
         self._stall = stall
         self._most = most
-        self._decode = 0.0  # seconds of a step that only decodes
-        self._token = 0.0  # seconds of a prompt token beyond the pass that it is in
+        self._decode = 0.0  # seconds of a step that only decodes, the median
+        self._token = 0.0  # seconds of a prompt token where nobody runs
+        self._fit = 0.0  # tokens that fit, by the steps so far
 
     def step(self, seconds: float, tokens: int, running: bool) -> None:
         """Learn from a step that took in so many prompt tokens, beside running answers or not."""
         if not tokens:
-            self._decode = mean(self._decode, seconds)
-        elif self._decode and tokens >= LEAST:
-            self._token = mean(self._token, max(0.0, seconds - self._decode * (1 + running)) / tokens)
+            self._decode = _median(self._decode, seconds)
+        elif not running and tokens >= TELLING:
+            self._token = mean(self._token, seconds / tokens)
+        elif running and self._decode:
+            now, room = self._now, (self._stall - 1) * self._decode
+            beyond = max(seconds - self._decode, room / 4)
+            if tokens < now / 2 and beyond < room:
+                return  # of a short prompt that fits, most is the pass itself
+            fit = min(max(tokens * room / beyond, now / 2), now * 2)
+            self._fit = min(max(LEAST, now * (fit / now) ** GAIN), float(self._most))
 
     def budget(self, running: bool) -> int:
         """How many prompt tokens the next step may take in."""
-        if not running:
-            return self._most
-        if not self._token:
-            return min(self._most, UNKNOWN)
-        fit = int((self._stall - 2) * self._decode / self._token)
-        return min(self._most, max(LEAST, fit))
+        return min(self._most, round(max(LEAST, self._now))) if running else self._most
+
+    @property
+    def _now(self) -> float:
+        """Tokens that fit; by a prompt that nobody ran beside, while no other was seen."""
+        if self._fit:
+            return self._fit
+        return (self._stall - 2) * self._decode / self._token if self._token and self._decode else UNKNOWN
 
 
 def mean(so_far: float, value: float) -> float:
     """An exponentially weighted mean with one more value in it; 0 is that of none."""
     return so_far + _WEIGHT * (min(value, _OUTLIER * so_far) - so_far) if so_far else value
+
+
+def _median(so_far: float, value: float) -> float:
+    """A median that follows, with one more value in it; 0 is that of none."""
+    return so_far * (1 + _DRIFT) ** (1 if value > so_far else -1) if so_far else value

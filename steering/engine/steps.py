@@ -77,7 +77,7 @@ class Steps:
     def step(self, budget: int) -> None:
         """Admit and prefill, at most so many tokens, decode, hand out tokens; sequences leave as they finish."""
         began = time.monotonic()
-        taken = 0
+        taken, encoding = 0, False
         with self._changed:  # callers queue at any time
             for sequence in [s for s in self.alive if s.done]:
                 self._leave(sequence)
@@ -85,10 +85,15 @@ class Steps:
             self.scheduler.budget = budget
             forks = self.scheduler.next_forks()
             upcoming = [] if forks else self.scheduler.upcoming()
-        self._embed([one for one in upcoming if one.fork_of not in upcoming])  # a copy of a prompt reads none
+        reading = [one for one in upcoming if one.fork_of not in upcoming]  # a copy of a prompt reads none
+        if beside and budget < self._budget:  # by the pace
+            reading = [one for one in reading if one is reading[0] or not one.prompt.pictures]
+            encoding = self._encode_next(reading[:1])
+        if not encoding:
+            self._embed(reading)
         embedded = time.monotonic()
         with self._changed:
-            batch = forks or self.scheduler.next_prefill(self._divisible)
+            batch = forks or ([] if encoding else self.scheduler.next_prefill(self._divisible))
         if batch:
             before = [sequence.computed for sequence in batch]
             self._prefill(batch, forks=bool(forks))
@@ -165,6 +170,15 @@ class Steps:
         for leader in due:
             if not leader.done:
                 self._pair(leader)
+
+    def _encode_next(self, sequences: list[Sequence]) -> bool:
+        """Encode one new picture of a waiting prompt, where it has one: a step that running answers share does that or runs
+        prompts, not both."""
+        try:
+            return any(self.runner.embedder.encode_next(sequence) for sequence in sequences)
+        except Exception as error:  # it is met again where the whole prompt is embedded
+            self._failed(error)
+            return False
 
     def _embed(self, sequences: list[Sequence]) -> None:
         """Embed waiting prompts, their images together; one whose images cannot be encoded does not stop the others."""

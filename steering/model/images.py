@@ -84,12 +84,28 @@ class ImageCache:
         self.misses = 0
         self._entries: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
         self._blanks: OrderedDict[bytes, Any] = OrderedDict()
+        self._ahead: dict[bytes, Any] = {}  # of one prompt, what was encoded before it is embedded
         self._separable = True  # whether the model's features can be told apart by picture
 
     def stats(self) -> dict[str, int]:
         """What is counted, and the bytes kept now."""
         counts = {"hits": self.hits, "misses": self.misses, "bytes": self.bytes}
         return {f"image_cache_{name}": count for name, count in counts.items()}
+
+    def encode_next(self, encode: Encode, pictures: Sequence[Picture]) -> bool:
+        """Encode the first new one of a prompt's pictures, for the `get` that follows; False where there is none."""
+        keys = {picture.key for picture in pictures}
+        self._ahead = {key: features for key, features in self._ahead.items() if key in keys}
+        for picture in pictures if self._separable else ():
+            if picture.key not in self._entries and picture.key not in self._ahead:
+                parts = _separate(encode(picture.tensors), 1)
+                if parts is None:
+                    return False  # `get` finds that out, too
+                self.misses += 1
+                self._ahead[picture.key] = parts[0]
+                self._keep(picture.key, parts[0])
+                return True
+        return False
 
     def get(
         self, encode: Encode, prompts: Sequence[Sequence[Picture]], unseen: Collection[bytes] = frozenset()
@@ -102,7 +118,9 @@ class ImageCache:
         found: dict[bytes, Any] = {}
         missing: dict[tuple[object, ...], dict[bytes, Picture]] = {}
         for picture in (picture for pictures in prompts for picture in pictures):
-            if picture.key in self._entries:
+            if picture.key in self._ahead:
+                found[picture.key] = self._ahead[picture.key]
+            elif picture.key in self._entries:
                 self.hits += 1
                 self._entries.move_to_end(picture.key)
                 found[picture.key] = self._entries[picture.key][0]

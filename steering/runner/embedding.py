@@ -20,6 +20,13 @@ class Embedder:
         self._images = images
         self._prefixes = prefixes
 
+    def encode_next(self, sequence: Sequence) -> bool:
+        """Encode the first new picture of a prompt that is to be embedded; False where there is none."""
+        if sequence.embedded is not None or not self.mllm.takes_image_features:
+            return False
+        before = sequence.prompt.pictures_before(self._prefixes.known(sequence))
+        return self._images.encode_next(self.mllm.image_features, sequence.prompt.pictures[len(before) :])
+
     def embed(self, sequences: Iterable[Sequence], whole: bool = False) -> None:
         """Make the decoder's inputs of prompts that have none yet. Pictures among the tokens that need not run are not
         encoded, unless the prompts are to be `whole`."""
