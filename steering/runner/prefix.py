@@ -25,6 +25,8 @@ from steering.runner.concerned import Concerns
 
 WORTH = 4
 """Blocks that must be spared where a prompt is to wait a step for them: fewer take no longer than the step does."""
+SHARE = 9
+"""What is known must be one part in so many of a prompt: what runs behind it has a mask, which takes longer."""
 POSITIONS = "positions"
 """The name under which rotary positions (tokens, axes) are kept beside what was measured."""
 _Key = tuple[Hashable, bytes]
@@ -32,11 +34,12 @@ _Key = tuple[Hashable, bytes]
 
 class _Plan(NamedTuple):
     """How a prompt may be shared. settings: what is done to it. keys: of its whole blocks, but for the one with the last
-    token. most: how many of them may be left out. needed: the parts whose measures are needed then. generated: whether an
-    answer's tokens may be shared, too, as part of a chat."""
+    token. least, most: how many of them must be known, and may be left out. needed: the parts whose measures are needed
+    then. generated: whether an answer's tokens may be shared, too, as part of a chat."""
 
     settings: tuple[Hashable, ...]
     keys: tuple[_Key, ...]
+    least: int
     most: int
     needed: frozenset[str]
     generated: bool
@@ -107,7 +110,7 @@ class PrefixCache:
         plan = self._plan(sequence)
         if plan is None:
             return False
-        at = len(self._found(plan)) + WORTH - 1
+        at = max(len(self._found(plan)) + WORTH, plan.least) - 1
         fits = at < (plan.most if self._store is None else min(plan.most, self._store.count))
         plans = [self._plan(other) for other in others] if fits else []
         return any(
@@ -201,16 +204,17 @@ class PrefixCache:
             generated = generated and reuse.generated and reuse.key == ()
         own = tuple(settings)
         keys = tuple((own, name) for name in prompt.blocks[: (prompt.length - 1) // SIZE])
-        return _Plan(own, keys, rows // SIZE, frozenset(needed), generated)
+        least = -(-prompt.length // (SHARE * SIZE))
+        return _Plan(own, keys, least, rows // SIZE, frozenset(needed), generated)
 
     def _found(self, plan: _Plan) -> list[_Block]:
-        """The blocks of a prompt's beginning that are known."""
+        """The blocks of a prompt's beginning that are known; none where they are too few to be of use."""
         found = []
         for key in plan.keys[: plan.most]:
             if not self._has(key, plan.needed):
                 break
             found.append(self._blocks[key])
-        return found
+        return found if len(found) >= plan.least else []
 
     def _has(self, key: _Key, needed: frozenset[str]) -> bool:
         block = self._blocks.get(key)

@@ -192,6 +192,13 @@ def test_what_a_readout_needs_runs_again(fresh: steering.Engine) -> None:
     assert again["decay"] > again["focus"] == again["modality"] >= 4 * SIZE > again["residual"] == 0
 
 
+def test_little_of_a_long_prompt_spares_nothing(fresh: steering.Engine) -> None:
+    """What runs behind it would have a mask, which takes longer."""
+    long = "the star is red " * 100
+    assert [reused(fresh, a_request(f"{long}{end}", of=colour)) for end, colour in (("?", RED), ("!", BLUE))] == [0, 0]
+    assert reused(fresh, a_request(f"{long}?", of=BLUE)) > 9 * SIZE
+
+
 def test_what_only_later_requests_measure_is_measured_then(engines: Engines, fresh: steering.Engine) -> None:
     """The states of images are kept with what asks for them, and not known of what did not."""
     maps = a_request(diagnose=Diagnose({"tam"}, causal=True))
