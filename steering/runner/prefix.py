@@ -155,7 +155,7 @@ class PrefixCache:
     def keep(self, sequence: Sequence) -> None:
         """Keep the whole blocks of a prompt that has run and still lies in its slot."""
         run = self._runs.pop(sequence, None)
-        if run is None:
+        if run is None or sequence.replay:  # pictures that were masked on the way come once
             return
         keys = run.plan.keys
         first = next((at for at, key in enumerate(keys) if not self._has(key, run.plan.needed)), len(keys))
