@@ -53,9 +53,10 @@ class Rate:
         rounds, last = divmod(count - 1, len(left))
         return max(count * self._tokens / len(left), rounds * self._tokens + left[last]) * self._step
 
-    def until_read(self, tokens: int, budget: int) -> float:
-        """Seconds until so many prompt tokens were taken in, of which a step takes `budget`."""
-        return tokens // budget * self._prefill
+    def until_read(self, tokens: int, budget: int, pictures: int = 0) -> float:
+        """Seconds until so many prompt tokens were taken in, of which a step takes `budget`, and pictures encoded, each in a
+        step of its own."""
+        return (tokens // budget + pictures) * self._prefill
 
 
 class Gate:
@@ -101,8 +102,9 @@ class Gate:
         taken = sum(one.rows for one in (*self._slotted(), *before) if one.slot >= 0 or not one.is_twin)
         unread = [one for one in (*self._slotted(), *before) if one.fork_of is None]
         tokens = sum(max(one.prompt.length - one.computed, 0) for one in unread)
+        pictures = sum(len(one.prompt.pictures) for one in unread if one.slot < 0) if self._scheduler.running else 0
         ended = self._until_ended(taken + answers - self._scheduler.slots)
-        return max(ended, self._rate.until_read(tokens, max(self._budget(), 1)))
+        return max(ended, self._rate.until_read(tokens, max(self._budget(), 1), pictures))
 
     @property
     def waiting(self) -> int:

@@ -10,6 +10,7 @@ import pytest
 from steering import Busy, Completion, Engine, Request
 from steering.engine import steps
 from steering.engine.gate import Rate
+from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import greedy, run_down, user
 
@@ -48,6 +49,7 @@ def test_answers_that_began_together_end_together() -> None:
 def test_prompts_are_read_so_many_tokens_a_step() -> None:
     assert rate(prefill=2.0).until_read(250, 100) == 2 * 2.0
     assert rate().until_read(99, 100) == 0
+    assert rate(prefill=2.0).until_read(99, 100, pictures=3) == 3 * 2.0
 
 
 def test_while_nothing_is_known_nobody_waits() -> None:
@@ -100,6 +102,20 @@ def test_whoever_would_wait_too_long_is_refused(clocked: Callable[..., Engine]) 
         asked(engine, 6)
     run_down(engine, taken)
     assert taken.sequences[0].admitted_at - now == 1.5
+
+
+def test_pictures_of_those_before_are_waited_for(clocked: Callable[..., Engine]) -> None:
+    engine = clocked(max_wait=0.9)
+    run_down(engine, asked(engine, 6))
+    running = asked(engine, 6)
+    engine.step()
+    assert engine._gate.wait(1, "") == 0.0
+    shown = engine.submit(Request(families.example_messages("qwen2_vl", 3), greedy(6)))
+    with pytest.raises(Busy):
+        asked(engine, 6)
+    assert engine._gate.wait(0, "") == pytest.approx(3 * SECONDS), "a step for each of the pictures"
+    for one in (running, shown):
+        run_down(engine, one)
 
 
 def test_a_group_waits_only_behind_those_before_its_turn(clocked: Callable[..., Engine]) -> None:
