@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import steering
-from steering import Diagnose, Pai, Request, Sampling, See, Steer, Think
+from steering import Diagnose, Generate, Pai, Request, Sampling, See, Steer, Think, Vcd
 from steering.prompt.blocks import SIZE
 from steering.prompt.spans import QUESTION
 from steering.protocol.slots import Pool, PrefillChunk, Reuse, Slots
@@ -224,6 +225,29 @@ def test_room_is_bounded_and_the_oldest_goes_first(engines: Engines) -> None:
     small = engine_of(engines[0].mllm, room // 3)
     assert [reused(small, red) for _ in range(2)] == [0, whole // SIZE // 3 * SIZE]
     assert small.stats()["prefix_cache_bytes"] <= room // 3
+
+
+def test_whatever_comes_together_and_is_let_go_of_meanwhile(engines: Engines) -> None:
+    """Drawn at random, in chunks, with room for the least part, several times."""
+    cold, rng = engines[0], random.Random(3)
+    kinds: list[tuple[Any, ...]] = [(), (See(alpha=0.4),), (Think(threshold=0.1),), (Vcd(),), (Generate(refresh=2),)]
+    reads = [None, Diagnose({"focus", "modality"}), Diagnose({"tam"}, causal=True)]
+    asked = [
+        a_request(question, *kind, of=rng.choice([RED, BLUE]), diagnose=rng.choice(reads), n=rng.randint(1, 2))
+        for kind in kinds
+        for question in ("What colour is the star?", "Is it red?")
+    ]
+    drawn = [replace(one, sampling=replace(one.sampling, temperature=1.3, seed=7)) for one in asked]
+    expected = [said(result) for result in cold.generate(drawn)]
+    warm = engine_of(cold.mllm, 2**19, prefill_budget=64)
+    for _ in range(3):
+        some = rng.choices(range(len(drawn)), k=8)
+        found = warm.generate([drawn[number] for number in some])
+        for number, result in zip(some, found, strict=True):
+            assert differences(said(result), expected[number], tolerance=5e-4) == [], drawn[number].asked
+    stats = warm.stats()
+    assert stats["prefix_cache_hits"] > 8
+    assert stats["prefix_cache_bytes"] <= 2**19
 
 
 def test_slots_that_touch_prompts_and_say_nothing_of_it_share_none(engines: Engines) -> None:
