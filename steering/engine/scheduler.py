@@ -50,8 +50,10 @@ class Scheduler:
         widest, free = 0, self.slots - self._taken([])
         for sequence in self.waiting if self.filling is None else ():
             free -= 0 if sequence.is_twin else sequence.rows
+            if free < 0 or (fitting and self._awaits(sequence, fitting)):
+                break
             widest = max(widest, sequence.prompt.length - self._known(sequence))
-            if free < 0 or (fitting and widest * (len(fitting) + 1) > self.budget) or self._awaits(sequence, fitting):
+            if fitting and widest * (len(fitting) + 1) > self.budget:
                 break
             fitting.append(sequence)
         return fitting
