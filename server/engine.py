@@ -36,6 +36,7 @@ class Capabilities:
     text: TextBounds
     device: str
     dtype: str
+    quantization: str | None = None
     image_size: tuple[int, int] | None = None
     pixels: tuple[int, int] | None = None
     folder: Path | None = None

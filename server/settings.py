@@ -43,6 +43,9 @@ class Settings(BaseModel):
     model: str = Field(default=str(CHECKPOINT), description="checkpoint folder, Hugging Face name, or demo:NAME")
     name: str | None = Field(default=None, description="name of the model on the wire (default: the checkpoint's own)")
     dtype: str = Field(default="auto", description="weights: auto, float32, bfloat16, float16")
+    quantization: Literal["int8"] | None = Field(
+        default=None, description="int8: the language model's layers compute in integers of 8 bits"
+    )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
     device_map: Literal["auto"] | None = Field(
         default=None,

@@ -40,7 +40,9 @@ class InProcess:
     @property
     def identity(self) -> str:
         mllm = self.engine.mllm
-        return " ".join((mllm.fingerprint, str(mllm.dtype), *versions().values(), *_thresholds(mllm)))
+        return " ".join(
+            (mllm.fingerprint, str(mllm.quantization or mllm.dtype), *versions().values(), *_thresholds(mllm))
+        )
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
         ways: deque[Reliability | Surprise | None] = deque()

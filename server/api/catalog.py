@@ -81,6 +81,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "context_length": able.context_length,
         "device": able.device,
         "dtype": able.dtype,
+        "quantization": able.quantization,
         "image_size": None if able.image_size is None else list(able.image_size),
         "image_pixels": None if able.pixels is None else list(able.pixels),
         "vectors": matching,

@@ -186,8 +186,8 @@ def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[
     if (said := local.cut_length(settings, one)) is not None:
         yield Finding("model", "warning", said, "name a smaller --max-length, or none")
     yield Finding(
-        "model", "ok", f"{one.name}: {one.layers} layers, {one.dtype} on {one.device}, context of {one.context_length} "
-        f"tokens; loaded and self-checked in {seconds:.1f} s",
+        "model", "ok", f"{one.name}: {one.layers} layers, {one.quantization or one.dtype} on {one.device}, "
+        f"context of {one.context_length} tokens; loaded and self-checked in {seconds:.1f} s",
     )  # fmt: skip
     yield from _guarded("memory", lambda _: memory(engine), settings)
 

@@ -57,6 +57,7 @@ class LocalEngine:
             text=steering.TextBounds.of(mllm, engine.max_length),
             device=", ".join(map(str, mllm.devices)),
             dtype=str(mllm.dtype).removeprefix("torch."),
+            quantization=mllm.quantization,
             image_size=mllm.image_size,
             pixels=None if mllm.pixels is None else (mllm.pixels.least, mllm.pixels.most),
             folder=mllm.path,
@@ -111,8 +112,8 @@ def about(mllm: steering.MLLM) -> dict[str, Any]:
         "generation_defaults": dict(mllm.generation_defaults),
         "self_check": {
             "steps": selfcheck.STEPS,
-            "tolerance": selfcheck.TOLERANCE if mllm.dtype == torch.float32 else None,
-            "margin": None if mllm.dtype == torch.float32 else selfcheck.MARGIN,
+            "tolerance": None if mllm.rounds else selfcheck.TOLERANCE,
+            "margin": selfcheck.MARGIN if mllm.rounds else None,
         },
         "calibration": {
             "think": known and known.divergence and {"samples": known.samples, "tokens": known.tokens},
@@ -156,6 +157,7 @@ def make_engine(settings: Settings, tell: Tell = lambda stage, share: None) -> s
             device=settings.device,
             device_map=settings.device_map,
             tensor_parallel=settings.tensor_parallel,
+            quantization=settings.quantization,
             local_files_only=not settings.download,
             name=settings.name,
         )

@@ -24,7 +24,7 @@ function show(model, presets, about) {
   byId("name").textContent = model.id;
   byId("summary").textContent =
     `${about.architecture ?? "A model"}${about.family ? `, family ${about.family}` : ""}: ${model.layers} layers of ` +
-    `${model.hidden_size}, ${short(model.context_length)} tokens of context, ${model.dtype} on ${model.device}.`;
+    `${model.hidden_size}, ${short(model.context_length)} tokens of context, ${model.quantization ?? model.dtype} on ${model.device}.`;
   byId("about").hidden = false;
   byId("about").replaceChildren(
     card("Structure", definitions(structure(model, about))),

@@ -14,7 +14,7 @@ export const tellModel = (model) =>
   tell(
     "on",
     h("b", {}, model.id),
-    h("span", { class: "wide-only" }, ` ${model.layers} layers, ${model.dtype} on ${model.device}`),
+    h("span", { class: "wide-only" }, ` ${model.layers} layers, ${model.quantization ?? model.dtype} on ${model.device}`),
   );
 
 export const tellProblem = (message) => tell("off", message);

@@ -78,6 +78,8 @@ class ModelCard(AnswerBody):
     """Tokens of a prompt and its answer together."""
     device: str
     dtype: str
+    quantization: str | None
+    """"int8" where the language model's layers compute in integers; null where in `dtype`."""
     image_size: tuple[int, int] | None
     """Width and height that every picture is brought to; null where they keep their own."""
     image_pixels: tuple[int, int] | None

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -21,11 +21,13 @@ from steering.decoder import attention
 from steering.decoder.ranks import ALONE, Ranks
 from steering.errors import UnsupportedModel
 from steering.model.checkpoint import embedded, found
-from steering.model.mllm import MLLM
+from steering.model.mllm import MLLM, Quantization
 from steering.model.processor import load_processor
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be loaded as, beside "auto"."""
+
+QUANTIZATIONS = get_args(Quantization)
 
 DeviceMap = str | Mapping[str, str | int | torch.device]
 """How a model is laid over devices: "auto", or a device for each of its modules by name."""
@@ -38,6 +40,7 @@ def load(
     device: str | torch.device = "auto",
     device_map: DeviceMap | None = None,
     tensor_parallel: int = 1,
+    quantization: Quantization | None = None,
     local_files_only: bool = True,
     name: str | None = None,
 ) -> MLLM:
@@ -48,8 +51,10 @@ def load(
     whose half-precision kernels are slow. A `device_map` in the place of a device lays a model that is bigger than one over
     several: "auto" over all GPUs, or a device for each module by name, as accelerate reads it. With `tensor_parallel` N this
     process, which torchrun has started as one of N, takes its share of every layer; the engines of the others follow that of
-    the first (see `Engine.follow`). No code from the checkpoint is run. Raises UnsupportedModel when the model's structure
-    cannot be served or there is no such device or dtype, OSError when the files are missing.
+    the first (see `Engine.follow`). With `quantization` "int8" the language model's layers compute in integers of 8 bits
+    from its engine's self-check on, which compares them with what they were. No code from the checkpoint is run. Raises
+    UnsupportedModel when the model's structure cannot be served or there is no such device or dtype, OSError when the files
+    are missing.
     """
     path = embedded() if path is None else found(path, local_files_only)
     if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
@@ -59,6 +64,10 @@ def load(
         raise UnsupportedModel(f"{laid!r} says where a model is; leave 'device' out, which is {str(device)!r}.")
     if laid is not None and find_spec("accelerate") is None:
         raise UnsupportedModel(f"{laid!r} needs accelerate: pip install 'helmsight[parallel]'.")
+    if quantization not in (None, *QUANTIZATIONS):
+        raise UnsupportedModel(f"'quantization' must be one of {', '.join(QUANTIZATIONS)}; got {quantization!r}.")
+    if laid is not None and quantization is not None:
+        raise UnsupportedModel(f"{laid!r} and 'quantization' exclude one another.")
     ranks = ALONE if tensor_parallel == 1 else joined(tensor_parallel)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,12 +107,12 @@ def load(
     processor = load_processor(path, local_files_only=local_files_only)
     folder = Path(path) if Path(path).is_dir() else None
     try:
-        mllm = MLLM(model, processor, name, folder, ranks)
+        mllm = MLLM(model, processor, name, folder, ranks, quantization)
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
             f"{config.model_type} cannot be served: it is not built of a decoder that reads image tokens: {error}."
         ) from error
-    if device.type == "cpu" and laid is None:
+    if device.type == "cpu" and laid is None and quantization is None:
         _store_weights_by_column(mllm.decoder)
     return mllm
 

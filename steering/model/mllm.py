@@ -10,19 +10,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from steering.decoder import updates
+from steering.decoder import int8, updates
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
 from steering.model.calibration import Calibration
 from steering.model.embedded import Embedded, Overlay
 from steering.model.geometry import on_the_host, rope_positions
 from steering.model.pixels import PixelBounds
+
+Quantization = Literal["int8"]
 
 
 class _Intercepted(Exception):
@@ -34,14 +36,23 @@ class MLLM:
 
     `num_layers`, `hidden_size` and `vocab_size` are those of the language model, `context_length` counts tokens;
     `device` is where it is or, where it lies on several `devices`, the one where prompts enter and slots are kept;
-    `ranks` are the processes that run it together;
+    `ranks` are the processes that run it together; `quantization` is "int8" where its layers compute in integers from
+    `narrow` on;
     `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
     the hub; `pixels` how large pictures are made, None where a request cannot bound that; `calibration` what probes measured
     of it, None where they did not; `generation_defaults` the checkpoint's own sampling.
     """
 
-    def __init__(self, model: Any, processor: Any, name: str | None, path: Path | None, ranks: Ranks = ALONE):
-        self.ranks = ranks
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        name: str | None,
+        path: Path | None,
+        ranks: Ranks = ALONE,
+        quantization: Quantization | None = None,
+    ):
+        self.ranks, self.quantization = ranks, quantization
         self.model = model
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -67,11 +78,23 @@ class MLLM:
         self.stop_ids = frozenset(stops)
         self.end_id = _end_id(stops, self.tokenizer)
         self.generation_defaults = _generation_defaults(model.generation_config)
+        if quantization is not None:
+            int8.prepare(self.layers)
         self.ffn_widths = updates.install(self.layers, ranks)
         self.calibration = Calibration.load(path, self.fingerprint, self.num_layers)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
         self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)
         self.takes_image_features = "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
+
+    @property
+    def rounds(self) -> bool:
+        """Whether it computes with less than float32."""
+        return self.dtype != torch.float32 or self.quantization is not None
+
+    def narrow(self) -> None:
+        """Let go of the weights in float where layers are to compute in integers; an engine does so behind its check."""
+        if self.quantization is not None:
+            int8.narrow(self.layers)
 
     @cached_property
     def special_pattern(self) -> re.Pattern[str]:

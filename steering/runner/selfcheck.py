@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
@@ -12,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
@@ -24,6 +25,8 @@ from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 from steering.protocol.text import TextStream
 from steering.recorders.attention import DECODED, NAME, image_sums
 from steering.runner.runner import Runner
+
+log = logging.getLogger(__name__)
 
 STEPS = 4
 TOLERANCE = 1e-3
@@ -40,8 +43,9 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
     """Compare prefill and several decoding steps of two ragged prompts with the plain model on eager attention, once as
     plain requests run and once as observed and enhanced ones do.
 
-    In half precision, both are compared with the same model computed in float32, and the engine may be at most `MARGIN`
-    times as far from it as the plain model is. With `compiled` the decoding steps of plain requests are those that torch
+    In half precision and in integers, both are compared with the same model computed in float32, and the engine may be at
+    most `MARGIN` times as far from it as the plain model is; how well its tokens agree is logged. Integers are what the
+    model computes in from here on. With `compiled` the decoding steps of plain requests are those that torch
     compiled.
     Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
     """
@@ -54,6 +58,9 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
             for text in ("What is this?", "Describe the picture in a few words, then say what is missing.")
         ]
         references = [_Reference.of(mllm, prompt) for prompt in prompts]
+        if mllm.quantization is not None:
+            mllm.narrow()
+            references = [one.computed_anew(mllm, prompt) for one, prompt in zip(references, prompts, strict=True)]
         tokens = [reference.tokens for reference in references]
         ours, _ = _engine_logits(mllm, prompts, tokens, compiled)
         explicit, looked = _engine_logits(mllm, prompts, tokens, compiled=False, observed=True)
@@ -68,9 +75,11 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
         raise UnsupportedModel(f"{mllm.name} cannot be served: {reason} in the self-check: {error!r}") from error
     for got in (ours, explicit):
         _compare_logits(mllm, prompts, references, got)
+    if mllm.rounds:
+        log.info("%s: %s", mllm.quantization or mllm.dtype, _agreement(references, ours))
     for reference, found in zip(references, looked, strict=True):
         difference = float((found - reference.attention).abs().max())
-        if not difference <= (TOLERANCE if mllm.dtype == torch.float32 else HALF_TOLERANCE):
+        if not difference <= (HALF_TOLERANCE if mllm.rounds else TOLERANCE):
             raise UnsupportedModel(
                 f"{mllm.name} cannot be served exactly: its attention to an image is read {difference:.1e} off."
             )
@@ -78,7 +87,7 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
 
 def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Reference], ours: list[torch.Tensor]) -> None:
     """Raise UnsupportedModel where logits (steps, vocabulary) of the prompts are not those of the references."""
-    single = mllm.dtype == torch.float32
+    single = not mllm.rounds
     squares = []
     for prompt, reference, got in zip(prompts, references, ours, strict=True):
         scale = float(reference.exact.abs().max().clamp(min=1e-6))
@@ -97,7 +106,8 @@ def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Referen
     error, plain = torch.tensor(squares).mean(0).sqrt()
     if not single and not error <= MARGIN * plain:
         raise UnsupportedModel(
-            f"{mllm.name} cannot be served exactly in {mllm.dtype}: its logits are {float(error):.1e} of their range from "
+            f"{mllm.name} cannot be served exactly in {mllm.quantization or mllm.dtype}: its "
+            f"logits are {float(error):.1e} of their range from "
             f"those of float32, the plain model's {float(plain):.1e}."
         )
 
@@ -105,6 +115,18 @@ def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Referen
 def picture() -> Image.Image:
     """A small picture that every processor takes."""
     return Image.linear_gradient("L").resize((112, 84)).convert("RGB")
+
+
+def _agreement(references: list[_Reference], ours: list[torch.Tensor]) -> str:
+    """How far logits (steps, vocabulary) of the prompts are from those in float32."""
+    exact, got = torch.cat([one.exact for one in references]), torch.cat(ours)
+    same = int((exact.argmax(-1) == got.argmax(-1)).sum())
+    apart = torch.nn.functional.kl_div(
+        got.log_softmax(-1), exact.log_softmax(-1), reduction="batchmean", log_target=True
+    )
+    return (
+        f"{same} of {len(got)} tokens are those of float32, whose distributions are {float(apart):.1e} nats (KL) away"
+    )
 
 
 @contextmanager
@@ -187,6 +209,12 @@ class _Reference(NamedTuple):
             last[:, looked[looked >= 0]].sum(-1),
         )
 
+    def computed_anew(self, mllm: MLLM, prompt: Prompt) -> _Reference:
+        """The same, but for what the plain model, which computes otherwise by now, says along the tokens."""
+        ids = torch.cat([prompt.inputs["input_ids"][0], torch.tensor(self.tokens)]).to(mllm.device)
+        with plain(mllm) as model:
+            return self._replace(plain=torch.cat(_generated(mllm, model, prompt, ids).logits).float())
+
 
 def _generated(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | None = None) -> Any:
     """Plain `generate()` of a few tokens, along those that are forced."""
@@ -195,8 +223,8 @@ def _generated(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | No
         assert forced is not None
         return torch.full_like(scores, -torch.inf).index_fill_(1, forced[ids.shape[1]], 0.0)
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # a vision tower's own attention says that it hands none over
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # a vision tower's own attention says that it hands none over
     try:
         return model.generate(
             **{name: value.to(mllm.device) for name, value in prompt.inputs.items()},
@@ -209,7 +237,7 @@ def _generated(mllm: MLLM, model: Any, prompt: Prompt, forced: torch.Tensor | No
             logits_processor=[] if forced is None else [force],
         )
     finally:
-        logging.set_verbosity(verbosity)
+        transformers_logging.set_verbosity(verbosity)
 
 
 class _Explicit(AttentionHook):
@@ -275,7 +303,7 @@ def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
     runner = Runner(mllm, 1, prompt.length + 1, max_images=1)
     with _recorded(mllm) as got:
         runner.prefill([_sequence(mllm, prompt, 0)], budget=prompt.length)
-    tolerance = TOLERANCE if mllm.dtype == torch.float32 else HALF_TOLERANCE
+    tolerance = HALF_TOLERANCE if mllm.rounds else TOLERANCE
     for layer, (one, other) in enumerate(zip(expected, got, strict=True)):
         difference = (one.float() - other.float()).norm(dim=-1) / one.float().norm(dim=-1).clamp(min=1e-6)  # (1, n)
         if not bool((difference <= tolerance).all()):

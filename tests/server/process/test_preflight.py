@@ -206,6 +206,7 @@ def test_a_division_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -
     for given, why in (
         ({"device_map": "auto", "device": "cpu"}, "--device-map and --device exclude"),
         ({"device_map": "auto", "compiled": True}, "--device-map and --compiled exclude"),
+        ({"device_map": "auto", "quantization": "int8"}, "--device-map and --quantization exclude"),
         ({"device_map": "auto", "tensor_parallel": 2}, "--device-map and --tensor-parallel exclude"),
         ({"tensor_parallel": 2, "device": "cpu"}, "--tensor-parallel and --device exclude"),
         ({"tensor_parallel": 2, "compiled": True}, "--tensor-parallel and --compiled exclude"),

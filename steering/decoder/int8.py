@@ -1,0 +1,73 @@
+"""Linear layers in integers of 8 bits: weights by output channel, inputs by row as they come (W8A8, symmetric; "dynamic"
+quantisation as torchao has it, whose eager layers take several times as long for the few rows of a decode step).
+
+A weight takes half of bfloat16's memory. A row's result depends on nothing but the row, so that it does not matter who
+shares a batch with it; but its rounding is coarse, a hundredth of what is summed: an answer may not be that of the model in
+float.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+MOST = 127
+LEAST_ROWS, MULTIPLE = 24, 8
+"""On a GPU, products of integers are of more than 16 rows, and of multiples of 8."""
+
+
+class Int8Linear(nn.Linear):
+    """A linear layer that `prepare` made of another, and that computes as that does until `narrow`."""
+
+    scale: torch.Tensor | None
+
+    def narrow(self) -> None:
+        """Round the weights (out, in), of which only the integers are kept."""
+        weight = self.weight.detach().float()
+        self.scale = _scale(weight)[:, 0]
+        self.weight = nn.Parameter(_rounded(weight, self.scale[:, None]), requires_grad=False)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            return super().forward(states)
+        rows = states.reshape(-1, self.in_features)
+        scale = _scale(rows)
+        out = _products(_rounded(rows, scale), self.weight) * scale * self.scale
+        if self.bias is not None:
+            out += self.bias
+        return out.to(states.dtype).view(*states.shape[:-1], self.out_features)
+
+
+def prepare(layers: nn.Module) -> None:
+    """Have every linear layer among these be one that can be narrowed, in its place."""
+    for module in layers.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Int8Linear
+            module.register_buffer("scale", None, persistent=False)
+
+
+def narrow(layers: nn.Module) -> None:
+    """Round the weights of all that were prepared, and not narrowed yet."""
+    for module in layers.modules():
+        if isinstance(module, Int8Linear) and module.scale is None:
+            module.narrow()
+
+
+def _scale(rows: torch.Tensor) -> torch.Tensor:
+    """(n, 1), float32: what 1 stands for in each row."""
+    return rows.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny * MOST) / MOST
+
+
+def _rounded(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.round(rows / scale).to(torch.int8)
+
+
+def _products(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(n, out) sums in 32-bit integers of rows (n, in) by weight (out, in)."""
+    if rows.device.type == "cpu":
+        return torch._int_mm(rows, weight.t())
+    count = max(LEAST_ROWS, -(-len(rows) // MULTIPLE) * MULTIPLE)
+    padded: Any = nn.functional.pad(rows, (0, 0, 0, count - len(rows)))
+    return torch._int_mm(padded, weight.t())[: len(rows)]
