@@ -98,7 +98,7 @@ class Engine:
         failed = () if self._lockstep is None else (self._lockstep.failed,)
         self._steps = Steps(mllm, self._runner, self._runner.pool.slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
-        queued = (self._scheduler, self._steps.rate, self._alive, self._incoming, self._steps.next_budget)
+        queued = (self._scheduler, self._steps.rate, self._alive, self._incoming, self._steps.next_room)
         self._gate = Gate(*queued, max_waiting, max_wait)
         self._pace = None if max_stall is None else Pace(max_stall, prefill_budget)
         self._turns: set[Turn] = set()  # from the first request that was taken to the end
@@ -186,25 +186,25 @@ class Engine:
 
     def step(self) -> None:
         """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
-        budget = self._steps.next_budget()
+        room = self._steps.next_room()
         if self._lockstep is not None:
             with self._changed:
                 news, joined = self._lockstep.taken()
-            self._lockstep.tell(news, self._alive, budget)
+            self._lockstep.tell(news, self._alive, room)
             self._apply(self._lockstep, news, joined)
-        self._steps.step(budget)
+        self._steps.step(room)
 
     def follow(self) -> None:
         """Take the steps of the first rank's engine until that is stopped: what the engines of all other ranks are for."""
         if self._lockstep is None or self.mllm.ranks.rank == 0:
             raise RuntimeError("Only the engines of a tensor-parallel model's other ranks follow the first one's.")
         while True:
-            news, budget = self._lockstep.hear(self._alive)
+            news, room = self._lockstep.hear(self._alive)
             if news.over:
                 return
             joined = {one.number: self._prepared(relay.read(one.written), one.waited, one.group) for one in news.asked}
             self._apply(self._lockstep, news, joined)
-            self._steps.step(budget)
+            self._steps.step(room)
 
     def start(self) -> None:
         """Step in a background thread from now on; raises RuntimeError when one does already."""

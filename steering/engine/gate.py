@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable
 
-from steering.engine.pace import mean
+from steering.engine.pace import Room, mean
 from steering.engine.scheduler import Scheduler
 from steering.errors import Busy
 from steering.protocol.sequence import Sequence
@@ -53,16 +53,15 @@ class Rate:
         rounds, last = divmod(count - 1, len(left))
         return max(count * self._tokens / len(left), rounds * self._tokens + left[last]) * self._step
 
-    def until_read(self, tokens: int, budget: int, pictures: int = 0) -> float:
-        """Seconds until so many prompt tokens were taken in, of which a step takes `budget`, and pictures encoded, each in a
-        step of its own."""
-        return (tokens // budget + pictures) * self._prefill
+    def until_read(self, tokens: int, pictures: int, room: Room) -> float:
+        """Seconds until so many prompt tokens and pictures were taken in, of which a step has room for some."""
+        return (tokens // max(room.tokens, 1) + pictures // (room.pictures or pictures + 1)) * self._prefill
 
 
 class Gate:
     """Lets answers join the queue of a scheduler, or raises Busy. `most` may wait; none joins who would wait longer than
     `longest` seconds for its slot, as far as that is known (None: however long). alive: sequences that have joined and not
-    left; incoming: those that are about to join. budget: prompt tokens of the next step. All is called with the engine's
+    left; incoming: those that are about to join. room: of the next step. All is called with the engine's
     lock held."""
 
     def __init__(
@@ -71,7 +70,7 @@ class Gate:
         rate: Rate,
         alive: Collection[Sequence],
         incoming: Callable[[], list[Sequence]],
-        budget: Callable[[], int],
+        room: Callable[[], Room],
         most: int,
         longest: float | None,
     ):
@@ -81,7 +80,7 @@ class Gate:
         self._rate = rate
         self._alive = alive
         self._incoming = incoming
-        self._budget = budget
+        self._room = room
         self._most = most
         self._longest = longest
 
@@ -102,9 +101,9 @@ class Gate:
         taken = sum(one.rows for one in (*self._slotted(), *before) if one.slot >= 0 or not one.is_twin)
         unread = [one for one in (*self._slotted(), *before) if one.fork_of is None]
         tokens = sum(max(one.prompt.length - one.computed, 0) for one in unread)
-        pictures = sum(len(one.prompt.pictures) for one in unread if one.slot < 0) if self._scheduler.running else 0
+        pictures = sum(len(one.prompt.pictures) for one in unread if one.slot < 0)
         ended = self._until_ended(taken + answers - self._scheduler.slots)
-        return max(ended, self._rate.until_read(tokens, max(self._budget(), 1), pictures))
+        return max(ended, self._rate.until_read(tokens, pictures, self._room()))
 
     @property
     def waiting(self) -> int:

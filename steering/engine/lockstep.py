@@ -18,10 +18,12 @@ import torch.distributed as dist
 from steering.decoder.ranks import Ranks
 from steering.engine import relay
 from steering.engine.completion import Completion
+from steering.engine.pace import Room
 from steering.protocol.sequence import Sequence
 
 PATIENCE = timedelta(days=3650)
 """How long a rank waits to hear of the next step, which is as long as nobody asks anything."""
+NOTHING = Room(0)
 TOGETHER = timedelta(seconds=60)
 """How long one rank's failed step may be ahead of the others', who must fail too."""
 
@@ -87,29 +89,34 @@ class Lockstep:
         self._incoming, self._cancelled, self._ended = {}, [], False
         return news, joined
 
-    def tell(self, news: News, alive: Iterable[Sequence], budget: int = 0) -> None:
-        """Begin the next step of all ranks. alive: what it is at, before the news. budget: prompt tokens that fit in."""
+    def tell(self, news: News, alive: Iterable[Sequence], room: Room = NOTHING) -> None:
+        """Begin the next step of all ranks. alive: what it is at, before the news. room: what fits in."""
         data = b"" if news == News() else relay.written(news)
-        dist.broadcast(torch.tensor([len(data), _stand(alive), budget]), 0, group=self._group)
+        dist.broadcast(
+            torch.tensor([len(data), _stand(alive), room.tokens, -1 if room.pictures is None else room.pictures]),
+            0,
+            group=self._group,
+        )
         if data:
             dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0, group=self._group)
 
     # -- of the others -------------------------------------------------------------------------------------------------
 
-    def hear(self, alive: Iterable[Sequence]) -> tuple[News, int]:
-        """Wait for the next step: what is new, and how many prompt tokens fit in. Raises RuntimeError where it is no longer
+    def hear(self, alive: Iterable[Sequence]) -> tuple[News, Room]:
+        """Wait for the next step: what is new, and what fits in. Raises RuntimeError where it is no longer
         the one that the first rank takes."""
-        head = torch.zeros(3, dtype=torch.int64)
+        head = torch.zeros(4, dtype=torch.int64)
         dist.broadcast(head, 0, group=self._group)
-        size, stand, budget = head.tolist()
+        size, stand, tokens, pictures = head.tolist()
+        room = Room(tokens, None if pictures < 0 else pictures)
         if stand != _stand(alive):
             raise RuntimeError(f"Rank {self.ranks.rank} is no longer where the first one is.")
         if not size:
-            return News(), budget
+            return News(), room
         data = torch.zeros(size, dtype=torch.uint8)
         dist.broadcast(data, 0, group=self._group)
         asked, *others = relay.read(data.numpy().tobytes())
-        return News(tuple(Joining(*one) for one in asked), *others), budget
+        return News(tuple(Joining(*one) for one in asked), *others), room
 
     # -- of all --------------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 LEAST = 16
 """Prompt tokens of a step, however short the others are: less costs a forward pass and brings nothing forward."""
-UNKNOWN = 32
+UNKNOWN = 128
 """Prompt tokens of a step beside running answers while nothing was measured yet."""
 TELLING = 128
 """Prompt tokens of a step without running answers that tell what one takes."""
@@ -15,6 +17,13 @@ _DRIFT = 0.02
 _WEIGHT = 0.2
 """Of a new time in the mean; times that are many times as long as the mean, as of a pause of the machine, count less."""
 _OUTLIER = 4.0
+
+
+class Room(NamedTuple):
+    """What a step may take in: prompt tokens, and new pictures, None for all that there are."""
+
+    tokens: int
+    pictures: int | None = None
 
 
 class Pace:
@@ -34,6 +43,7 @@ class Pace:
         self._most = most
         self._decode = 0.0  # seconds of a step that only decodes, the median
         self._token = 0.0  # seconds of a prompt token where nobody runs
+        self._picture = 0.0  # seconds that encoding one takes
         self._fit = 0.0  # tokens that fit, by the steps so far
 
     def step(self, seconds: float, tokens: int, running: bool) -> None:
@@ -45,14 +55,20 @@ class Pace:
         elif running and self._decode:
             now, room = self._now, (self._stall - 1) * self._decode
             beyond = max(seconds - self._decode, room / 4)
-            if tokens < now / 2 and beyond < room:
-                return  # of a short prompt that fits, most is the pass itself
             fit = min(max(tokens * room / beyond, now / 2), now * 2)
-            self._fit = min(max(LEAST, now * (fit / now) ** GAIN), float(self._most))
+            if (fit > now) == (beyond < room):
+                self._fit = min(max(LEAST, now * (fit / now) ** GAIN), float(self._most))
 
-    def budget(self, running: bool) -> int:
-        """How many prompt tokens the next step may take in."""
-        return min(self._most, round(max(LEAST, self._now))) if running else self._most
+    def encoded(self, seconds: float, pictures: int) -> None:
+        """Learn from so many pictures that were encoded."""
+        self._picture = mean(self._picture, seconds / pictures)
+
+    def room(self, running: bool) -> Room:
+        """What the next step may take in."""
+        if not running:
+            return Room(self._most)
+        fit = int((self._stall - 2) * self._decode / self._picture) if self._picture else 1
+        return Room(min(self._most, round(max(LEAST, self._now))), max(1, fit))
 
     @property
     def _now(self) -> float:

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
 
 from steering.bins import Bins
 from steering.devices import lost
 from steering.engine.gate import Rate
-from steering.engine.pace import Pace
+from steering.engine.pace import Pace, Room
 from steering.engine.scheduler import Scheduler
 from steering.errors import Fault, RequestError, panics_raise
 from steering.model.mllm import MLLM
@@ -69,31 +70,27 @@ class Steps:
         self._changed = changed
         self._failed = failed
 
-    def next_budget(self) -> int:
-        """How many prompt tokens the next step may take in."""
-        return self._budget if self.pace is None else self.pace.budget(bool(self.scheduler.running))
+    def next_room(self) -> Room:
+        """What the next step may take in."""
+        return Room(self._budget) if self.pace is None else self.pace.room(bool(self.scheduler.running))
 
     @torch.inference_mode()
-    def step(self, budget: int) -> None:
-        """Admit and prefill, at most so many tokens, decode, hand out tokens; sequences leave as they finish."""
+    def step(self, room: Room) -> None:
+        """Admit and prefill, at most so much, decode, hand out tokens; sequences leave as they finish."""
         began = time.monotonic()
-        taken, encoding = 0, False
+        taken = 0
         with self._changed:  # callers queue at any time
             for sequence in [s for s in self.alive if s.done]:
                 self._leave(sequence)
             beside = bool(self.scheduler.running)
-            self.scheduler.budget = budget
+            self.scheduler.budget = room.tokens
             forks = self.scheduler.next_forks()
             upcoming = [] if forks else self.scheduler.upcoming()
         reading = [one for one in upcoming if one.fork_of not in upcoming]  # a copy of a prompt reads none
-        if beside and budget < self._budget:  # by the pace
-            reading = [one for one in reading if one is reading[0] or not one.prompt.pictures]
-            encoding = self._encode_next(reading[:1])
-        if not encoding:
-            self._embed(reading)
+        whole = self._embed_what_fits(reading, room.pictures)
         embedded = time.monotonic()
         with self._changed:
-            batch = forks or ([] if encoding else self.scheduler.next_prefill(self._divisible))
+            batch = forks or (self.scheduler.next_prefill(self._divisible) if whole else [])
         if batch:
             before = [sequence.computed for sequence in batch]
             self._prefill(batch, forks=bool(forks))
@@ -171,14 +168,25 @@ class Steps:
             if not leader.done:
                 self._pair(leader)
 
-    def _encode_next(self, sequences: list[Sequence]) -> bool:
-        """Encode one new picture of a waiting prompt, where it has one: a step that running answers share does that or runs
-        prompts, not both."""
-        try:
-            return any(self.runner.embedder.encode_next(sequence) for sequence in sequences)
-        except Exception as error:  # it is met again where the whole prompt is embedded
-            self._failed(error)
-            return False
+    def _embed_what_fits(self, sequences: list[Sequence], pictures: int | None) -> bool:
+        """Embed waiting prompts of which at most so many pictures are new. Where those of the first are more, they are
+        encoded in several steps, which run no prompt; whether this is none of these."""
+        new = [self.runner.embedder.new_pictures(sequence) for sequence in sequences]
+        began = time.monotonic()
+        if pictures is not None and new and new[0] > pictures:
+            try:
+                encoded = sum(self.runner.embedder.encode_next(sequences[0]) for _ in range(pictures))
+            except Exception as error:  # it is met again where the whole prompt is embedded
+                self._failed(error)
+                encoded = 0
+        else:
+            sums = list(accumulate(new))
+            fitting = [one for one, count in zip(sequences, sums, strict=True) if pictures is None or count <= pictures]
+            self._embed(fitting)
+            encoded = sums[len(fitting) - 1] if fitting else 0
+        if self.pace is not None and encoded:
+            self.pace.encoded(time.monotonic() - began, encoded)
+        return not (pictures is not None and new and new[0] > pictures and encoded)
 
     def _embed(self, sequences: list[Sequence]) -> None:
         """Embed waiting prompts, their images together; one whose images cannot be encoded does not stop the others."""

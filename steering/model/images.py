@@ -92,12 +92,18 @@ class ImageCache:
         counts = {"hits": self.hits, "misses": self.misses, "bytes": self.bytes}
         return {f"image_cache_{name}": count for name, count in counts.items()}
 
+    def missing(self, pictures: Sequence[Picture]) -> int:
+        """How many of a prompt's pictures are new; one for all where they cannot be told apart."""
+        if not self._separable:
+            pictures = (Picture.join(pictures),) if pictures else ()
+        return len({one.key for one in pictures if one.key not in self._entries and one.key not in self._ahead})
+
     def encode_next(self, encode: Encode, pictures: Sequence[Picture]) -> bool:
         """Encode the first new one of a prompt's pictures, for the `get` that follows; False where there is none."""
         keys = {picture.key for picture in pictures}
         self._ahead = {key: features for key, features in self._ahead.items() if key in keys}
         for picture in pictures if self._separable else ():
-            if picture.key not in self._entries and picture.key not in self._ahead:
+            if self.missing([picture]):
                 parts = _separate(encode(picture.tensors), 1)
                 if parts is None:
                     return False  # `get` finds that out, too

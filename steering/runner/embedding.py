@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from steering.model.images import ImageCache
+from steering.model.images import ImageCache, Picture
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
 from steering.runner.prefix import PrefixCache
@@ -20,12 +20,19 @@ class Embedder:
         self._images = images
         self._prefixes = prefixes
 
+    def new_pictures(self, sequence: Sequence) -> int:
+        """How many pictures are to be encoded when a prompt is embedded."""
+        return self._images.missing(self._looked_at(sequence))
+
     def encode_next(self, sequence: Sequence) -> bool:
         """Encode the first new picture of a prompt that is to be embedded; False where there is none."""
-        if sequence.embedded is not None or not self.mllm.takes_image_features:
-            return False
+        return self._images.encode_next(self.mllm.image_features, self._looked_at(sequence))
+
+    def _looked_at(self, sequence: Sequence) -> tuple[Picture, ...]:
+        if sequence.embedded is not None or not sequence.prompt.pictures or not self.mllm.takes_image_features:
+            return ()
         before = sequence.prompt.pictures_before(self._prefixes.known(sequence))
-        return self._images.encode_next(self.mllm.image_features, sequence.prompt.pictures[len(before) :])
+        return sequence.prompt.pictures[len(before) :]
 
     def embed(self, sequences: Iterable[Sequence], whole: bool = False) -> None:
         """Make the decoder's inputs of prompts that have none yet. Pictures among the tokens that need not run are not

@@ -10,6 +10,7 @@ import pytest
 from steering import Busy, Completion, Engine, Request
 from steering.engine import steps
 from steering.engine.gate import Rate
+from steering.engine.pace import Pace, Room
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import greedy, run_down, user
@@ -47,9 +48,10 @@ def test_answers_that_began_together_end_together() -> None:
 
 
 def test_prompts_are_read_so_many_tokens_a_step() -> None:
-    assert rate(prefill=2.0).until_read(250, 100) == 2 * 2.0
-    assert rate().until_read(99, 100) == 0
-    assert rate(prefill=2.0).until_read(99, 100, pictures=3) == 3 * 2.0
+    assert rate(prefill=2.0).until_read(250, 5, Room(100)) == 2 * 2.0
+    assert rate().until_read(99, 0, Room(100, 1)) == 0
+    assert rate(prefill=2.0).until_read(99, 3, Room(100, 1)) == 3 * 2.0
+    assert rate(prefill=2.0).until_read(99, 7, Room(100, 3)) == 2 * 2.0
 
 
 def test_while_nothing_is_known_nobody_waits() -> None:
@@ -107,6 +109,7 @@ def test_whoever_would_wait_too_long_is_refused(clocked: Callable[..., Engine]) 
 def test_pictures_of_those_before_are_waited_for(clocked: Callable[..., Engine]) -> None:
     engine = clocked(max_wait=0.9)
     run_down(engine, asked(engine, 6))
+    engine._steps.pace = Pace(3.0, 1024)
     running = asked(engine, 6)
     engine.step()
     assert engine._gate.wait(1, "") == 0.0

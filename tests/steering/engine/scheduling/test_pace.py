@@ -8,7 +8,7 @@ import pytest
 
 from steering import Engine, Fault, Request
 from steering.engine import steps
-from steering.engine.pace import LEAST, UNKNOWN, Pace
+from steering.engine.pace import LEAST, UNKNOWN, Pace, Room
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import greedy, run_down, user
@@ -20,7 +20,7 @@ def steered(pace: Pace, decode: float, fixed: float, token: float, steps: int = 
     for _ in range(80):
         pace.step(decode, 0, running=True)
     for _ in range(steps):
-        n = pace.budget(running=True)
+        n = pace.room(True).tokens
         pace.step(decode + fixed + n * token, n, running=True)
     return pace
 
@@ -40,47 +40,67 @@ def steered(pace: Pace, decode: float, fixed: float, token: float, steps: int = 
 def test_a_step_is_as_long_as_it_may_be(fixed: float, token: float, stall: float, fit: int) -> None:
     """(decode + fixed + n * token) / decode = stall"""
     pace = steered(Pace(stall, most=1024), 0.010, fixed, token)
-    assert pace.budget(running=True) == pytest.approx(fit, abs=1 + fit * 0.02 + 0.0005 / token)
-    assert pace.budget(running=False) == 1024
+    assert pace.room(True).tokens == pytest.approx(fit, abs=1 + fit * 0.02 + 0.0005 / token)
+    assert pace.room(False).tokens == 1024
 
 
 def test_what_a_prompt_takes_alone_is_a_beginning() -> None:
     pace = Pace(3.0, 1024)
     pace.step(0.010, 0, running=True)
     pace.step(0.100, 500, running=False)
-    assert pace.budget(running=True) == 50
+    assert pace.room(True).tokens == 50
+
+
+def test_a_short_prompt_tells_that_more_fits_and_never_that_less_does() -> None:
+    pace = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001)
+    pace.step(0.021, 10, True)
+    assert pace.room(True).tokens == pytest.approx(100, abs=8)
+    for _ in range(20):  # many of a length, in a pass that takes little
+        pace.step(0.012, min(60, pace.room(True).tokens), True)
+    assert pace.room(True).tokens > 200
+
+
+def test_as_many_pictures_are_encoded_as_take_a_decode() -> None:
+    pace = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001)
+    assert pace.room(False).pictures is None
+    assert pace.room(True).pictures == 1
+    pace.encoded(0.012, 4)
+    assert pace.room(True).pictures == 3
+    for _ in range(40):
+        pace.encoded(0.2, 1)
+    assert pace.room(True).pictures == 1
 
 
 def test_it_follows_the_machine_and_forgives_a_pause() -> None:
     pace = steered(Pace(3.0, most=1024), 0.010, 0.010, 0.0001)
     steered(pace, 0.020, 0.020, 0.0001, steps=40)
-    assert pace.budget(running=True) == pytest.approx(200, abs=5)
+    assert pace.room(True).tokens == pytest.approx(200, abs=5)
     pace.step(60.0, 0, running=True)
-    assert pace.budget(running=True) < 400
+    assert pace.room(True).tokens < 400
     pace.step(60.0, 200, running=True)
-    assert pace.budget(running=True) >= 140
-    before = pace.budget(running=True)
+    assert pace.room(True).tokens >= 140
+    before = pace.room(True).tokens
     pace.step(0.041, 10, running=True)  # a short prompt that fits
-    assert pace.budget(running=True) == before
+    assert pace.room(True).tokens == before
 
 
 def test_a_longer_prompt_takes_fewer_tokens_a_step() -> None:
     """Tokens take longer the more stand before them: steps are as long at its end as at its beginning."""
     pace, taken, times = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001), 0, []
     while taken < 4000:
-        n = pace.budget(running=True)
+        n = pace.room(True).tokens
         times.append(0.020 + n * 0.0001 * (1 + taken / 1000))
         pace.step(times[-1], n, running=True)
         taken += n
     assert max(times) < 0.034
     assert min(times) > 0.026
-    assert pace.budget(running=True) < 35
+    assert pace.room(True).tokens < 35
 
 
 def test_before_anything_is_known_a_step_takes_little() -> None:
-    assert Pace(3.0, 1024).budget(running=True) == UNKNOWN
-    assert Pace(3.0, 16).budget(running=True) == 16
-    assert Pace(3.0, 1024).budget(running=False) == 1024
+    assert Pace(3.0, 1024).room(True).tokens == UNKNOWN
+    assert Pace(3.0, 16).room(True).tokens == 16
+    assert Pace(3.0, 1024).room(False).tokens == 1024
     with pytest.raises(ValueError, match="max_stall must be above 2"):
         Pace(2.0, 1024)
 
@@ -101,14 +121,14 @@ def test_pictures_are_encoded_one_a_step_beside_a_running_answer(
     alone = [engine.generate([Request(chat, greedy())])[0].choices[0] for chat in chats]
     assert calls == [3, 3]
     calls.clear()
-    engine._steps.pace = Pace(3.0, most=1024)
     running = engine.submit(Request(user("How many?"), greedy(40)))
     engine.step()
+    monkeypatch.setattr(engine._steps, "next_room", lambda: Room(1024, 1 if engine._scheduler.running else None))
     asked = [engine.submit(Request(chat, greedy())) for chat in chats]
     for step in range(1, 4):
         engine.step()
         assert calls == [1] * step
-        assert not asked[0].sequences[0].computed
+        assert bool(asked[0].sequences[0].computed) == (step == 3), "the last one is embedded with its prompt"
     for completion, plain in zip(asked, alone, strict=True):
         found = engine.result_of(completion).choices[0]
         assert found.token_ids == plain.token_ids
@@ -127,7 +147,7 @@ def test_prompts_come_in_by_the_pace_beside_a_running_answer(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a machine that takes a second for every pass and .05 for every token: (1 + 1 + 40 * .05) is four times one."""
-    engine: Engine = make_engine("qwen2_vl", slots=3, max_length=512)
+    engine: Engine = make_engine("qwen2_vl", slots=3, max_length=1024)
     engine._steps.pace = Pace(4.0, most=1024)
     chunks: list[int] = []
     prefill, decode = engine._runner.prefill, engine._runner.decode
@@ -151,7 +171,7 @@ def test_prompts_come_in_by_the_pace_beside_a_running_answer(
     for _ in range(3):
         engine.step()
     chunks.clear()
-    long = engine.submit(Request(user("one two three " * 80), greedy(2)))
+    long = engine.submit(Request(user("one two three " * 150), greedy(2)))
     while not long.sequences[0].tokens:
         engine.step()
     assert chunks[0] <= UNKNOWN
