@@ -92,11 +92,8 @@ class Lockstep:
     def tell(self, news: News, alive: Iterable[Sequence], room: Room = NOTHING) -> None:
         """Begin the next step of all ranks. alive: what it is at, before the news. room: what fits in."""
         data = b"" if news == News() else relay.written(news)
-        dist.broadcast(
-            torch.tensor([len(data), _stand(alive), room.tokens, -1 if room.pictures is None else room.pictures]),
-            0,
-            group=self._group,
-        )
+        fits = [-1 if one is None else one for one in room]
+        dist.broadcast(torch.tensor([len(data), _stand(alive), *fits]), 0, group=self._group)
         if data:
             dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0, group=self._group)
 
@@ -105,10 +102,10 @@ class Lockstep:
     def hear(self, alive: Iterable[Sequence]) -> tuple[News, Room]:
         """Wait for the next step: what is new, and what fits in. Raises RuntimeError where it is no longer
         the one that the first rank takes."""
-        head = torch.zeros(4, dtype=torch.int64)
+        head = torch.zeros(2 + len(NOTHING), dtype=torch.int64)
         dist.broadcast(head, 0, group=self._group)
-        size, stand, tokens, pictures = head.tolist()
-        room = Room(tokens, None if pictures < 0 else pictures)
+        size, stand, tokens, *fits = head.tolist()
+        room = Room(tokens, *(None if one < 0 else one for one in fits))
         if stand != _stand(alive):
             raise RuntimeError(f"Rank {self.ranks.rank} is no longer where the first one is.")
         if not size:

@@ -12,6 +12,8 @@ TELLING = 128
 """Prompt tokens of a step without running answers that tell what one takes."""
 GAIN = 0.5
 """Of the way to what a step says would fit, how much the next one goes; and at most half or twice as many tokens."""
+TOGETHER = 1.5
+"""Times as long as a step with a part of a prompt one may be with several whole ones: each of them runs no step more."""
 _DRIFT = 0.02
 """Of a median, how much a value moves it."""
 _WEIGHT = 0.2
@@ -20,20 +22,45 @@ _OUTLIER = 4.0
 
 
 class Room(NamedTuple):
-    """What a step may take in: prompt tokens, and new pictures, None for all that there are."""
+    """What a step may take in: prompt tokens, and new pictures, None for all that there are; together: tokens of several
+    prompts that come in whole, None for as many."""
 
     tokens: int
     pictures: int | None = None
+    together: int | None = None
 
 
-class Pace:
-    """Bounds the prompt tokens of a step that running answers share, so that it takes `stall` times as long as one without.
+class Fit:
+    """How many prompt tokens fit into a step that is `stall` times as long as one that only decodes.
 
     What n tokens take beyond a decode is not proportional to n: a pass of few takes longer than its share, and one at the
     end of a long prompt longer than at its beginning. So n follows what steps took: where n took x seconds beyond the
-    median decode of d, n * (stall - 1) * d / x would have fitted, about, and the next step goes a part of the way there.
+    median decode of d, n * (stall - 1) * d / x would have fitted, about, and the next step goes a part of the way there: up
+    also after a short prompt, of which most is the pass, down only after a step that was too long.
+    """
 
-    `most` tokens are taken where nobody runs. Raises ValueError unless `stall` is above 2.
+    def __init__(self, stall: float):
+        self._stall = stall
+        self._fit = 0.0
+
+    def learn(self, seconds: float, tokens: int, decode: float, first: float) -> None:
+        """Learn from a step; `first` is what was taken for its measure before there was one."""
+        now, room = self._fit or first, (self._stall - 1) * decode
+        beyond = max(seconds - decode, room / 4)
+        fit = min(max(tokens * room / beyond, now / 2), now * 2)
+        if (fit > now) == (beyond < room):
+            self._fit = max(LEAST, now * (fit / now) ** GAIN)
+
+    def tokens(self, first: float, most: int) -> int:
+        """So many, at most."""
+        self._fit = min(self._fit, float(most))
+        return min(most, round(max(LEAST, self._fit or first)))
+
+
+class Pace:
+    """Bounds what a step takes in that running answers share, so that it takes `stall` times as long as one without, and
+    `TOGETHER` times that where several prompts come in whole; and the pictures, to as many as take a decode or so, but one
+    in any case. `most` tokens are taken where nobody runs. Raises ValueError unless `stall` is above 2.
     """
 
     def __init__(self, stall: float, most: int):
@@ -44,20 +71,18 @@ class Pace:
         self._decode = 0.0  # seconds of a step that only decodes, the median
         self._token = 0.0  # seconds of a prompt token where nobody runs
         self._picture = 0.0  # seconds that encoding one takes
-        self._fit = 0.0  # tokens that fit, by the steps so far
+        self._alone, self._together = Fit(stall), Fit(stall * TOGETHER)
 
-    def step(self, seconds: float, tokens: int, running: bool) -> None:
-        """Learn from a step that took in so many prompt tokens, beside running answers or not."""
+    def step(self, seconds: float, tokens: int, running: bool, prompts: int = 1) -> None:
+        """Learn from a step that took in so many tokens of so many prompts, beside running answers or not."""
         if not tokens:
             self._decode = _median(self._decode, seconds)
         elif not running and tokens >= TELLING:
             self._token = mean(self._token, seconds / tokens)
         elif running and self._decode:
-            now, room = self._now, (self._stall - 1) * self._decode
-            beyond = max(seconds - self._decode, room / 4)
-            fit = min(max(tokens * room / beyond, now / 2), now * 2)
-            if (fit > now) == (beyond < room):
-                self._fit = min(max(LEAST, now * (fit / now) ** GAIN), float(self._most))
+            self._together.learn(seconds, tokens, self._decode, self._first)
+            if prompts == 1:
+                self._alone.learn(seconds, tokens, self._decode, self._first)
 
     def encoded(self, seconds: float, pictures: int) -> None:
         """Learn from so many pictures that were encoded."""
@@ -67,14 +92,13 @@ class Pace:
         """What the next step may take in."""
         if not running:
             return Room(self._most)
-        fit = int((self._stall - 2) * self._decode / self._picture) if self._picture else 1
-        return Room(min(self._most, round(max(LEAST, self._now))), max(1, fit))
+        pictures = int((self._stall - 2) * self._decode / self._picture) if self._picture else 1
+        tokens, together = (fit.tokens(self._first, self._most) for fit in (self._alone, self._together))
+        return Room(tokens, max(1, pictures), max(tokens, together))
 
     @property
-    def _now(self) -> float:
-        """Tokens that fit; by a prompt that nobody ran beside, while no other was seen."""
-        if self._fit:
-            return self._fit
+    def _first(self) -> float:
+        """Tokens of a step before one was measured: by a prompt that nobody ran beside."""
         return (self._stall - 2) * self._decode / self._token if self._token and self._decode else UNKNOWN
 
 

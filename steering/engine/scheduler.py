@@ -28,7 +28,7 @@ class Scheduler:
         awaits: Callable[[Sequence, list[Sequence]], bool] = lambda sequence, others: False,
     ):
         self.slots = slots
-        self.budget = budget
+        self.budget = self.together = budget
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.filling: Sequence | None = None
@@ -53,7 +53,7 @@ class Scheduler:
             if free < 0 or (fitting and self._awaits(sequence, fitting)):
                 break
             widest = max(widest, sequence.prompt.length - self._known(sequence))
-            if fitting and widest * (len(fitting) + 1) > self.budget:
+            if fitting and widest * (len(fitting) + 1) > self.together:
                 break
             fitting.append(sequence)
         return fitting

@@ -84,6 +84,7 @@ class Steps:
                 self._leave(sequence)
             beside = bool(self.scheduler.running)
             self.scheduler.budget = room.tokens
+            self.scheduler.together = room.tokens if room.together is None else room.together
             forks = self.scheduler.next_forks()
             upcoming = [] if forks else self.scheduler.upcoming()
         reading = [one for one in upcoming if one.fork_of not in upcoming]  # a copy of a prompt reads none
@@ -101,7 +102,7 @@ class Steps:
         ended = time.monotonic()
         self.rate.step(ended - began, taken)
         if self.pace is not None and not forks:
-            self.pace.step(ended - embedded, taken, beside)
+            self.pace.step(ended - embedded, taken, beside, len(batch))
 
     def _prefill(self, batch: list[Sequence], forks: bool) -> None:
         try:

@@ -60,6 +60,17 @@ def test_a_short_prompt_tells_that_more_fits_and_never_that_less_does() -> None:
     assert pace.room(True).tokens > 200
 
 
+def test_several_whole_prompts_may_take_longer_together() -> None:
+    """(.01 + .012 + n * .0001) / .01 is 3 where n is 80, and 4.5 where it is 230."""
+    pace = steered(Pace(3.0, 1024), 0.010, 0.012, 0.0001)
+    for _ in range(30):
+        n = pace.room(True).together
+        assert n is not None
+        pace.step(0.022 + n * 0.0001, n, True, prompts=4)
+    assert pace.room(True).tokens == pytest.approx(80, abs=9)
+    assert pace.room(True).together == pytest.approx(230, abs=15)
+
+
 def test_as_many_pictures_are_encoded_as_take_a_decode() -> None:
     pace = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001)
     assert pace.room(False).pictures is None
