@@ -59,8 +59,8 @@ class Fit:
 
 class Pace:
     """Bounds what a step takes in that running answers share, so that it takes `stall` times as long as one without, and
-    `TOGETHER` times that where several prompts come in whole; and the pictures, to as many as take a decode or so, but one
-    in any case. `most` tokens are taken where nobody runs. Raises ValueError unless `stall` is above 2.
+    `TOGETHER` times that where several prompts come in whole; and the pictures, to as many as are encoded in what that
+    leaves beside two passes, but one in any case. `most` tokens are taken where nobody runs. Raises ValueError unless `stall` is above 2.
     """
 
     def __init__(self, stall: float, most: int):
@@ -92,7 +92,7 @@ class Pace:
         """What the next step may take in."""
         if not running:
             return Room(self._most)
-        pictures = int((self._stall - 2) * self._decode / self._picture) if self._picture else 1
+        pictures = int((self._stall * TOGETHER - 2) * self._decode / self._picture) if self._picture else 1
         tokens, together = (fit.tokens(self._first, self._most) for fit in (self._alone, self._together))
         return Room(tokens, max(1, pictures), max(tokens, together))
 

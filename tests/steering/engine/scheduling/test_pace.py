@@ -71,12 +71,13 @@ def test_several_whole_prompts_may_take_longer_together() -> None:
     assert pace.room(True).together == pytest.approx(230, abs=15)
 
 
-def test_as_many_pictures_are_encoded_as_take_a_decode() -> None:
+def test_as_many_pictures_are_encoded_as_a_step_has_room_for() -> None:
+    """(4.5 - 2) * .01 / .003"""
     pace = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001)
     assert pace.room(False).pictures is None
     assert pace.room(True).pictures == 1
     pace.encoded(0.012, 4)
-    assert pace.room(True).pictures == 3
+    assert pace.room(True).pictures in (7, 8)  # the median decode is within 2 %
     for _ in range(40):
         pace.encoded(0.2, 1)
     assert pace.room(True).pictures == 1
