@@ -59,9 +59,9 @@ class Fit:
 
 class Pace:
     """Bounds what a step takes in that running answers share, so that it takes `stall` times as long as one without, and
-    `TOGETHER` times that where several prompts come in whole; and the pictures, to as many as are encoded in what that leaves
-    beside two passes, but one in any case. `most` tokens are taken where nobody runs. Raises ValueError unless `stall` is
-    above 2.
+    `TOGETHER` times that where several prompts come in whole; and the pictures, to as many as are encoded in what that
+    leaves beside two passes, but one in any case. `most` tokens are taken where nobody runs. Raises ValueError unless
+    `stall` is above 2.
     """
 
     def __init__(self, stall: float, most: int):
