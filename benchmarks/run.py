@@ -194,7 +194,7 @@ def lengths(workload: Workload) -> Iterator[Comparison]:
 
 def evaluation(workload: Workload) -> Iterator[Comparison]:
     """A benchmark's questions as `helmsight eval` asks them against one request at a time."""
-    answerer = InProcess(sides.engine(workload, CONCURRENT))
+    answerer = InProcess(sides.engine(workload, 2 * CONCURRENT))  # as `helmsight eval` has it
 
     def questions(seeds: Sequence[int]) -> list[Question]:
         return [Question(workload.messages(seed)) for seed in seeds]
