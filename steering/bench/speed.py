@@ -15,6 +15,7 @@ from steering.bench.rows import Gauge, Unavailable
 from steering.bench.trial import Trial
 from steering.decoder.attention import Decode
 from steering.decoder.kv import KVPool
+from steering.decoder.packed import packed_bytes
 from steering.engine.engine import Engine
 from steering.model.mllm import MLLM
 from steering.protocol.request import Request
@@ -108,7 +109,7 @@ def weights_read(mllm: MLLM) -> int:
     read = {id(one): one for one in (*mllm.decoder.parameters(), mllm.model.get_output_embeddings().weight)}
     if mllm.model.get_output_embeddings().weight is not table:
         read.pop(id(table), None)
-    return sum(one.nbytes for one in read.values())
+    return sum(one.nbytes for one in read.values()) + packed_bytes(mllm.decoder)
 
 
 def bytes_read(engine: Engine, rows: int, columns: int) -> float:

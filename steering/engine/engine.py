@@ -88,7 +88,7 @@ class Engine:
         self.readouts = frozenset(readout.REGISTRY)
         if self_check:
             check_model(mllm, compiled)
-        mllm.narrow()
+        mllm.settle(compiled)
         self._grammars = Grammars(mllm)
         self._runner = Runner(
             mllm, slots, self.max_length, max_images, image_cache_bytes, prefix_cache_bytes, compiled, kv_share

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from steering.decoder import int8, updates
+from steering.decoder import int8, packed, updates
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
 from steering.model.calibration import Calibration
@@ -37,7 +37,7 @@ class MLLM:
     `num_layers`, `hidden_size` and `vocab_size` are those of the language model, `context_length` counts tokens;
     `device` is where it is or, where it lies on several `devices`, the one where prompts enter and slots are kept;
     `ranks` are the processes that run it together; `quantization` is "int8" where its layers compute in integers from
-    `narrow` on;
+    `settle` on;
     `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
     the hub; `pixels` how large pictures are made, None where a request cannot bound that; `calibration` what probes measured
     of it, None where they did not; `generation_defaults` the checkpoint's own sampling.
@@ -80,6 +80,8 @@ class MLLM:
         self.generation_defaults = _generation_defaults(model.generation_config)
         if quantization is not None:
             int8.prepare(self.layers)
+        elif self.devices == (torch.device("cpu"),) and ranks.size == 1:
+            packed.prepare(model, self.dtype)
         self.ffn_widths = updates.install(self.layers, ranks)
         self.calibration = Calibration.load(path, self.fingerprint, self.num_layers)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
@@ -91,10 +93,14 @@ class MLLM:
         """Whether it computes with less than float32."""
         return self.dtype != torch.float32 or self.quantization is not None
 
-    def narrow(self) -> None:
-        """Let go of the weights in float where layers are to compute in integers; an engine does so behind its check."""
+    def settle(self, compiled: bool = False) -> None:
+        """Bring weights into the form in which products take least time, and let go of the other: into integers where layers
+        are to compute in these; on a CPU into the order of its kernels, but for steps that torch compiles. An engine does so
+        when it knows what the plain model says."""
         if self.quantization is not None:
             int8.narrow(self.layers)
+        if not compiled:
+            packed.pack(self.model)
 
     @cached_property
     def special_pattern(self) -> re.Pattern[str]:

@@ -58,8 +58,8 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
             for text in ("What is this?", "Describe the picture in a few words, then say what is missing.")
         ]
         references = [_Reference.of(mllm, prompt) for prompt in prompts]
+        mllm.settle(compiled)
         if mllm.quantization is not None:
-            mllm.narrow()
             references = [one.computed_anew(mllm, prompt) for one, prompt in zip(references, prompts, strict=True)]
         tokens = [reference.tokens for reference in references]
         ours, _ = _engine_logits(mllm, prompts, tokens, compiled)
