@@ -112,8 +112,8 @@ def _sample(
     choices = options.of(task, number, row)
     if choices and response not in choices:
         raise ValueError(f"{where}: the response {response!r} is none of the options")
-    if task != CAPTION:
-        texts[-1] = texts[-1].rstrip(PROMPT)
+    if task != CAPTION and texts[-1].rstrip().endswith(PROMPT.rstrip()):
+        texts[-1] = texts[-1].rstrip(PROMPT)  # of another end it would cut letters
     pixels = next(pixels for most, pixels in PIXELS if len(names) >= most)
     try:
         return TargetSample(

@@ -75,6 +75,12 @@ def test_a_question_with_the_options_of_milebench(folder: Path, rows: Rows) -> N
     assert only(rows(TQA | {"choice_list": ["27", "3"]}), folder).choices == ("27", "3")
 
 
+def test_a_question_that_ends_otherwise_keeps_its_letters(folder: Path, rows: Rows) -> None:
+    context = "Image 1: <ImageHere>\nImage 2: <ImageHere>\nWhich shape is it, star or square"  # ends by letters of the phrase
+    sample = only(rows(TQA | {"context": context, "response": "square"}), folder)
+    assert sample.texts[-1] == "\nWhich shape is it, star or square"
+
+
 def test_what_cannot_be_asked_is_left_out_and_named(folder: Path, rows: Rows, caplog: pytest.LogCaptureFixture) -> None:
     good = [CM | {"sample_id": number} for number in range(20)]
     samples, left = load([rows(*good, TQA | {"target_id": None}, CM | {"raw_img_list": ["x.jpg", "a.jpg"]})], folder)
