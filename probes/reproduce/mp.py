@@ -93,7 +93,7 @@ ITEMS = (
         "over 95 % for all models (section 4.1)",
         "mc2-plain",
         read.alone,
-        "at least .95 are right with the text alone, and with the image alone",
+        "the intervals with the text alone, and with the image alone, lie above .95",
     ),
     Item(
         7,
@@ -146,8 +146,8 @@ ITEMS = (
         "OneVision-7B 29.2 with 25 of each task, 26.4 with 150, 26.3 with 250",
         "mc2-plain",
         read.evaluation_size,
-        "with fewer than all, 95 % of the draws are within 2 points of all (figures: that interval's width by samples of "
-        "each task)",
+        "from three fifths of the samples on, as 150 of 250 there, 95 % of the draws are within 2 points of all (figures: "
+        "that interval's width by samples of each task)",
     ),
     Item(
         13,
@@ -238,7 +238,8 @@ ITEMS = (
         "text's share .84 steered, .55 instructed, at layer 24 behind 22; so in all layers behind",
         "mc2",
         read.attention_by_layer,
-        "in every layer behind the steered one the text has a larger share steered toward it than instructed",
+        "in every layer behind the steered one the text has a larger share steered toward it than instructed, the intervals "
+        "apart",
     ),
     Item(
         23,
@@ -247,7 +248,7 @@ ITEMS = (
         "instructed to prioritize the text the answer is the picture's, steered on top the text's",
         "mc2-case",
         read.case,
-        "S_t is larger instructed and steered than with that instruction alone",
+        "S_t is larger instructed and steered than with that instruction alone, the intervals apart",
     ),
     Item(
         24,

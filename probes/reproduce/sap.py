@@ -49,7 +49,7 @@ def _rates(found: Json) -> Found:
 def _refusals(found: Json) -> Found:
     know, rate = found["runs"][PLAIN]["know"], _metric(found, "know", "unknown_knowns")
     ours = {"refused": Figure(know["refusals"]["mean"]), "of these known": figure(rate)}
-    some = rate["value"] is not None and 0 < rate["value"] < 0.5
+    some = rate["value"] is not None and rate["value_95"][0] > 0 and rate["value_95"][1] < 0.5
     return Found.of(ours, some, found["conditions"][PLAIN]["know"]["all"]["samples"])
 
 
@@ -113,7 +113,7 @@ ITEMS: tuple[Item, ...] = (
         "InfMLLM-7b refuses 25.0 of 350, of which 42.47 % are known; four models 14.27 to 42.47 %",
         "mm-sap",
         _refusals,
-        "some of what is refused is known, less than half",
+        "some of what is refused is known, less than half, with its interval",
     ),
     Item(
         50,

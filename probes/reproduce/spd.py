@@ -65,7 +65,7 @@ ITEMS: tuple[Item, ...] = (
         "Qwen2.5-VL-7B 51.6 and 38.3; precision above recall for colour and removal, not for position",
         "spd-faith",
         types,
-        "for colour and removal precision lies above recall: differences are left out more than made up",
+        "for colour and removal precision lies above recall, the intervals apart: more is left out than made up",
     ),
     Item(
         58,

@@ -15,8 +15,9 @@ def _failures(found: Json) -> Found:
 
 
 def _map(found: Json) -> Found:
-    one = found["read"]["maps"]["activation"]
-    return Found(one["mean"], one["mean_95"][0] > 0.2, one["mean_95"], found["read"]["samples"])
+    """Where the answer is in the picture is known of the samples of `eval stme`."""
+    one = found["patches"]["said"]
+    return Found(one["value"], one["value_95"][0] > 1, one["value_95"], one["n"])
 
 
 def _attention(found: Json) -> Found:
@@ -53,11 +54,17 @@ def _sublayers(found: Json) -> Found:
 
 
 def _neurons(found: Json) -> Found:
-    ratio = found["read"]["by_layer"]["neuron_ratio"]
-    layer = max(range(len(ratio["difference"])), key=lambda one: ratio["difference"][one])
-    low, high = ratio["difference_95"][layer]
-    ours = {"layer": Figure(layer), "difference": Figure(ratio["difference"][layer], (low, high))}
-    return Found.of(ours, low > 0, found["read"]["samples"])
+    """In the layer that parts one half of the pairs best, the other half: the greatest of all layers would be above 0 in one
+    run of five where nothing is."""
+    ratio, parted = found["read"]["by_layer"]["neuron_ratio"], found["separated"]["neuron_ratio"]
+    layer = parted["layer"]
+    ours = {
+        "layer": Figure(layer),
+        "more in the unfaithful one": figure(parted, "share"),
+        "difference": Figure(ratio["difference"][layer], ratio["difference_95"][layer]),
+    }
+    deep = layer >= len(ratio["difference"]) // 3
+    return Found.of(ours, deep and parted["share_95"][0] > 0.5, parted["n"])
 
 
 MECHANISM = (
@@ -75,9 +82,9 @@ MECHANISM = (
         "spd",
         "token activation map (equations 17 and 18)",
         "maps that light up where the said thing is (Fig. 6)",
-        "faithfulness",
+        "stme",
         _map,
-        "the map's strongest fifth holds more than a fifth of it: the interval lies above 0.2",
+        "the answer's maps are stronger where in the picture the answer is than elsewhere: the interval lies above 1",
     ),
     Item(
         76,
@@ -114,6 +121,7 @@ MECHANISM = (
         "unfaithful answers activate more neurons in middle and deep layers (appendix D.4)",
         "faithfulness",
         _neurons,
-        "in the layer of the greatest difference its interval is above 0",
+        "in a middle or deep layer, which one half of the pairs chose, more neurons in over half of the others: interval "
+        "above 0.5",
     ),
 )

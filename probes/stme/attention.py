@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from probes.answering.base import Reply
-from probes.harness.bootstrap import wilson
+from probes.harness.bootstrap import interval, wilson
 from probes.stme.samples import TargetSample
 from steering.readouts.focus import METRICS
 
@@ -159,3 +159,17 @@ def by_layer(curves: Sequence[np.ndarray]) -> list[float | None]:
     """The mean of curves (layers,) where they are known, None where none is."""
     columns = np.array(curves).T
     return [None if np.isnan(column).all() else float(np.nanmean(column)) for column in columns]
+
+
+def rise(curves: Sequence[np.ndarray]) -> dict[str, Any]:
+    """How much higher curves over layers are in their last third than in their first, mean over curves."""
+    third = max(1, len(curves[0]) // 3)
+    return mean_of([one[-third:].mean() - one[:third].mean() for one in curves])
+
+
+def mean_of(values: Sequence[float]) -> dict[str, Any]:
+    """The mean of the values that are known, with its bootstrap interval; `value` is None of none."""
+    known = np.array(values)[~np.isnan(values)]
+    if not len(known):
+        return share(0, 0)
+    return {"value": float(known.mean()), "value_95": list(interval(known)), "n": len(known)}

@@ -98,6 +98,8 @@ class Asking:
 
     def ask_controls(self, answerer: Answerer, plain: Answered) -> dict[str, PartAnswered[Any]]:
         """By part the plain answers to what is asked besides; `plain` are those to the samples as they are."""
+        mapped = self.mapped(plain)
+        placed = any(sample.spot is not None for sample in mapped)  # else a map has nothing to be compared with
         parts: list[SampleSet[Any]] = [
             self._single(WHICH, TargetSample.which, lambda sample, reply: names_target(sample, reply.text, self.scoring)),
             self._single(BLIND, TargetSample.blind, self.right),
@@ -106,8 +108,8 @@ class Asking:
                 {name: Share(name, "n") for name in ("focused", "other")}, lambda one: one.quadrant, each=2,
             ),
             SampleSet(
-                PATCHES, self.mapped(plain), lambda sample: [sample.chat()], lambda sample, replies: {"n": 1.0}, dict, {},
-                _difficulty, diagnose=Diagnose(frozenset({"patches"})),
+                PATCHES, mapped, lambda sample: [sample.chat()], lambda sample, replies: {"n": 1.0}, dict, {},
+                _difficulty, diagnose=Diagnose(frozenset({"patches", "tam"} if placed else {"patches"})),
             ),
         ]  # fmt: skip
         if self.shuffles:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from probes.answering.base import Reply
-from probes.harness.bootstrap import interval
 from probes.harness.comparison import BASELINE, PartAnswered
 from probes.stme.answers import reads_digits
-from probes.stme.attention import Curves, Look, by_layer, convergence, halves, on_spot, quadrants, share
+from probes.stme.attention import Curves, Look, convergence, halves, mean_of, quadrants, rise, share
 from probes.stme.evaluate import BLIND, HIDDEN, PATCHES, SHUFFLED, WHICH, Answered, Asking
 from probes.stme.samples import NEEDLE, TargetSample
+from probes.stme.within import patches
 
 Json = dict[str, Any]
 
@@ -182,40 +182,11 @@ def attention_of(given: Sequence[Look]) -> Json:
 
 
 def converges(seen: Sequence[Seen]) -> Json:
-    """By layer how much of the look is at the target, of right and of wrong answers; and of right ones how much more in the
-    last third of the layers than in the first, mean over answers with its interval (figure 3)."""
+    """By layer how much of the look is at the target, of right and of wrong answers; and of right ones, with intervals over
+    answers, that of the last layer, and how much more it is in the last third of the layers than in the first (figure 3)."""
     found: Json = {name: convergence(looks(seen, right)) for name, right in (("right", True), ("wrong", False))}
     relative = [look.share * look.sigma.shape[1] for look in looks(seen, right=True)]
-    return found | ({"rise": rise(relative)} if relative else {})
-
-
-def rise(curves: Sequence[np.ndarray]) -> Json:
-    """How much higher curves over layers are in their last third than in their first, mean over curves."""
-    third = max(1, len(curves[0]) // 3)
-    rises = np.array([one[-third:].mean() - one[:third].mean() for one in curves])
-    rises = rises[~np.isnan(rises)]
-    if not len(rises):
-        return share(0, 0)
-    return {"value": float(rises.mean()), "value_95": list(interval(rises)), "n": len(rises)}
-
-
-def patches(answered: Answered) -> Json:
-    """How much of the look at the target is where in it the answer is, by layer (1: as much as anywhere), mean over answers;
-    and the map of one (equation 6, figure 6)."""
-    maps: list[tuple[TargetSample, np.ndarray, tuple[int, int]]] = []
-    for sample, (reply,) in zip(answered.part.samples, answered.replies, strict=True):
-        said = reply.diagnostics or {}
-        grid = said["images"][sample.target - 1]["grid"]
-        if grid is not None:
-            maps.append((sample, np.array(said["patches"][sample.target - 1]["rho"]), tuple(grid)))
-    curves = [on_spot(rho, grid, sample.spot) for sample, rho, grid in maps if sample.spot is not None]
-    found: Json = {"n": len(curves)}
-    if curves:
-        found |= {"on_spot": by_layer(curves), "rise": rise(curves)}
-    if maps:
-        sample, rho, grid = maps[0]
-        found["case"] = {"sample": sample.id, "grid": list(grid), "rho": rho.tolist()}
-    return found
+    return found | ({"last": mean_of([one[-1] for one in relative]), "rise": rise(relative)} if relative else {})
 
 
 def cases(seen: Sequence[Seen]) -> list[Json]:

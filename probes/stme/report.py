@@ -172,7 +172,8 @@ def _patches(page: Report, found: Json, picture: Image.Image) -> None:
         up = found["rise"]
         page.text(
             f"Of {found['n']} right answers on the target: how much of the look at it is where in it the answer is (1: as "
-            f"much as anywhere); in the last third of the layers {_share(up, signed=True)} more than in the first."
+            f"much as anywhere); in the last third of the layers {_share(up, signed=True)} more than in the first. Of the "
+            f"token activation maps of what is said: {_share(found['said'])}."
         )
         figure = plots.curves(
             list(range(len(found["on_spot"]))), {"where the answer is": found["on_spot"]},

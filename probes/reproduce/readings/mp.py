@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 
+from probes.harness.bootstrap import wilson
 from probes.reproduce.items import Figure, Found, Json, change, figure
 
 SIDES = ("vision", "text")
 SIZES = ("size-1", "size-4", "size-16")
 """The organisms of one course, in order of their parameters."""
+SETTLED = 150 / 250
+"""Of the samples of each task, with how many the paper's ratio settles (section E.1, Table 6)."""
 SHARES = (0, 25, 50, 75, 100)
 """Per cent of conflicts in the training of the organisms that are named after them."""
 
@@ -57,8 +60,11 @@ def by_task(found: Json) -> Found:
 def alone(found: Json) -> Found:
     """Row 6."""
     plain = found["conditions"]["plain"]
-    ours = {"text": figure(plain, "context_only_accuracy"), "image": figure(plain, "no_conflict_accuracy")}
-    return Found.of(ours, min(one.value for one in ours.values()) >= 0.95, plain["n"])
+    rows = {"text": plain["context_only_accuracy"], "image": plain["no_conflict_accuracy"]}
+    ours = {name: Figure(value, wilson(round(value * plain["n"]), plain["n"])) for name, value in rows.items()}
+    return Found.of(
+        ours, all(one.interval is not None and one.interval[0] >= 0.95 for one in ours.values()), plain["n"]
+    )
 
 
 def advantages(found: Json) -> Found:
@@ -75,10 +81,13 @@ def words(found: Json) -> Found:
 
 
 def evaluation_size(found: Json) -> Found:
-    """Row 12: how wide the middle 95 % of the draws are."""
+    """Row 12: how wide the middle 95 % of the draws are. Draws of nearly all are always near all, so the size from which on
+    they are within two points counts in proportion to all, as the paper's does."""
     rows = {size: row["vision_ratio_95"] for size, row in found["sizes"]["rows"].items()}
     widths = {size: high - low for size, (low, high) in rows.items()}
-    return Found(widths, found["sizes"]["settled"] is not None, n=found["about"]["samples"])
+    settled, every = found["sizes"]["settled"], max(map(int, rows))
+    soon = settled is not None and settled <= SETTLED * every
+    return Found(widths | {"settled": settled}, soon, n=found["about"]["samples"])
 
 
 def one_task(found: Json) -> Found:
@@ -146,7 +155,7 @@ def attention_by_layer(found: Json) -> Found:
         for layer in behind
         for words, shares in (("instructed", instructed), ("steered", steered))
     }
-    more = bool(ours) and all(steered[layer].value > instructed[layer].value for layer in behind)
+    more = bool(ours) and all(_apart(instructed[layer], steered[layer]) for layer in behind)
     return Found.of(ours, more, found["conditions"]["text"]["n"])
 
 
@@ -165,7 +174,12 @@ def case(found: Json) -> Found:
         ("instructed", "instruct_text"), ("steered", "text"), ("both", "both_text"),
     )}  # fmt: skip
     ours = {words: figure(row, "s_text") for words, row in rows.items()}
-    return Found.of(ours, ours["both"].value > ours["instructed"].value, found["about"]["samples"])
+    return Found.of(ours, _apart(ours["instructed"], ours["both"]), found["about"]["samples"])
+
+
+def _apart(low: Figure, high: Figure) -> bool:
+    """Whether the interval of one lies below that of the other; what has none shows nothing."""
+    return low.interval is not None and high.interval is not None and low.interval[1] < high.interval[0]
 
 
 def direction(found: Json) -> Found:

@@ -59,8 +59,14 @@ def quantity(found: Json) -> Found:
 def types(found: Json) -> Found:
     several = measured(found, BASELINE, "several")
     ours = _values(several, "tf1", "cf1", *(f"{kind}_{part}" for kind in TYPES for part in ("precision", "recall")))
-    fewer = all((ours[f"{kind}_precision"].value or 0) > ours[f"{kind}_recall"].value for kind in ("color", "remove"))
-    return Found.of(ours, fewer, several["samples"])
+    kinds = ("color", "remove")
+    return Found.of(ours, all(_fewer(several, kind) for kind in kinds), several["samples"])
+
+
+def _fewer(several: Json, kind: str) -> bool:
+    """Whether the interval of a type's precision lies above that of its recall; what is never claimed has no precision."""
+    precision, recall = (several[f"{kind}_{part}"]["value_95"] for part in ("precision", "recall"))
+    return precision is not None and bool(precision[0] > recall[1])
 
 
 def below_one(metric: str, *beside: str) -> Callable[[Json], Found]:

@@ -54,7 +54,7 @@ def _not_focused(report: dict[str, Any]) -> None:
 
 
 def _even(report: dict[str, Any]) -> None:
-    report["convergence"]["all"]["right"][-1] = 1.0
+    report["convergence"]["all"]["last"]["value_95"][0] = 0.9
 
 
 def _no_ivm(report: dict[str, Any]) -> None:
@@ -73,15 +73,14 @@ def _seen_blind(report: dict[str, Any]) -> None:
     report["blind"]["all"]["share"]["value_95"] = [0.6, 0.9]
 
 
-def _falls_only(report: dict[str, Any]) -> None:
-    curves = report["attention"]["baseline"]["all"]["right"]["curves"]
-    curves.update({name: [0.9, 0.8, 0.7] for name in curves})
+def _few_needles(report: dict[str, Any]) -> None:
+    report["needles"]["best"]["value_95"][0] = 0.83
 
 
 @pytest.mark.parametrize(
     ("row", "otherwise"),
     [
-        (29, _even), (30, _not_focused), (31, _no_ivm), (36, _no_rise), (37, _named), (41, _falls_only), (42, _seen_blind),
+        (29, _even), (30, _not_focused), (31, _no_ivm), (36, _no_rise), (37, _named), (40, _few_needles), (42, _seen_blind),
     ],
 )  # fmt: skip
 def test_a_finding_that_is_not_there_does_not_appear(
@@ -91,6 +90,26 @@ def test_a_finding_that_is_not_there_does_not_appear(
     report = copy.deepcopy(measured)
     otherwise(report)
     assert not read(row, report).appears
+
+
+def test_a_better_figure_alone_shows_nothing_where_the_intervals_meet(measured: dict[str, Any]) -> None:
+    report = copy.deepcopy(measured)
+    easy, hard = (report["attention"]["baseline"][name]["right"]["best"] for name in ("easy", "hard"))
+    rows = (report["anchor"]["every"][name]["best"] for name in ("image", "text"))
+    for row, (high, low) in ((33, (easy, hard)), (35, rows)):
+        high.update(value=0.9, value_95=[0.8, 1.0])
+        low.update(value=0.7, value_95=[0.6, 0.79])
+        assert read(row, report).appears
+        low["value_95"] = [0.6, 0.81]
+        assert not read(row, report).appears
+
+
+def test_a_curve_rises_and_falls_by_more_than_a_few_answers(measured: dict[str, Any]) -> None:
+    report = copy.deepcopy(measured)
+    own = report["attention"]["baseline"]["all"]["right"]
+    for values, appears in (([0.5, 0.8, 0.5], True), ([0.78, 0.8, 0.5], False), ([0.9, 0.8, 0.5], False)):
+        own["curves"] = {"lnd": values}
+        assert read(41, report).appears is appears
 
 
 def test_orders_are_compared_in_both_groups(measured: dict[str, Any]) -> None:

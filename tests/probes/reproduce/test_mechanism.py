@@ -24,16 +24,17 @@ def report(seen: bool) -> dict[str, Any]:
         "parts": {"all": {"answers": 90, "auroc": auroc}},
         "read": {
             "samples": 7,
-            "maps": {"activation": {"mean": 0.3, "mean_95": [0.25 if seen else 0.15, 0.4]}},
             "shares_by_layer": {"system": {"faithful": [0.5, 0.3, 0.5 - 0.2 * sign]}},
             "scalars": {"vision_slope": {"faithful": [-0.1 * sign]}},
             "decay": {"faithful": {"vision": [0.5, 0.5 - 0.2 * sign]}},
             "by_layer": {
                 "ffn_cosine": change(0.0, -0.2 * sign, 0.1),
                 "mha_cosine": change(-0.05, 0.0, 0.0),
-                "neuron_ratio": change(0.0, 0.005 + 0.1 * seen, 0.0),
+                "neuron_ratio": change(0.0, 0.1, 0.0),
             },
         },
+        "separated": {"neuron_ratio": {"layer": 1, "share": 0.6, "share_95": [0.55 if seen else 0.45, 0.7], "n": 7}},
+        "patches": {"said": {"value": 1.5, "value_95": [1.1 if seen else 0.9, 2.0], "n": 7}},
         "apart": {
             "same question": {"mean": same, "mean_95": [[one - 0.01, one + 0.01] for one in same]},
             "other questions": {"mean": [0.5] * 3, "mean_95": [[0.4, 0.6]] * 3},
@@ -51,3 +52,11 @@ def test_a_finding_appears_where_it_is_seen_and_nowhere_else(row: int) -> None:
     there, missing = read(report(True)), read(report(False))
     assert (there.appears, missing.appears) == (True, False)
     assert there.n in (7, 90)
+
+
+def test_more_neurons_in_an_early_layer_is_not_what_the_paper_found() -> None:
+    early = report(True)
+    early["separated"]["neuron_ratio"]["layer"] = 0
+    read = READ[79]
+    assert read is not None
+    assert not read(early).appears

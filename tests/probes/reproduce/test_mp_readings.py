@@ -35,7 +35,7 @@ def task(ratio: float, low: float, high: float, n: int = 10) -> dict[str, Any]:
 
 
 PLAIN = {
-    "n": 80, "context_only_accuracy": 0.97, "no_conflict_accuracy": 0.96,
+    "n": 800, "context_only_accuracy": 0.97, "no_conflict_accuracy": 0.98,
     "by_task": {"a": task(0.2, 0.1, 0.3), "b": task(0.7, 0.5, 0.9), **{f"c{i}": task(0.5, 0.3, 0.6) for i in range(6)}},
 }  # fmt: skip
 ABOUT = {"samples": 80, "layers": [1]}
@@ -53,9 +53,21 @@ def changed(found: dict[str, Any], value: Any, *path: Any) -> dict[str, Any]:
 
 CONDITIONS = {
     "plain": PLAIN,
-    "instruct_text": {"s_text": 0.5, "n": 80, "attention_by_layer": [0.4, 0.4, 0.4, 0.5]},
-    "text": {"s_text": 0.6, "n": 80, "attention_by_layer": [0.9, 0.9, 0.3, 0.2]},
-    "both_text": {"s_text": 0.7},
+    "instruct_text": {
+        "s_text": 0.5,
+        "s_text_95": [0.45, 0.55],
+        "n": 80,
+        "attention_by_layer": [0.4, 0.4, 0.4, 0.5],
+        "attention_by_layer_95": [[0.35, 0.45], [0.35, 0.45], [0.35, 0.45], [0.45, 0.55]],
+    },
+    "text": {
+        "s_text": 0.6,
+        "s_text_95": [0.55, 0.65],
+        "n": 80,
+        "attention_by_layer": [0.9, 0.9, 0.3, 0.2],
+        "attention_by_layer_95": [[0.85, 0.95], [0.85, 0.95], [0.28, 0.32], [0.15, 0.25]],
+    },
+    "both_text": {"s_text": 0.7, "s_text_95": [0.65, 0.75]},
     "advantages": {side: {"difference": 0.1, "difference_95": [0.01, 0.2]} for side in ("vision", "text")},
 }
 LENS = {"plain_vision": {"surfaces": 2, "n": 3}, "plain_text": {"surfaces": 1, "n": 4}, "text": {"surfaces": 3, "n": 7}}
@@ -86,10 +98,11 @@ SEEN: dict[str, Any] = {
     [
         (read.tasks_alike, ("conditions", "plain", "by_task", "a", "n"), 9),
         (read.by_task, ("conditions", "plain", "by_task", "b", "vision_ratio_95"), [0.25, 0.9]),
-        (read.alone, ("conditions", "plain", "no_conflict_accuracy"), 0.94),
+        (read.alone, ("conditions", "plain", "no_conflict_accuracy"), 0.96),
         (read.advantages, ("conditions", "advantages", "vision", "difference_95"), [-0.01, 0.2]),
         (read.words, ("words", "b"), 51.1),
         (read.evaluation_size, ("sizes", "settled"), None),
+        (read.evaluation_size, ("sizes", "settled"), 7),
         (read.one_task, ("tasks", "a", "text", "s_text"), 0.64),
         (read.latency, ("latency", "steering", "ratio"), 1.06),
         (read.latency, ("latency", "steering", "megabytes"), 211.0),
@@ -97,9 +110,13 @@ SEEN: dict[str, Any] = {
         (read.predicted, ("auto", "rows", 1, "gap_closed"), None),
         (read.attention, ("attention", "tasks", "spearman"), 0.4),
         (read.attention, ("attention", "tasks", "spearman"), None),
-        (read.attention_by_layer, ("conditions", "text", "attention_by_layer"), [0.1, 0.1, 0.3, 0.5]),
+        (
+            read.attention_by_layer,
+            ("conditions", "text", "attention_by_layer_95"),
+            [[0, 1], [0, 1], [0.2, 0.4], [0.1, 0.3]],
+        ),
         (read.attention_by_layer, ("about", "layers"), [3]),
-        (read.case, ("conditions", "both_text", "s_text"), 0.5),
+        (read.case, ("conditions", "both_text", "s_text_95"), [0.54, 0.75]),
         (read.lens, ("lens", "plain_text", "surfaces"), 3),
         (read.lens, ("lens", "plain_text", "surfaces"), None),
     ],
@@ -117,7 +134,7 @@ def test_figures_by_hand() -> None:
     }  # fmt: skip
     assert read.latency(changed(SEEN, None, "latency", "plain", "megabytes")).appears
     assert read.predicted(SEEN) == Found(0.3, True, [0.1, 0.5], 80)
-    assert read.evaluation_size(SEEN).ours == {"5": pytest.approx(0.2), "10": 0}
+    assert read.evaluation_size(SEEN).ours == {"5": pytest.approx(0.2), "10": 0, "settled": 5}
     assert read.attention_by_layer(SEEN).ours == pytest.approx(
         {"2, instructed": 0.6, "2, steered": 0.7, "3, instructed": 0.5, "3, steered": 0.8}
     )

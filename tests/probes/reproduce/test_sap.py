@@ -14,12 +14,12 @@ from steering import RefusalPrompt
 from tests.probes.conftest import Scripted
 from tests.probes.mmsap.making import choosing, sample
 
-EACH = 24
+EACH, REFUSED = 48, 10
 
 
 def found(*, told: bool, known: int, beyond: int) -> Any:
-    """A report: BasicVisQA is right; of KnowVisQA 3 are refused, of which so many known; so many of BeyondVisQA are refused,
-    and all where the model is told that it may, if that helps."""
+    """A report: BasicVisQA is right; of KnowVisQA REFUSED are refused, of which so many known; so many of
+    BeyondVisQA are refused, and all where the model is told that it may, if that helps."""
 
     def choice(what: str, question: Any) -> str | None:
         part, number = what.split()
@@ -27,11 +27,11 @@ def found(*, told: bool, known: int, beyond: int) -> Any:
             return None if int(number) < beyond or (told and question.interventions) else "blue"
         if (
             part == "know"
-            and int(number) < 3
+            and int(number) < REFUSED
             and any("Sorry" in one["text"] for one in question.chat[0]["content"][1:])
         ):
             return None
-        return "red" if part == "basic" or not known <= int(number) < 3 else "blue"
+        return "red" if part == "basic" or not known <= int(number) < REFUSED else "blue"
 
     samples = [sample(part, number, f"{part} {number % 2}") for part in get_args(Part) for number in range(EACH)]
     conditions = {BASELINE: (), "refusal prompt": (RefusalPrompt(),)}
@@ -41,12 +41,12 @@ def found(*, told: bool, known: int, beyond: int) -> Any:
 
 @pytest.fixture(scope="module")
 def as_in_the_paper() -> Any:
-    return found(told=True, known=1, beyond=14)
+    return found(told=True, known=1, beyond=28)
 
 
 @pytest.fixture(scope="module")
 def otherwise() -> Any:
-    return found(told=False, known=2, beyond=EACH)
+    return found(told=False, known=7, beyond=EACH)
 
 
 def test_the_rows_are_those_of_the_paper() -> None:
@@ -56,12 +56,12 @@ def test_the_rows_are_those_of_the_paper() -> None:
 def test_what_the_paper_finds_appears(as_in_the_paper: Any) -> None:
     said = {item.id: item.read(as_in_the_paper) for item in ITEMS if item.read}
     assert all(one.appears for one in said.values())
-    assert said[46].ours == {"BasicVisQA kk": 1, "KnowVisQA kk": 21 / 24, "BeyondVisQA ku": 14 / 24}
-    assert said[47].ours == {"kk": 45 / 72, "ku": (2 + 14) / 72, "sa": pytest.approx(61 / 72)}
-    assert said[48].ours == {"BasicVisQA": 1, "KnowVisQA": 21 / 24, "BeyondVisQA": 10 / 24}
-    assert said[49].ours == {"refused": 3, "of these known": 1 / 3}
+    assert said[46].ours == {"BasicVisQA kk": 1, "KnowVisQA kk": 38 / 48, "BeyondVisQA ku": 28 / 48}
+    assert said[47].ours == {"kk": 86 / 144, "ku": (9 + 28) / 144, "sa": pytest.approx(123 / 144)}
+    assert said[48].ours == {"BasicVisQA": 1, "KnowVisQA": 38 / 48, "BeyondVisQA": 20 / 48}
+    assert said[49].ours == {"refused": REFUSED, "of these known": 1 / REFUSED}
     assert said[49].n == EACH
-    assert (said[50].ours["ku plain"], said[50].ours["ku told"]) == (16 / 72, 26 / 72)
+    assert (said[50].ours["ku plain"], said[50].ours["ku told"]) == (37 / 144, 57 / 144)
     assert said[51].ours["deviation"] == 0
     assert said[52].ours.keys() == {f"{part} {number}" for part in get_args(Part) for number in range(2)}
 

@@ -44,6 +44,9 @@ class Looking:
                 said = {"focus": {"sigma": rows, "m_lnd": {"n": 1}}, "anchor": anchor}
                 said["images"] = [{"grid": [3, 3]}] * count
                 said["patches"] = [{"rho": [[0.1] * 9, [0.0] * 8 + [0.3]]}] * count
+                maps = {" seen": [0.0] * 8 + [2.0], "It": [1.0] * 9, ".": [0.0] * 9}
+                said["tam"] = [{"token": token, "image": image, "map": map_} for token, map_ in maps.items()
+                               for image in range(1, count + 1)]  # fmt: skip
             text = "[1]" if question.diagnose is None and WHICH in str(question.chat) else "The second picture."
             yield Reply(text if pictures(question) else "I see none.", said)
 
@@ -79,6 +82,11 @@ def test_a_run_is_scored_by_answers_and_looks(words: list[str], tmp_path: Path) 
     corners = [one.spot == (2 / 3, 2 / 3, 1, 1) for one in second if one.task == CAPTION and one.spot is not None]
     assert corners
     assert found["patches"]["on_spot"] == pytest.approx([1, 9 * sum(corners) / len(corners)])
+    # Of the answer's three tokens one has a map of that corner alone, one an even map, and one an empty one.
+    assert found["patches"]["said"]["value"] == pytest.approx((9 * sum(corners) / len(corners) + 1) / 2)
+    last = found["convergence"]["all"]["last"]
+    assert last["value"] == pytest.approx(found["convergence"]["all"]["right"][-1])
+    assert last["value_95"][0] <= last["value"] <= last["value_95"][1]
     assert len(found["shuffles"]["all"]["answers"]["orders"]) == 2
     anchor = found["anchor"]["every"]
     assert anchor["image"]["curves"]["lnd"][0] + anchor["text"]["curves"]["lnd"][0] <= 1  # the first, the second

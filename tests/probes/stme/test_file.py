@@ -76,7 +76,9 @@ def test_a_question_with_the_options_of_milebench(folder: Path, rows: Rows) -> N
 
 
 def test_a_question_that_ends_otherwise_keeps_its_letters(folder: Path, rows: Rows) -> None:
-    context = "Image 1: <ImageHere>\nImage 2: <ImageHere>\nWhich shape is it, star or square"  # ends by letters of the phrase
+    context = (
+        "Image 1: <ImageHere>\nImage 2: <ImageHere>\nWhich shape is it, star or square"  # ends by letters of the phrase
+    )
     sample = only(rows(TQA | {"context": context, "response": "square"}), folder)
     assert sample.texts[-1] == "\nWhich shape is it, star or square"
 
