@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, TypeVar
@@ -15,6 +18,7 @@ MOST = 4
 """Processes unless more are asked for: each has a model in memory."""
 
 _run: Callable[[str], Any] | None = None
+_stopped = False
 
 
 def processors() -> int:
@@ -26,13 +30,14 @@ def beside(groups: Sequence[Sequence[str]], run: Callable[[str], T], jobs: int) 
     """What `run` returns of each name, as they end: one group after the other, those of a group beside each other.
 
     The processes are forked, so that `run` may be anything, and all of them before anything is computed here, after which
-    that would not be safe; nor is it on macOS, where, as for one job, all run here. Raises what `run` raises."""
+    that would not be safe; nor is it on macOS, where, as for one job, all run here. They end with this process, however it
+    ends; on Ctrl-C what runs is interrupted and nothing else begins. Raises what `run` raises."""
     global _run  # noqa: PLW0603 -- what is forked is found in memory, and need not be pickled
     if jobs < 2 or sys.platform != "linux":
         yield from ((name, run(name)) for group in groups for name in group)
         return
     _run = run
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _share_processors, (jobs,))
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _begin, (jobs, os.getpid()))
     try:
         for group in groups:
             waiting = {pool.submit(_called, name): name for name in group}
@@ -43,12 +48,37 @@ def beside(groups: Sequence[Sequence[str]], run: Callable[[str], T], jobs: int) 
         _run = None
 
 
-def _share_processors(jobs: int) -> None:
+def _begin(jobs: int, parent: int) -> None:
+    """What a process does before its first run."""
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    signal.signal(signal.SIGINT, _stop)  # Python's own would have a process that waits for work print a traceback
     import torch  # noqa: PLC0415 -- only now: a process that has computed with it should not be forked
 
     torch.set_num_threads(max(1, min(torch.get_num_threads(), processors() // jobs)))
 
 
+def _end_with(parent: int) -> None:
+    """Without it, what a killed parent leaves would go on, and hold the folders that the next run needs."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _stop(*_: object) -> None:
+    global _stopped  # noqa: PLW0603 -- a process is stopped once
+    _stopped = True
+
+
 def _called(name: str) -> Any:
+    global _stopped  # noqa: PLW0603
     assert _run is not None
-    return _run(name)
+    if _stopped:  # it had been handed over already when Ctrl-C came
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _run(name)
+    except KeyboardInterrupt:
+        _stopped = True
+        raise
+    finally:
+        signal.signal(signal.SIGINT, _stop)
