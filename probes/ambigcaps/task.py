@@ -12,6 +12,7 @@ from typing import Any
 
 from probes.ambigcaps.samples import Translated, check_bleu, scores, tally
 from probes.harness.comparison import SampleSet
+from probes.harness.reading import text_of
 from probes.lists import rows
 from probes.lists.task import Task
 
@@ -37,7 +38,7 @@ def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> l
     if len(texts) != 2 or len(others) != 1:
         raise ValueError("--data needs NAME.en, NAME.tr and a file of the images' names, a line each")
     files = {"image": others[0], "en": texts[".en"], "tr": texts[".tr"]}
-    lines = {name: rows.text_of(file).splitlines() for name, file in files.items()}
+    lines = {name: text_of(file).splitlines() for name, file in files.items()}
     if len({*map(len, lines.values())}) != 1:
         told = ", ".join(f"{files[name]} has {len(own)}" for name, own in lines.items())
         raise ValueError(f"--data needs as many lines in each file; {told}")

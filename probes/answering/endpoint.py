@@ -260,7 +260,7 @@ def _json(response: requests.Response) -> Any:
     """The body of a good answer; raises ValueError with the server's own words for any other."""
     try:
         body = response.json()
-    except requests.JSONDecodeError:
+    except (requests.JSONDecodeError, RecursionError):
         body = None
     if response.status_code == 200 and body is not None:
         return body

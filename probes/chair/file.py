@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from probes.chair.samples import Described
 from probes.chair.words import Vocabulary, coco
+from probes.harness.reading import parsed, text_of
 from probes.lists import rows
 
 
@@ -28,9 +28,9 @@ def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> l
     for file in data:
         if file.suffix == ".txt":
             continue
-        text = rows.text_of(file)
+        text = text_of(file)
         try:
-            content = json.loads(text)
+            content = parsed(text)
             names |= {int(one["id"]): str(one["file_name"]) for one in content["images"]}
             if "categories" in content:
                 for number, kinds in _instances(content, vocabulary).items():

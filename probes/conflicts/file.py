@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from typing import Any
 
 from probes.conflicts.samples import ConflictSample
 from probes.harness.missing import MAX_MISSING, decoding
+from probes.harness.reading import parsed, text_of
 
 _FIELDS = ("image_id", "task", "question", "answer_vision", "answer_text", "context")
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def load(
     the images are missing.
     """
     try:
-        rows = json.loads(Path(json_path).read_text(encoding="utf-8"))
+        rows = parsed(text_of(Path(json_path)))
     except ValueError as error:
         raise ValueError(f"{json_path} is not JSON: {error}") from error
     if not isinstance(rows, list):

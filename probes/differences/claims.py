@@ -56,7 +56,7 @@ def structured(answer: str) -> list[Claim] | None:
     fenced = re.search(r"```(?:json)?\s*(.*?)```", answer, re.DOTALL)
     try:
         found = json.loads(fenced[1] if fenced else answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(found, dict):
         found = next((found[name] for name in ("structured_output", "differences") if name in found), None)

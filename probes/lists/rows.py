@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from probes.harness.missing import Incomplete, leave_out
+from probes.harness.reading import parsed, text_of
 
 T = TypeVar("T")
-
-
-def text_of(file: Path) -> str:
-    """What a file holds; raises ValueError that names it where it holds no text."""
-    if file.is_dir():
-        raise ValueError(f"{file} is a folder; a file is needed")
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8: {error}") from error
 
 
 def read(file: Path) -> list[Any]:
@@ -27,7 +17,7 @@ def read(file: Path) -> list[Any]:
     text = text_of(file)
     if text.lstrip()[:1] == "[":
         try:
-            return list(json.loads(text))
+            return list(parsed(text))
         except ValueError as error:
             raise ValueError(f"{file} is no JSON list: {error}") from error
     rows = []
@@ -35,7 +25,7 @@ def read(file: Path) -> list[Any]:
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line))
+            rows.append(parsed(line))
         except ValueError as error:
             raise ValueError(f"{file}, line {number}: no JSON: {error}") from error
     return rows

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from probes.harness.missing import Incomplete, leave_out
+from probes.harness.reading import text_of
 from probes.lists import rows
 from probes.mme.samples import MmePair
 
@@ -52,7 +53,7 @@ class _Asked:
 
 def _asked(file: Path) -> Iterable[_Asked]:
     """The questions of a file by image."""
-    lines = [line.split("\t") for line in rows.text_of(file).splitlines() if line.strip()]
+    lines = [line.split("\t") for line in text_of(file).splitlines() if line.strip()]
     asked: dict[str, _Asked] = {}
     named = bool(lines) and len(lines[0]) > 2
     subtask = file.stem if named else _subtask(file)

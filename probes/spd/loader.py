@@ -10,7 +10,6 @@ the row holds the pictures.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.differences.claims import difference
+from probes.harness.reading import parsed, text_of
 from probes.spd.samples import DIFFICULTIES, Difficulty, PicturePair
 
 PICTURES = (".jpg", ".jpeg", ".png")
@@ -64,7 +64,7 @@ def _folders(root: Path) -> Iterable[tuple[str, PicturePair | str]]:
             yield folder.name, f"{len(files) or 'no'} JSON file{'s' * (len(files) > 1)} of modifications"
             continue
         try:
-            fields = json.loads(files[0].read_text())
+            fields = parsed(text_of(files[0]))
         except ValueError as error:
             raise ValueError(f"{files[0]} is no JSON: {error}") from error
         if not isinstance(fields, dict):
@@ -91,9 +91,9 @@ def _logged(folder: Path, original: Path, log: Mapping[str, Any]) -> Iterable[tu
 
 
 def _rows(file: Path, images: Path) -> Iterable[tuple[str, PicturePair | str]]:
-    text = file.read_text()
+    text = text_of(file)
     try:
-        rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines()]
+        rows = parsed(text) if text.lstrip().startswith("[") else [parsed(line) for line in text.splitlines()]
     except ValueError as error:
         raise ValueError(f"{file} is neither a JSON list nor JSON lines: {error}") from error
     for number, row in enumerate(rows, 1):
@@ -105,6 +105,8 @@ def _rows(file: Path, images: Path) -> Iterable[tuple[str, PicturePair | str]]:
         if not row.get("image"):
             yield name, _pair(name, images / name, fields, place)
             continue
+        if not isinstance(row["image"], str):
+            raise ValueError(f"{place}: `image` must be the name of a file; got {row['image']!r}")
         whole = next((one for one in (images / row["image"], images / Path(row["image"]).name) if one.is_file()), None)
         if whole is None:
             yield name, f"no picture {row['image']}"

@@ -7,7 +7,6 @@ from 1, `response`. The options' texts are `choice_list`, in the row or in MileB
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from probes.harness.missing import MAX_MISSING, few
-from probes.lists.rows import text_of
+from probes.harness.reading import parsed, text_of
 from probes.stme.samples import CAPTION, TargetSample
 
 PLACE = "<ImageHere>"
@@ -79,7 +78,7 @@ def load(
 def _rows(file: Path) -> list[Any]:
     text = text_of(file)
     try:
-        rows = json.loads(text)
+        rows = parsed(text)
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(rows, list) or not rows:
@@ -109,7 +108,10 @@ def _sample(
     if None in paths:
         left.images.append(name)
         return None
-    choices = options.of(task, number, row)
+    try:
+        choices = options.of(task, number, row)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
     if choices and response not in choices:
         raise ValueError(f"{where}: the response {response!r} is none of the options")
     if task != CAPTION and texts[-1].rstrip().endswith(PROMPT.rstrip()):
@@ -140,8 +142,10 @@ class _Options:
 
     def of(self, task: str, number: Any, row: Mapping[str, Any]) -> tuple[str, ...]:
         """None of a task whose file is not there."""
-        if "choice_list" in row:
-            return tuple(map(str, row["choice_list"]))
+        if (listed := row.get("choice_list")) is not None:
+            if not isinstance(listed, list):
+                raise ValueError(f"'choice_list' must be a list of options; got {listed!r}")
+            return tuple(map(str, listed))
         if self.folder is None:
             return ()
         if task not in self.known:
@@ -153,7 +157,7 @@ class _Options:
         if not file.is_file():
             return {}
         try:
-            rows = json.loads(file.read_text(encoding="utf-8"))["data"]
+            rows = parsed(text_of(file))["data"]
             return {str(row["sample_id"]): row["task_instance"].get("choice_list", ()) for row in rows}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{file} is not a file of MileBench: {error!r}") from error

@@ -25,6 +25,8 @@ NUMBERS = (
     "fourteen", "fifteen",
 )  # fmt: skip
 """TallyQA's answers go to 15."""
+DIGITS = 9
+"""Of a number at most: a model that repeats a figure without end is wrong by much, and no error."""
 SHARES = {"accuracy": Share("right", "questions"), "unread": Share("unread", "questions")}
 
 
@@ -54,7 +56,7 @@ def number(answer: str) -> int | None:
     found = re.search(rf"(?<![\w.])(\d+|{'|'.join(NUMBERS)})(?!\w)", said)
     if found is None:
         return 0 if re.match(r"\W*(no|none)\b", said) else None
-    return int(found[1]) if found[1].isdigit() else NUMBERS.index(found[1])
+    return int(found[1][:DIGITS]) if found[1].isdigit() else NUMBERS.index(found[1])
 
 
 def tally(sample: Counted, replies: Sequence[Reply]) -> dict[str, float]:
@@ -89,7 +91,7 @@ def load(data: Sequence[Path], images: Path, left: list[str] | None = None) -> l
 
 def _question(row: Mapping[str, Any], number: int, folder: Path) -> Counted:
     image, answer = rows.image(folder, rows.text(row, "image")), str(row["answer"]).strip()
-    if not answer.isdecimal():
+    if not answer.isdecimal() or len(answer) > DIGITS:
         raise ValueError(f"its answer must be a whole number; got {row['answer']!r}")
     name = rows.named(image, number)
     return Counted(image, rows.text(row, "question"), int(answer), bool(row["issimple"]), name)

@@ -46,6 +46,7 @@ def test_the_server_says_how_long_to_wait(server: Server) -> None:
         ((500, {}, b"a\n\nb"), 6, "status 500: a b"),
         ((500, {}, {"error": "odd"}), 6, "status 500: .*odd"),
         ((200, {}, b"{"), 1, "not JSON: {"),
+        ((200, {}, b"[" * 100_000), 1, r"not JSON: \["),
         ((200, {}, []), 1, "did not answer with a chat completion"),
         ((200, {}, {"choices": []}), 1, "did not answer with a chat completion"),
         ((200, {}, {"choices": [{"message": {"content": 5}}]}), 1, "did not answer with a chat completion"),

@@ -96,7 +96,15 @@ def test_phd() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [("There are 3 stars.", 3), ("Twelve", 12), ("No stars.", 0), ("I see two or 3", 2), ("many", None), ("3.", 3)],
+    [
+        ("There are 3 stars.", 3),
+        ("Twelve", 12),
+        ("No stars.", 0),
+        ("I see two or 3", 2),
+        ("many", None),
+        ("3.", 3),
+        ("9" * 5000, 10**9 - 1),
+    ],
 )
 def test_a_number_is_read(answer: str, said: int | None) -> None:
     assert numbers.number(answer) == said

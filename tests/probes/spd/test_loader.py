@@ -90,6 +90,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     for text, said in (
         ('{"qid": "1"', "is neither a JSON list nor JSON lines"),
         ('{"image": "a.jpg"}', r"row 1: .*`qid` or `sample_id` is missing"),
+        ('[{"qid": "1", "image": 5}]', r"row 1: `image` must be the name of a file; got 5"),
         ('[{"qid": "1", "image": "a.jpg"}]', r"holds no pair of pictures of SPD-Faith Bench: 1 has no picture a.jpg"),
     ):
         file = tmp_path / "rows.jsonl"

@@ -114,3 +114,9 @@ def test_a_file_that_is_no_json(folder: Path) -> None:
     (folder / "x.json").write_text("{")
     with pytest.raises(ValueError, match=r"x\.json is not JSON"):
         load([folder / "x.json"], folder)
+
+
+@pytest.mark.parametrize("options", ["27", 5, {"a": 1}])
+def test_options_that_are_no_list_are_named_with_their_row(options: Any, folder: Path, rows: Rows) -> None:
+    with pytest.raises(ValueError, match=r"row 2: 'choice_list' must be a list of options; got"):
+        load([rows(CM, {**TQA, "choice_list": options})], folder)

@@ -77,6 +77,12 @@ def test_it_is_shown_the_pictures_and_told_what_is_true() -> None:
     assert judge.counts == {"asked": 2, "failed": 0, "unreadable": 0}
 
 
+def test_an_answer_that_is_nested_beyond_measure_cannot_be_read() -> None:
+    judge = ModelJudge(Scripted(lambda _: "[" * 100_000), quiet=True)
+    assert judge([STATEMENT]) == [Verdict(None, None)]
+    assert judge.counts["unreadable"] == judge.counts["asked"] > 0
+
+
 def test_what_is_empty_is_not_asked_about() -> None:
     judge = ModelJudge(Scripted(lambda question: "{}"), quiet=True)
     assert judge([Statement(PAIR, "", "The dog is gone.", "")]) == [Verdict((), Faithfulness(0, {}, True))]

@@ -1,0 +1,32 @@
+"""JSON that others wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from probes.harness.reading import parsed, text_of
+
+
+def test_what_is_nested_beyond_measure_is_a_wrong_value_as_what_is_cut_off() -> None:
+    assert parsed('[{"a": 1}]') == [{"a": 1}]
+    assert parsed(r'"\u00fc \ud83d\ude00"') == "ü 😀"
+    for text in ("[" * 100_000, "[1", r'["\ud800"]'):
+        with pytest.raises(ValueError, match=r"nested too deeply|Expecting|half a character"):
+            parsed(text)
+
+
+def test_the_mark_that_windows_begins_files_with_is_no_part_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_bytes(b"\xef\xbb\xbf" + '["ü"]'.encode())
+    assert parsed(text_of(file)) == ["ü"]
+
+
+def test_what_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_bytes(b"\xff\xd8")
+    with pytest.raises(ValueError, match=r"rows\.json is no text in UTF-8"):
+        text_of(file)
+    with pytest.raises(ValueError, match="is a folder; a file is needed"):
+        text_of(tmp_path)
