@@ -55,9 +55,12 @@ def written(text: str) -> Conditions:
     """A condition of the user's own, NAME=JSON, the JSON as in a request to the API; raises ValueError where it is wrong."""
     name, _, fields = text.partition("=")
     try:
-        given = json.loads(fields)
+        try:
+            given = json.loads(fields)
+        except (ValueError, RecursionError):
+            given = None
         if not isinstance(given, dict):
-            raise ValueError("an object is needed")
+            raise ValueError(f"""NAME=JSON is needed, such as 'strong={{"sage": true}}'; got {text[:200]!r}""")
         asked = read(given)
     except (ValueError, RequestError) as error:
         raise ValueError(f"--condition {name}: {error}") from None
@@ -70,7 +73,7 @@ def chosen(conditions: Mapping[str, Way], patterns: Sequence[str] | None, more: 
     wanted = {BASELINE}
     for pattern in ["*"] if patterns is None else patterns:
         if not (found := fnmatch.filter(conditions, pattern)):
-            raise ValueError(f"--conditions: unknown {pattern}; there are {', '.join(conditions)}")
+            raise ValueError(f"--conditions: unknown {pattern!r}; there are {', '.join(map(repr, conditions))}")
         wanted.update(found)
     kept = {name: one for name, one in conditions.items() if name in wanted}
     for text in more or ():

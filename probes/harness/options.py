@@ -41,6 +41,8 @@ Seed = Annotated[int, Option(help="seed of everything random")]
 Noise = Annotated[
     float,
     sample_option(
+        min=0,
+        max=255,
         metavar="SD",
         help="noise on the demo world's pictures, standard deviation on the scale of 0 to 255",
         show_default="none",

@@ -43,7 +43,7 @@ class Report:
 
     def facts(self, facts: Mapping[str, object]) -> None:
         """Add a list of what is known by its name, values in plain text; those that are None are left out."""
-        self.text("\n".join(f"- {name}: {_plain(str(value))}" for name, value in facts.items() if value is not None))
+        self.text("\n".join(f"- {name}: {_plain(_told(value))}" for name, value in facts.items() if value is not None))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Add a table (see `tables.markdown`)."""
@@ -95,6 +95,10 @@ class Report:
         parser.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
         parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
         return _PAGE.format(title=html.escape(self.title), style=_STYLE, body=parser.render(self.markdown()))
+
+
+def _told(value: object) -> str:
+    return ", ".join(f"{name} {one}" for name, one in value.items()) if isinstance(value, Mapping) else str(value)
 
 
 def _plain(text: str) -> str:

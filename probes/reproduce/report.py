@@ -66,7 +66,9 @@ def _said(found: Found | None) -> str | None:
     """A figure with its interval, or several by name."""
     if found is None:
         return None
-    return ", ".join(f"{name} {_with_interval(one)}".strip() for name, one in found.figures().items())
+    return "; ".join(
+        f"{name} = {_with_interval(one)}" if name else _with_interval(one) for name, one in found.figures().items()
+    )
 
 
 def _with_interval(figure: Figure) -> str:

@@ -23,7 +23,7 @@ from probes.reproduce.spd import ITEMS as SPD
 from probes.reproduce.spd_mechanism import MECHANISM
 from steering.errors import SteeringError
 
-ITEMS: Sequence[Item] = (*MP, *IVM, *SAP, *SPD, *MECHANISM)
+ITEMS: Sequence[Item] = sorted((*MP, *IVM, *SAP, *SPD, *MECHANISM), key=lambda item: item.id)
 
 FAILED = (ValueError, OSError, SteeringError)
 """What a command raises over what a user can put right."""

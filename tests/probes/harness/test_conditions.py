@@ -31,10 +31,13 @@ def session(found: Any) -> Any:
 def test_patterns_choose_and_keep_the_order() -> None:
     assert list(chosen(CONDITIONS, ["I*", "See"], None)) == [BASELINE, "See", "ICD"]
     assert list(chosen(CONDITIONS, [], ['own={"sage": {"see": {"alpha": 0.25}}}'])) == [BASELINE, "own"]
-    with pytest.raises(ValueError, match=r"^--conditions: unknown Sea; there are baseline, See, ICD$"):
+    with pytest.raises(ValueError, match=r"^--conditions: unknown 'Sea'; there are 'baseline', 'See', 'ICD'$"):
         chosen(CONDITIONS, ["Sea"], None)
     with pytest.raises(ValueError, match=r"^--condition own: .*'sage.see.alpha'"):
         chosen(CONDITIONS, None, ['own={"sage": {"see": {"alpha": -9}}}'])
+    for wrong in ("own", 'own={"sage": tru}', "own=[]", "own=" + "[" * 100_000):
+        with pytest.raises(ValueError, match=r"^--condition own: NAME=JSON is needed, such as 'strong=.*; got 'own"):
+            chosen(CONDITIONS, None, [wrong])
 
 
 def test_every_intervention_that_needs_no_argument_is_known() -> None:
@@ -55,7 +58,7 @@ def test_without_a_vector_steering_is_left_out_or_refused_where_it_was_named(cap
     assert "Steering is left out: there is no vector" in caplog.text
     with pytest.raises(VectorError, match="there is no vector"):
         Wanted.of(["toward *"], None, list).conditions(session(missing))
-    with pytest.raises(ValueError, match="unknown toward nothing"):
+    with pytest.raises(ValueError, match="unknown 'toward nothing'"):
         Wanted.of(["toward nothing"], None, list)
 
 

@@ -312,3 +312,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
             write("new")
         assert sorted(os.listdir(tmp_path)) == names
         assert (tmp_path / failing).read_bytes() == before
+
+
+def test_what_is_known_by_several_names_is_said_in_words() -> None:
+    page = Report("A run")
+    page.facts({"model": "m", "versions": {"torch": "2.13", "transformers": "5.23"}, "note": None})
+    assert page.markdown().rstrip().endswith("- model: m\n- versions: torch 2.13, transformers 5.23")

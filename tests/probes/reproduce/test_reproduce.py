@@ -82,7 +82,7 @@ def test_several_figures_have_their_intervals_by_name_and_a_plot(tmp_path: Path)
     assert row["interval"] == {"a": [0.4, 0.6]}
     single = Outcome(replace(HIGH, id=2), "appears", Found(0.9, True, (0.8, 1.0), 7))
     page = report({}, [outcome, single], {})
-    assert "a 0.5 (0.4 to 0.6), b 3, said 4, 5" in page.markdown()
+    assert "a = 0.5 (0.4 to 0.6); b = 3; said = 4, 5" in page.markdown()
     page.write(tmp_path)
     drawn = (tmp_path / "mp.svg").read_text()
     assert ">1, a share<" in drawn
@@ -142,6 +142,7 @@ def test_a_row_is_measured_or_says_why_not(wrong: dict[str, Any]) -> None:
 def test_the_rows_are_numbered_once() -> None:
     numbers = [row.id for row in ITEMS]
     assert len(set(numbers)) == len(numbers)
+    assert sorted(numbers) == numbers
     assert set(numbers) <= set(range(1, 83))
 
 
