@@ -47,7 +47,7 @@ class ListOptions:
             return self.demo(setup.limit, setup.seed, self.noise, setup.model.path)
         files = [Path(one) for one in self.data]
         folder = Path(self.images) if self.images else files[0] if files[0].is_dir() else files[0].parent
-        found = task.load(files, folder, left)
+        found = task.load([file for one in files for file in task.files(one)], folder, left)
         if not found:
             raise ValueError(f"{', '.join(self.data)}: no samples of {task.title} are there")
         random.Random(setup.seed).shuffle(found)

@@ -24,7 +24,8 @@ class Task(Generic[S]):
     load: the samples of published files, whose images lie in a folder, those that are left out being added to a list;
     raises ValueError that names what is wrong. parts:
     the samples as a comparison asks them. metrics: those that the report shows, `share` the one by which it says
-    what can be found, if any. reading: what they mean. totals: further figures of what was found, by condition.
+    what can be found, if any. reading: what they mean. totals: further figures of what was found, by condition. published:
+    where a folder is given, the patterns of its files' names that are read; without any, `load` is given the folder itself.
     """
 
     title: str
@@ -36,3 +37,13 @@ class Task(Generic[S]):
     unit: str = "questions"
     max_tokens: int = 16
     totals: Callable[[Mapping[str, Any]], Mapping[str, Any]] = nothing
+    published: Sequence[str] = ()
+
+    def files(self, given: Path) -> list[Path]:
+        """The published files of a folder, by name; of anything else, itself. Raises ValueError where a folder has none."""
+        if not self.published or not given.is_dir():
+            return [given]
+        found = sorted(file for pattern in self.published for file in given.glob(pattern))
+        if not found:
+            raise ValueError(f"{given}: no file is called {' or '.join(self.published)}")
+        return found

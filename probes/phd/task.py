@@ -53,6 +53,7 @@ TASK = Task(
     load,
     parts,
     metrics=("accuracy", "recall", "recall_no", "index", "yes", "unread"),
+    published=("data.json",),
     share="accuracy",
     reading="Each question is asked plainly (base), beside an inaccurate text (iac) and beside an incorrect one (icc). "
     "*recall*, *recall_no*: the shares of yes and of no that are answered so; *index*: their harmonic mean, the PhD index. "

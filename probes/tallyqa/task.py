@@ -115,6 +115,7 @@ TASK = Task(
     load,
     _parts,
     metrics=("accuracy", "rmse", "unread"),
+    published=("test.json",),
     share="accuracy",
     reading="*rmse*: root mean square error of the answers that hold a number. *unread*: those that hold none, which are "
     "wrong.",

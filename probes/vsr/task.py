@@ -40,6 +40,7 @@ TASK = Task(
     load,
     _parts,
     metrics=("accuracy", "f1", "yes", "unread"),
+    published=("test.jsonl", "zeroshot/test.jsonl"),
     share="accuracy",
     reading="By relation. *yes*: the share of statements called true. *unread*: neither yes nor no, which is wrong.",
     unit="statements",

@@ -55,3 +55,14 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path: Path, text: str, name: st
 def test_a_file_that_is_not_there_is_not_told_of_its_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"questions\.json"):
         load([tmp_path / "questions.json"], tmp_path)
+
+
+def test_of_a_folder_the_published_files_are_read(tmp_path: Path) -> None:
+    settings = [write(tmp_path, ROW, f"coco_pope_{setting}.json") for setting in ("popular", "adversarial")]
+    (tmp_path / "instances_val2014.json").write_text("{}")
+    assert TASK.files(tmp_path) == sorted(settings)
+    assert TASK.files(settings[0]) == settings[:1]
+    empty = tmp_path / "none"
+    empty.mkdir()
+    with pytest.raises(ValueError, match="no file is called"):
+        TASK.files(empty)
