@@ -69,21 +69,26 @@ def ask(answerer: Answerer, samples: Sequence[Checked], *, seed: int = 0, quiet:
     values = {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
     wrong = [not sample.right(reply.text) for sample, reply in zip(samples, said, strict=True)]
     known = {name: one for name, one in values.items() if np.isfinite(one).any() and len(np.unique(one)) > 1}
-    tell(answerer, _told(samples, said, wrong, seed))
+    tell(answerer, _told(samples, said, rows, wrong, seed))
     return Judged(np.array(wrong), np.array(parts), np.array([sample.alike for sample in samples]), known)
 
 
 def _told(
-    samples: Sequence[Checked], said: Sequence[Reply], wrong: Sequence[bool], seed: int
+    samples: Sequence[Checked],
+    said: Sequence[Reply],
+    rows: Sequence[Mapping[str, Any]],
+    wrong: Sequence[bool],
+    seed: int,
 ) -> Iterator[dict[str, Any]]:
     """Of every question its part, number, name where it has one, what it is alike to, whether its half decides or is
-    reported, the question, what is accepted, the answer, and whether that is wrong."""
+    reported, the question, what is accepted, the answer, whether that is wrong, and the numbers read beside it."""
     deciding = set(split(len(samples), seed)[0].tolist())
-    for number, (sample, reply, false) in enumerate(zip(samples, said, wrong, strict=True)):
+    for number, (sample, reply, read, false) in enumerate(zip(samples, said, rows, wrong, strict=True)):
         yield {
             "part": sample.part, "sample": number, "id": sample.id, "alike": sample.alike,
             "half": "deciding" if number in deciding else "reported", "questions": [sample.question],
             "expected": list(sample.accepted), "answers": [reply.text], "wrong": false,
+            "numbers": dict(read),
         }  # fmt: skip
 
 

@@ -70,7 +70,8 @@ class PartAnswered(Generic[S]):
 
     def rows(self, condition: str, questions: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
         """Of every sample its part, condition, number, name where it has one, setting, `questions` in words, what is
-        `expected` where it says so, answers, and what they add to the sums."""
+        `expected` where it says so, answers, and what they add to the sums; and where it was read how they looked at
+        pictures: `sigma`, and of an anchor `anchor_sigma`, of each answer, (layers, pictures)."""
         part = self.part
         for number, (sample, asked, answers, tally) in enumerate(
             zip(part.samples, questions, self.answers, self.tallies, strict=True)
@@ -79,7 +80,7 @@ class PartAnswered(Generic[S]):
                 "part": part.name, "condition": condition, "sample": number, "id": getattr(sample, "id", None),
                 "setting": part.setting(sample), "questions": list(asked),
                 "expected": getattr(sample, "expected", None), "answers": answers, "tally": dict(tally),
-            }  # fmt: skip
+            } | _looks(self.replies[number])  # fmt: skip
 
     def measured(self, plain: PartAnswered | None = None) -> dict[str, Any]:
         """Each metric, of all samples and by setting; beside the plain answers where given."""
@@ -100,6 +101,15 @@ class PartAnswered(Generic[S]):
 
     def _of(self, chosen: Sequence[int]) -> Tallies:
         return {name: np.array([self.tallies[i][name] for i in chosen]) for name in self.tallies[0]}
+
+
+def _looks(replies: Sequence[Reply]) -> dict[str, Any]:
+    """The attention factors of the replies, by the names of a sample's line; nothing where none were read."""
+    found = {
+        "sigma": [((one.diagnostics or {}).get("focus") or {}).get("sigma") for one in replies],
+        "anchor_sigma": [((one.diagnostics or {}).get("anchor") or {}).get("sigma") for one in replies],
+    }
+    return {name: each for name, each in found.items() if any(each)}
 
 
 def compare(

@@ -188,6 +188,7 @@ def test_every_question_is_told_with_its_answer_and_its_half(tmp_path: Path, mon
         ([one.question], "a", ["red"]) for one in samples
     ]
     assert [(one["answers"], one["wrong"]) for one in rows[:2]] == [(["It is blue."], True), (["It is RED!"], False)]
+    assert all(one["numbers"]["mean_logprob"] is not None for one in rows)
     deciding, reported = (sum(one["wrong"] for one in rows if one["half"] == half) for half in ("deciding", "reported"))
     monkeypatch.setattr("probes.alarm.evaluate.LEAST", 1)
     assert [int(half.wrong.sum()) for half in halves(found, 5)] == [deciding, reported]

@@ -88,6 +88,10 @@ def test_a_run_is_scored_by_answers_and_looks(words: list[str], tmp_path: Path) 
     assert last["value"] == pytest.approx(found["convergence"]["all"]["right"][-1])
     assert last["value_95"][0] <= last["value"] <= last["value_95"][1]
     assert len(found["shuffles"]["all"]["answers"]["orders"]) == 2
+    lines = [json.loads(line) for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    looked = next(one for one in lines if one["part"] == "samples")
+    assert looked["sigma"][0][0][:2] == [0.4, 0.1]  # so that curves over N can be computed anew
+    assert all("sigma" not in one for one in lines if one["part"] == "blind")
     anchor = found["anchor"]["every"]
     assert anchor["image"]["curves"]["lnd"][0] + anchor["text"]["curves"]["lnd"][0] <= 1  # the first, the second
     page = (tmp_path / "out" / "report.md").read_text()
