@@ -18,6 +18,7 @@ from typing import Any
 import requests
 from PIL import Image
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import DecodeError, HTTPError, ProtocolError
 from urllib3.util import Retry
 
 from probes.answering import wire
@@ -33,6 +34,9 @@ AGAIN = (429, 500, 502, 503, 504)
 
 BACKOFF = 0.5
 """Seconds that the waits between attempts grow from, where the server does not say how long to wait."""
+
+LARGEST = 64 * 2**20
+"""Bytes of an answer at most: what is longer is no chat completion, and what has no end would fill the memory."""
 
 PICTURES = 16
 """Encoded pictures that are kept."""
@@ -235,18 +239,34 @@ class Endpoint:
         try:
             while True:
                 try:
-                    return session.request(method, url, json=body, timeout=limits, allow_redirects=False)
-                except (
-                    requests.exceptions.ChunkedEncodingError
-                ):  # broke off in the body, which the adapter does not see
+                    until = time.monotonic() + sum(limits)
+                    response = session.request(
+                        method, url, json=body, timeout=limits, allow_redirects=False, stream=True
+                    )
+                    with contextlib.closing(response.raw):
+                        response.raw = io.BytesIO(_content(response, until))
+                    return response
+                except (ProtocolError, DecodeError):  # broke off in the body, which the adapter does not see
                     left -= 1
                     if not left:
                         raise
                 time.sleep(BACKOFF * 2 ** (ATTEMPTS // 2 - left))
-        except requests.RequestException as error:
+        except (requests.RequestException, HTTPError) as error:
             system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(error))
             why = f"{system[1]}; is the server running?" if system else _short(str(error))
             raise Unanswered(f"{url} did not answer: {why}") from error
+
+
+def _content(response: requests.Response, until: float) -> bytes:
+    """What it holds, decoded; raises Unanswered where there is no end to it: a timeout is of each read, not of them all."""
+    read = bytearray()
+    for piece in response.raw.stream(1024, decode_content=True):
+        read += piece
+        if len(read) > LARGEST or time.monotonic() > until:
+            bound = f"{LARGEST} bytes" if len(read) > LARGEST else "the time that an answer has"
+            raise Unanswered(f"{response.url} did not answer: its answer takes more than {bound}")
+    response.headers.pop("Content-Encoding", None)
+    return bytes(read)
 
 
 def _base(url: str) -> str:

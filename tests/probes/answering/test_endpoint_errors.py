@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from probes.answering import endpoint
 from probes.answering.base import Reply
 from probes.answering.endpoint import Endpoint
 from probes.harness.ledger import Remembering
@@ -100,3 +103,31 @@ def test_where_a_server_fails_for_good_the_error_says_what_is_kept(server: Serve
     server.bodies.clear()
     assert [one.text for one in Remembering(Endpoint(server.url), path).answers(texts)] == [*"abcd"]
     assert len(server.bodies) == 2
+
+
+def test_an_answer_that_is_too_long_is_not_read_to_its_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "LARGEST", 5_000)
+    there = Endpoint(server.url)
+    play(server, said("x" * 4_000))
+    assert list(there.answers([asked("?")])) == [Reply("x" * 4_000)]
+    play(server, said("x" * 6_000))
+    with pytest.raises(ValueError, match="its answer takes more than 5000 bytes"):
+        list(there.answers([asked("?")]))
+
+
+def test_an_answer_that_comes_byte_by_byte_has_an_end(server: Server) -> None:
+    there = Endpoint(server.url, timeout=1.0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        there.base_url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+
+        def drip() -> None:
+            with listening.accept()[0] as connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                while True:
+                    connection.sendall(b"1\r\n \r\n")
+                    time.sleep(0.1)
+
+        threading.Thread(target=drip, daemon=True).start()
+        with pytest.raises(ValueError, match="its answer takes more than the time that an answer has"):
+            list(there.answers([asked("?")]))
