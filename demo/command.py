@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +59,12 @@ def train(
     if given.get("device", "cpu") != "cpu":
         given.setdefault("ranks", 1)
     options = TrainingOptions(**given) if organism is None else organism_options(organism, **given)
-    print(f"checkpoint: {run(options)}")
+    try:
+        checkpoint = run(options)
+    except KeyboardInterrupt:
+        print("\nStopped. The same command goes on from the last step that was saved.", file=sys.stderr)
+        raise
+    print(f"checkpoint: {checkpoint}")
 
 
 @app.command(cls=Command)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from demo.training import train as training
 from server.cli import main
 
 
@@ -55,3 +56,14 @@ def test_conflicts_are_at_least_one_and_replace_others_where_that_is_asked_for(
     assert (there.read_text(), list(tmp_path.iterdir())) == ("[400 samples]", [there])
     assert main([*words, "--count", "1", "--replace"]) == 0
     assert len(json.loads(there.read_text())) == 1
+
+
+def test_training_that_is_stopped_says_that_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(options: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "train", stopped)
+    assert main(["demo", "train", "--folder", str(tmp_path)]) == 130
+    assert "Stopped. The same command goes on from the last step that was saved." in capsys.readouterr().err
