@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from os.path import isfile  # a name that no file can have is that of none
 from pathlib import Path
 from typing import Any
 
@@ -109,4 +110,4 @@ def _image_path(folder: Path, image_id: str) -> Path | None:
     names = [image_id, f"{number}.jpg"]
     for split in ("train2014", "val2014"):
         names += [f"{split}/COCO_{split}_{number}.jpg", f"COCO_{split}_{number}.jpg"]
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    return next((folder / name for name in names if isfile(folder / name)), None)

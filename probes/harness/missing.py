@@ -16,6 +16,8 @@ MAX_MISSING = 0.1
 """Share of the samples that may be left out; with more, what is left is not the benchmark."""
 NAMED = 10
 """How many of them a message names."""
+LONGEST = 300
+"""Letters of each."""
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,8 @@ def leave_out(why: Sequence[str], of: int, left: list[str] | None = None) -> Non
     """Name in the log why samples are left out, and add it to `left`. Raises ValueError where they are too many."""
     if not why:
         return
-    named = "; ".join(why[:NAMED]) + "; ..." * (len(why) > NAMED)
+    short = (one if len(one) <= LONGEST else f"{one[:LONGEST]}..." for one in why[:NAMED])
+    named = "; ".join(short) + "; ..." * (len(why) > NAMED)
     if not few(len(why), of):
         raise ValueError(
             f"{len(why)} of {of} samples cannot be asked (at most {MAX_MISSING:.0%} may be missing): {named}"

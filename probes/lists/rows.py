@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os.path import isfile  # a name that no file can have is that of none
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,7 +76,7 @@ def image(folder: Path, *names: str) -> Path:
     none is."""
     for name in names:
         for place in (folder / name, folder / Path(name).name):
-            if place.is_file():
+            if isfile(place):
                 return place
     others = f" (nor {', '.join(names[1:])})" if len(names) > 1 else ""
     raise Incomplete(f"there is no image {folder / names[0]}{others}")

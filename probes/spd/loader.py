@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os.path import isfile  # a name that no file can have is that of none
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def _rows(file: Path, images: Path) -> Iterable[tuple[str, PicturePair | str]]:
             continue
         if not isinstance(row["image"], str):
             raise ValueError(f"{place}: `image` must be the name of a file; got {row['image']!r}")
-        whole = next((one for one in (images / row["image"], images / Path(row["image"]).name) if one.is_file()), None)
+        whole = next((one for one in (images / row["image"], images / Path(row["image"]).name) if isfile(one)), None)
         if whole is None:
             yield name, f"no picture {row['image']}"
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from os.path import isfile  # a name that no file can have is that of none
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -130,7 +131,7 @@ def _path(folder: Path, name: str) -> Path | None:
     """The file in the folder, by as much of the end of its path as is there."""
     parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..")]
     found = (folder.joinpath(*parts[start:]) for start in range(len(parts)))
-    return next((path for path in found if path.is_file()), None)
+    return next((path for path in found if isfile(path)), None)
 
 
 class _Options:

@@ -12,7 +12,9 @@ from PIL import Image
 
 from probes.ambigcaps import task as ambigcaps
 from probes.chair import file as chair
+from probes.harness.missing import Incomplete, leave_out
 from probes.lists import pope
+from probes.lists.rows import image
 from probes.mme import file as mme
 from probes.phd import task as phd
 from probes.phd.samples import PhdSample
@@ -180,3 +182,12 @@ def test_what_is_no_text_is_named(tmp_path: Path) -> None:
     draw(tmp_path / "1.jpg")
     with pytest.raises(ValueError, match="row 1: its answer must be a whole number; got 'many'"):
         tallyqa.load([write(tmp_path / "t.json", json.dumps([row]))], tmp_path)
+
+
+def test_a_name_that_no_file_can_have_is_that_of_no_image(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(Incomplete) as raised:
+        image(tmp_path, "x" * 5000)
+    leave_out([str(raised.value)], of=20)
+    (said,) = caplog.messages
+    assert said.startswith(f"1 of 20 samples are left out: there is no image {tmp_path}")
+    assert len(said) < 400
