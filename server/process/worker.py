@@ -159,8 +159,7 @@ class Worker(BaseWorker):
             end.close()
 
     def _turn(self) -> None:
-        """Wait for something to do, do it, and look at the deadlines now and then."""
-        self.notify()
+        """Wait for something to do, do it, and now and then look at the deadlines and tell the arbiter that all is well."""
         for key, _ in self._selector.select(SWEEP):
             key.data()
         while self._due:
@@ -168,6 +167,7 @@ class Worker(BaseWorker):
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP
+            self.notify()
             late = [one for one in self._connections if one.late(now)]
             for connection in late[:ACCEPTED]:
                 self._too_late(connection)
