@@ -36,7 +36,10 @@ EVERYTHING = Diagnose(include=frozenset(REGISTRY), causal=True)
 def engine(workload: Workload, slots: int, **options: Any) -> steering.Engine:
     """An engine on the workload's model; neither its load-time check nor compiling is part of any figure."""
     mllm = steering.load(workload.folder, device="cpu")
-    return steering.Engine(mllm, slots=slots, max_length=workload.max_length, self_check=False, **options)
+    made = steering.Engine(mllm, slots=slots, max_length=workload.max_length, self_check=False, **options)
+    if options.get("compiled") and not made.compilation.wait():
+        raise RuntimeError("The decode step could not be compiled.")
+    return made
 
 
 def run_engine(

@@ -85,7 +85,12 @@ class Settings(BaseModel):
         description="bytes for the beginnings of prompts, which others that begin alike then need not run; 0 for none",
     )  # fmt: skip
     compiled: bool = Field(
-        default=False, description="compile the decode step: minutes at the start, then less time per token"
+        default=False, description="compile the decode step: less time per token; on a CPU in the background, and kept"
+    )
+    compiled_folder: str | None = Field(
+        default=None,
+        description="folder in which compiled steps are kept, which nobody else may write; off for none "
+        "(default: ~/.cache/helmsight/compiled)",
     )
     threads: int | None = Field(
         default=None,

@@ -23,6 +23,7 @@ FLOORS = (
     "recorders",
     "readouts",
     "interventions",
+    "compiled",
     "runner",
     "engine",
     "auto",

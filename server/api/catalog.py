@@ -82,6 +82,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "device": able.device,
         "dtype": able.dtype,
         "quantization": able.quantization,
+        "compiled": stats.get("compiled_in_use", 0) > 0,
         "image_size": None if able.image_size is None else list(able.image_size),
         "image_pixels": None if able.pixels is None else list(able.pixels),
         "vectors": matching,

@@ -176,6 +176,7 @@ def make_engine(settings: Settings, tell: Tell = lambda stage, share: None) -> s
         prefix_cache_bytes=settings.prefix_cache,
         threads=threads,
         compiled=settings.compiled,
+        compiled_folder=settings.compiled_folder,
         kv_share=settings.kv_share,
         died=_end_process,
     )

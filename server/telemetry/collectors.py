@@ -31,10 +31,12 @@ _GAUGES = {
     "kv_bytes": ("kv_cache_bytes", "Bytes allotted for keys and values, from the first prompt on"),
     "state_bytes": ("slot_state_bytes", "Bytes allotted for what interventions and recorders keep of every slot"),
     "image_cache_bytes": ("image_cache_bytes", "Bytes of cached image embeddings"),
+    "compiled_in_use": ("compiled_in_use", "Compiled decode steps that are in use, 0 while steps run as they are"),
     "prefix_cache_bytes": ("prefix_cache_bytes", "Bytes of what is kept of the beginnings of prompts"),
 }
 _COUNTERS = {
     "steps": "Engine steps",
+    "compiled_steps": "Decode steps that ran compiled",
     "image_cache_hits": "Images whose embeddings were cached",
     "image_cache_misses": "Images that were encoded",
     "prefix_cache_queries": "Prompts of which it was looked whether their beginning is known",

@@ -80,6 +80,8 @@ class ModelCard(AnswerBody):
     dtype: str
     quantization: str | None
     """"int8" where the language model's layers compute in integers; null where in `dtype`."""
+    compiled: bool
+    """Whether decode steps run compiled by now."""
     image_size: tuple[int, int] | None
     """Width and height that every picture is brought to; null where they keep their own."""
     image_pixels: tuple[int, int] | None

@@ -67,6 +67,8 @@ def compiled(trial: Trial) -> Iterator[Gauge]:
     speed = bandwidth(trial.place, trial.size.copied)
     begun = time.perf_counter()
     engine = trial.engine(max(trial.size.batches), compiled=True)
+    if not engine.compilation.wait():
+        raise Unavailable("the decode step could not be compiled")
     yield Gauge("compiled", "until it is ready, the model's making included", time.perf_counter() - begun, "s")
     for rows in trial.size.batches:
         yield from _steps("compiled", "engine, compiled", trial, engine, rows, speed)

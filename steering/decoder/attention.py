@@ -246,7 +246,7 @@ class Decode:
 
     def _weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """Attention weights (rows, kv_heads, group, columns) as the hooks make them. visible: (rows, 1, 1, columns)."""
-        shape, by_head = (*query.shape[:3], self.columns), (len(query), -1, 1, self.columns)
+        shape, by_head = (*query.shape[:3], self.columns), (query.shape[0], -1, 1, self.columns)
         if not self.hooks.scoring and heads.softcap is None and query.dtype == torch.float32:  # in one pass
             scores = heads.masked_scores(query, key, self._flat_mask(heads.window, key.shape[1], visible))
         else:
@@ -262,7 +262,7 @@ class Decode:
     def _written(self, kv_heads: int, device: torch.device) -> torch.Tensor:
         """(rows * kv_heads,) where each row's new key goes in a layer's pool seen as (slots * kv_heads * length)."""
         if (kv_heads, device) not in self._writes:
-            heads = torch.arange(len(self.positions) * kv_heads, device=device)
+            heads = torch.arange(self.positions.shape[0] * kv_heads, device=device)
             written = heads * self.pool.length + self.positions.to(device).repeat_interleave(kv_heads)
             self._writes[kv_heads, device] = written
         return self._writes[kv_heads, device]
@@ -280,5 +280,5 @@ class Decode:
         """(rows * kv_heads, 1, columns), the same for products of a batch of heads."""
         place = (window, kv_heads, visible.device)
         if place not in self._flat_masks:
-            self._flat_masks[place] = visible.expand(-1, kv_heads, -1, -1).reshape(len(visible) * kv_heads, 1, -1)
+            self._flat_masks[place] = visible.expand(-1, kv_heads, -1, -1).reshape(visible.shape[0] * kv_heads, 1, -1)
         return self._flat_masks[place]

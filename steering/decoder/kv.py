@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -18,6 +19,13 @@ class KVPool:
         self.slots = slots
         self.length = length
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor]) -> Self:
+        """The pool of these: of each layer keys, then values."""
+        pool = cls(tensors[0].shape[0], tensors[0].shape[2])
+        pool._layers = {layer: (tensors[2 * layer], tensors[2 * layer + 1]) for layer in range(len(tensors) // 2)}
+        return pool
 
     @property
     def bytes(self) -> int:
@@ -37,7 +45,7 @@ class KVPool:
 
     @property
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Keys and values of every layer, in the order in which layers were first run."""
+        """Keys and values of every layer, in the order in which layers were first run, which is theirs."""
         return (tensor for tensors in self._layers.values() for tensor in tensors)
 
     def allot(self, like: KVPool) -> None:

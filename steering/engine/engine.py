@@ -13,6 +13,7 @@ import torch
 from steering.bins import Bins
 from steering.engine import relay
 from steering.engine.admission import Limits, check_request, prepare, seeded, too_many
+from steering.engine.compilation import Compilation, compiled_now
 from steering.engine.completion import Completion
 from steering.engine.gate import Gate
 from steering.engine.lockstep import Lockstep, News
@@ -23,13 +24,12 @@ from steering.errors import Fault, RequestError, UnsupportedModel
 from steering.grammar.compiled import Grammars
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
-from steering.protocol.readout import Diagnose
-from steering.protocol.request import Request, Result, Sampling
+from steering.protocol.request import Request, Result
 from steering.protocol.sequence import Sequence
 from steering.protocol.wording import shown
 from steering.runner.room import SHARE
 from steering.runner.runner import Runner
-from steering.runner.selfcheck import check_model, picture
+from steering.runner.selfcheck import check_model
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,10 @@ class Engine:
     need more, there are fewer.
     `prefix_cache_bytes` keep the beginnings of prompts (0: none, so that no answer depends, by roundings, on those before).
     `focus_layers` is N of the focus metrics (default: the model's own). What was registered by now can be asked for:
-    `interventions` and `readouts` are its names. `compiled` has torch compile the decode step, which takes about a minute at
-    first and makes every later step shorter. `died` is called where the thread that steps ends by a fault.
-    Raises UnsupportedModel when the self-check finds a difference from the plain model, or when compiling fails.
+    `interventions` and `readouts` are its names. `compiled` has the decode step compiled, as `steering.engine.compilation`
+    tells; what was is kept in `compiled_folder` (None: the user's cache, "off": nowhere). `died` is called where the thread
+    that steps ends by a fault.
+    Raises UnsupportedModel when the self-check finds a difference from the plain model.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Engine:
         threads: int | None = None,
         self_check: bool = True,
         compiled: bool = False,
+        compiled_folder: str | None = None,
         died: Callable[[], None] | None = None,
     ):
         if not isinstance(mllm, MLLM):
@@ -90,8 +92,17 @@ class Engine:
             check_model(mllm, compiled)
         mllm.settle(compiled)
         self._grammars = Grammars(mllm)
+        self.compilation = Compilation(mllm, compiled, compiled_folder)
+        caches = (image_cache_bytes, prefix_cache_bytes)
         self._runner = Runner(
-            mllm, slots, self.max_length, max_images, image_cache_bytes, prefix_cache_bytes, compiled, kv_share
+            mllm,
+            slots,
+            self.max_length,
+            max_images,
+            *caches,
+            self.compilation.by_torch,
+            kv_share,
+            self.compilation.steps,
         )
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
@@ -106,8 +117,9 @@ class Engine:
         self._stopping = False
         self._fatal: BaseException | None = None
         self._died = died
-        if compiled:
-            self._compile()
+        if self.compilation.by_torch:
+            compiled_now(self.generate, self._scheduler.slots, mllm.name)
+            self._count_anew()
 
     # -- for callers ---------------------------------------------------------------------------------------------------
 
@@ -227,6 +239,7 @@ class Engine:
                 self._lockstep.end()
             self._turns.clear()
             self._changed.notify_all()
+        self.compilation.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         elif self._lockstep is not None:
@@ -247,6 +260,7 @@ class Engine:
             **self._runner.stats(),
             "kv_tokens": sum(sequence.length for sequence in list(self._scheduler.running)),
             **self._steps.counts,
+            **self.compilation.stats(),
         }
 
     @property
@@ -255,21 +269,6 @@ class Engine:
         return self._steps.bins
 
     # -- helpers -------------------------------------------------------------------------------------------------------
-
-    def _compile(self) -> None:
-        """Answer small requests of every kind that has code of its own: one row and several, with captures or without."""
-        message = {
-            "role": "user",
-            "content": [{"type": "image", "image": picture()}, {"type": "text", "text": "?"}],
-        }
-        sampling = Sampling(max_tokens=3, ignore_eos=True)
-        for rows in (1, 2)[: self._scheduler.slots]:
-            for diagnose in (None, Diagnose()):
-                try:
-                    self.generate([Request([message], sampling, diagnose=diagnose)] * rows)
-                except Fault as fault:
-                    raise UnsupportedModel(f"{self.mllm.name}: its decode step cannot be compiled: {fault}") from fault
-        self._count_anew()
 
     def _count_anew(self) -> None:
         self._steps.counts.update(dict.fromkeys(self._steps.counts, 0))

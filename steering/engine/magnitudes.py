@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from steering.engine.engine import Engine
+from steering.model.pixels import picture
 from steering.protocol.request import Request, Sampling
-from steering.runner.selfcheck import picture
 
 
 def magnitudes(engine: Engine) -> torch.Tensor:

@@ -77,12 +77,12 @@ class SteerTokens(LayerHook):
     for every batch."""
 
     def __init__(self, delta: torch.Tensor):
-        self._by_layer = delta.unsqueeze(2).unbind(1)  # views (rows, 1, d)
+        self._delta = delta
 
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        return hidden + self._by_layer[layer].to(hidden.device)
+        return hidden + self._delta[:, layer, None].to(hidden.device)
 
 
 class SteerSlots(Slots):

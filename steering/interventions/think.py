@@ -67,7 +67,7 @@ class ThinkRows(LayerHook):
     """
 
     def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor):
-        self._threshold = threshold[:, :, None].unbind()
+        self._threshold = threshold[:, :, None]
         self.real = real
         self._less = gamma[:, None] - 1
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []

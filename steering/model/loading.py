@@ -21,7 +21,7 @@ from steering.decoder import attention
 from steering.decoder.ranks import ALONE, Ranks
 from steering.errors import UnsupportedModel
 from steering.model.checkpoint import embedded, found
-from steering.model.mllm import MLLM, Quantization
+from steering.model.mllm import MLLM, Quantization, Source
 from steering.model.processor import load_processor
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -43,6 +43,7 @@ def load(
     quantization: Quantization | None = None,
     local_files_only: bool = True,
     name: str | None = None,
+    unread: str | None = None,
 ) -> MLLM:
     """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model; without `path` the small
     model that ships with Helmsight.
@@ -52,9 +53,10 @@ def load(
     several: "auto" over all GPUs, or a device for each module by name, as accelerate reads it. With `tensor_parallel` N this
     process, which torchrun has started as one of N, takes its share of every layer; the engines of the others follow that of
     the first (see `Engine.follow`). With `quantization` "int8" the language model's layers compute in integers of 8 bits
-    from its engine's self-check on, which compares them with what they were. No code from the checkpoint is run. Raises
-    UnsupportedModel when the model's structure cannot be served or there is no such device or dtype, OSError when the files
-    are missing.
+    from its engine's self-check on, which compares them with what they were. `unread`, the model's fingerprint, leaves its
+    weights unread, for whoever asks how it is built: they are memory that nobody wrote. No code from the checkpoint is run.
+    Raises UnsupportedModel when the model's structure cannot be served or there is no such device or dtype, OSError when the
+    files are missing.
     """
     path = embedded() if path is None else found(path, local_files_only)
     if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
@@ -85,15 +87,14 @@ def load(
             raise UnsupportedModel("'device_map' and 'tensor_parallel' exclude one another.")
         refuse_split(config, tensor_parallel)
         options["distributed_config"] = DistributedConfig(tp_size=tensor_parallel)
+    options |= {"dtype": dtype, "attn_implementation": {"text_config": attention.NAME}}
     try:
-        model = AutoModelForImageTextToText.from_pretrained(
-            path,
-            config=config,
-            dtype=dtype,
-            attn_implementation={"text_config": attention.NAME},
-            use_safetensors=True,
-            device_map=device_map,
-            **options,
+        model = (
+            _unwritten(config, dtype)
+            if unread is not None
+            else AutoModelForImageTextToText.from_pretrained(
+                path, config=config, use_safetensors=True, device_map=device_map, **options
+            )
         )
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
@@ -107,14 +108,27 @@ def load(
     processor = load_processor(path, local_files_only=local_files_only)
     folder = Path(path) if Path(path).is_dir() else None
     try:
-        mllm = MLLM(model, processor, name, folder, ranks, quantization)
+        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread)
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
             f"{config.model_type} cannot be served: it is not built of a decoder that reads image tokens: {error}."
         ) from error
+    if laid is None:
+        place = str(path if folder is None else folder.resolve())
+        mllm.source = Source(place, str(dtype).removeprefix("torch."), quantization)
     if device.type == "cpu" and laid is None and quantization is None:
         _store_weights_by_column(mllm.decoder)
     return mllm
+
+
+def _unwritten(config: Any, dtype: Any) -> Any:
+    """The model of a config, whose weights are memory that nobody wrote, and that the system therefore need not have."""
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(
+            config, dtype=dtype, attn_implementation={"text_config": attention.NAME}
+        )
+    model.to_empty(device="cpu").tie_weights()
+    return model
 
 
 def joined(size: int) -> Ranks:

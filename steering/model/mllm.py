@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from steering.decoder import int8, packed, updates
+from steering.decoder.attention import Prefill
+from steering.decoder.kv import KVPool
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
 from steering.model.calibration import Calibration
@@ -31,6 +33,14 @@ class _Intercepted(Exception):
     """Carries the decoder's inputs out of the wrapper's forward pass."""
 
 
+class Source(NamedTuple):
+    """What `load` was given, for another process that is to load the same."""
+
+    path: str
+    dtype: str
+    quantization: Quantization | None
+
+
 class MLLM:
     """A patched image-text-to-text model with its processor; made by `load`.
 
@@ -39,8 +49,9 @@ class MLLM:
     `ranks` are the processes that run it together; `quantization` is "int8" where its layers compute in integers from
     `settle` on;
     `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
-    the hub; `pixels` how large pictures are made, None where a request cannot bound that; `calibration` what probes measured
-    of it, None where they did not; `generation_defaults` the checkpoint's own sampling.
+    the hub; `source` is how it was loaded, None where it lies on several devices or was made by other means; `pixels` how
+    large pictures are made, None where a request cannot bound that; `calibration` what probes measured of it, None where
+    they did not; `generation_defaults` the checkpoint's own sampling.
     """
 
     def __init__(
@@ -51,8 +62,10 @@ class MLLM:
         path: Path | None,
         ranks: Ranks = ALONE,
         quantization: Quantization | None = None,
+        fingerprint: str | None = None,
     ):
         self.ranks, self.quantization = ranks, quantization
+        self.source: Source | None = None
         self.model = model
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -68,7 +81,7 @@ class MLLM:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.devices = tuple(dict.fromkeys([self.device, *(parameter.device for parameter in model.parameters())]))
         self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
-        self.fingerprint = _fingerprint(model)
+        self.fingerprint = fingerprint or _fingerprint(model)
         settings = _settings(path)
         self.name: str = name or settings.get("name") or (path.resolve().name if path else model.config.name_or_path)
         self.image_size: tuple[int, int] | None = tuple(settings["image_size"]) if "image_size" in settings else None
@@ -143,6 +156,16 @@ class MLLM:
         except ValueError:
             return True
         return False
+
+    @torch.inference_mode()
+    def column(self) -> KVPool:
+        """Keys and values of a single column, after which those of all are shaped: families tell in many ways how wide they
+        are."""
+        pool = KVPool(1, 1)
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        embeds = self.model.get_input_embeddings()(zero)
+        self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
+        return pool
 
     def embed(self, inputs: Mapping[str, torch.Tensor], features: Any = None) -> Embedded:
         """Run the wrapper up to its decoder call and return what the decoder would have received.

@@ -14,6 +14,11 @@ except ImportError:  # without torchvision
     Qwen2VLImageProcessor = Qwen2VLImageProcessorPil
 
 
+def picture() -> Image.Image:
+    """A small picture that every processor takes."""
+    return Image.linear_gradient("L").resize((112, 84)).convert("RGB")
+
+
 @dataclass(frozen=True)
 class PixelBounds:
     """A picture is brought to sides that are multiples of `factor`, and to `least` to `most` pixels: one token for each

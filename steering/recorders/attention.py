@@ -138,16 +138,18 @@ class PrefillCapture(Observer):
 
 
 class DecodeCapture(Observer):
-    """Attention of the one query of each row, mean over heads: means (layers, rows, columns); a layer writes it."""
+    """Attention of the one query of each row, mean over heads, layer by layer."""
 
-    def __init__(self, layers: int, rows: int, columns: int, device: torch.device):
-        self.means = torch.empty(layers, rows, columns, device=device)
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._by_layer: list[torch.Tensor] = []
 
     def decode(self, layer: int, weights: torch.Tensor) -> None:
-        if weights.device == self.means.device:
-            torch.mean(weights, 1, out=self.means[layer])
-        else:
-            self.means[layer] = weights.mean(1)
+        self._by_layer.append(weights.mean(1).to(self._device))
+
+    def means(self) -> torch.Tensor:
+        """(layers, rows, columns)."""
+        return torch.stack(self._by_layer)
 
 
 class AttentionRecorder(Slots):
@@ -255,12 +257,12 @@ class AttentionRecorder(Slots):
     def decode(self, batch: DecodeBatch) -> DecodeCapture | None:
         if not any(one.wants(*DECODED) or one.due for one in batch.sequences):
             return None
-        return DecodeCapture(self.pool.layers, len(batch.sequences), batch.columns, self.spans.device)
+        return DecodeCapture(self.spans.device)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, DecodeCapture):
             return
-        means = self.pool.mllm.ranks.mean(hook.means)
+        means = self.pool.mllm.ranks.mean(hook.means())
         sequences, by_row = batch.sequences, means.transpose(0, 1)  # (rows, layers, columns)
         rows, columns = len(sequences), batch.columns
         sums = by_row @ self.spans[:rows, :columns]

@@ -8,7 +8,6 @@ from collections import Counter
 
 import torch
 
-from steering.decoder.attention import Prefill
 from steering.decoder.kv import KVPool
 from steering.devices import free_bytes
 from steering.errors import UnsupportedModel
@@ -36,7 +35,7 @@ def at_once(mllm: MLLM, slots: int, length: int, share: float, kept: int) -> KVP
     """The same, made now, of as many slots as fit in that share of the free memory of every device, beside `kept` bytes for
     else on the model's own. Raises UnsupportedModel where not one does."""
     length = -(-length // COLUMN_BUCKET) * COLUMN_BUCKET  # else masks of all columns are copied into aligned ones
-    column = _column(mllm)
+    column = mllm.column()
     each: Counter[torch.device] = Counter()
     for tensor in column.tensors:
         each[tensor.device] += tensor.nbytes * length
@@ -55,14 +54,4 @@ def at_once(mllm: MLLM, slots: int, length: int, share: float, kept: int) -> KVP
     pool = KVPool(fitting, length)
     pool.allot(column)
     log.info("keys and values: %d slots of %d columns, %.3g GiB", fitting, length, pool.bytes / 2**30)
-    return pool
-
-
-def _column(mllm: MLLM) -> KVPool:
-    """Keys and values of a single column, after which those of all are shaped: families tell in many ways how wide they
-    are."""
-    pool = KVPool(1, 1)
-    zero = torch.zeros(1, 1, dtype=torch.int64, device=mllm.device)
-    embeds = mllm.model.get_input_embeddings()(zero)
-    mllm.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
     return pool

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx.experimental._config
 
+from steering.compiled.steps import CompiledSteps
 from steering.decoder.attention import Decode, Prefill, Ragged
 from steering.decoder.hooks import AttentionHook, Hook, Hooks, LayerHook, Observer
 from steering.devices import fill, sent
@@ -61,8 +62,11 @@ class Runner:
         prefix_cache_bytes: int = 0,
         compiled: bool = False,
         share: float = SHARE,
+        steps: CompiledSteps | None = None,
     ):
+        """`compiled` has torch compile the decode step at its first use; `steps` are those that were compiled before."""
         self.mllm = mllm
+        self.steps = steps
         self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
         self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
         self.image_cache = ImageCache(image_cache_bytes)
@@ -290,8 +294,14 @@ class Runner:
         concerned = self.concerns.of(running)
         hooks = {part.name: part.decode(batch) for part in concerned.acting}
         # Compiled is what most steps are; the others would need code of their own for every mixture of them, or of lengths.
-        plain = any(hooks[part.name] is not None and not part.compiled for part in concerned.acting)
-        plain = plain or columns.saved > self._weights
+        long = columns.saved > self._weights
+        if self.steps is not None and not long:
+            made = [hook for hook in hooks.values() if hook is not None]
+            tokens, rope = self.token[:count], positions + self.rope_delta[:count]
+            found = self.steps.run(made, self.embedder.rope_axes, tokens, positions, rope, columns.longest, self.pool)
+            if found is not None:
+                return _Computed(batch, concerned, hooks, Computed(*found))
+        plain = long or any(hooks[part.name] is not None and not part.compiled for part in concerned.acting)
         apart = (columns.common, columns.apart) if plain or self._decode_step is self.mllm.decoder else ()
         step = Decode(self.pool, positions, columns.longest, Hooks.of(hooks.values()), *apart)
         rope = (positions + self.rope_delta[:count])[:, None]

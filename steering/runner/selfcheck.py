@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from PIL import Image
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
@@ -19,6 +18,7 @@ from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
 from steering.errors import RequestError, UnsupportedModel
 from steering.model.mllm import MLLM
+from steering.model.pixels import picture
 from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
@@ -45,24 +45,18 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
 
     In half precision and in integers, both are compared with the same model computed in float32, and the engine may be at
     most `MARGIN` times as far from it as the plain model is; how well its tokens agree is logged. Integers are what the
-    model computes in from here on. With `compiled` the decoding steps of plain requests are those that torch
-    compiled.
+    model computes in from here on. With `compiled` weights stay as compiled steps need them; on a GPU the decoding steps
+    of plain requests are those that torch compiled.
     Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
     """
     try:
-        prompts = [
-            build_prompt(
-                mllm,
-                [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": text}]}],
-            )
-            for text in ("What is this?", "Describe the picture in a few words, then say what is missing.")
-        ]
+        prompts = checked_prompts(mllm)
         references = [_Reference.of(mllm, prompt) for prompt in prompts]
         mllm.settle(compiled)
         if mllm.quantization is not None:
             references = [one.computed_anew(mllm, prompt) for one, prompt in zip(references, prompts, strict=True)]
         tokens = [reference.tokens for reference in references]
-        ours, _ = _engine_logits(mllm, prompts, tokens, compiled)
+        ours, _ = _engine_logits(mllm, prompts, tokens, compiled and mllm.device.type != "cpu")
         explicit, looked = _engine_logits(mllm, prompts, tokens, compiled=False, observed=True)
     except UnsupportedModel:
         raise
@@ -112,9 +106,15 @@ def _compare_logits(mllm: MLLM, prompts: list[Prompt], references: list[_Referen
         )
 
 
-def picture() -> Image.Image:
-    """A small picture that every processor takes."""
-    return Image.linear_gradient("L").resize((112, 84)).convert("RGB")
+def checked_prompts(mllm: MLLM) -> list[Prompt]:
+    """Two prompts of different lengths, with a picture each."""
+    return [
+        build_prompt(
+            mllm,
+            [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": text}]}],
+        )
+        for text in ("What is this?", "Describe the picture in a few words, then say what is missing.")
+    ]
 
 
 def _agreement(references: list[_Reference], ours: list[torch.Tensor]) -> str:
@@ -271,7 +271,7 @@ def _engine_logits(
     runner = Runner(mllm, slots, length, max_images=1, compiled=compiled)
     if observed:
         runner.interventions["selfcheck"] = _ExplicitSlots("selfcheck", Pool(mllm, slots, length, 1))
-    sequences = [_sequence(mllm, prompt, slot, observed) for slot, prompt in enumerate(prompts)]
+    sequences = [checked_sequence(mllm, prompt, slot, observed) for slot, prompt in enumerate(prompts)]
     logits = []
     for sequence in sequences:
         first = runner.prefill([sequence], budget=sequence.prompt.length // 2 + 1)
@@ -290,7 +290,8 @@ def _engine_logits(
     return [torch.stack(rows) for rows in logits], looked
 
 
-def _sequence(mllm: MLLM, prompt: Prompt, slot: int, observed: bool = False) -> Sequence:
+def checked_sequence(mllm: MLLM, prompt: Prompt, slot: int, observed: bool = False) -> Sequence:
+    """A running sequence of a prompt, of which attention is captured where it is observed."""
     spec = Spec(prompt, max_tokens=STEPS, signals=frozenset(DECODED if observed else ()))
     text = TextStream(mllm.tokenizer, ())
     return Sequence(spec, text, notify=lambda *_: None, slot=slot, state=State.RUNNING)
@@ -302,7 +303,7 @@ def _first_difference(mllm: MLLM, prompt: Prompt) -> str:
         model(**{name: value.to(mllm.device) for name, value in prompt.inputs.items()}, use_cache=False)
     runner = Runner(mllm, 1, prompt.length + 1, max_images=1)
     with _recorded(mllm) as got:
-        runner.prefill([_sequence(mllm, prompt, 0)], budget=prompt.length)
+        runner.prefill([checked_sequence(mllm, prompt, 0)], budget=prompt.length)
     tolerance = HALF_TOLERANCE if mllm.rounds else TOLERANCE
     for layer, (one, other) in enumerate(zip(expected, got, strict=True)):
         difference = (one.float() - other.float()).norm(dim=-1) / one.float().norm(dim=-1).clamp(min=1e-6)  # (1, n)

@@ -72,7 +72,7 @@ def test_decode_of_ragged_rows(window: int | None, softcap: float | None, column
     positions = torch.tensor([3, 19, 0, 11])
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     spans = (random(SLOTS, LENGTH, 7, seed=3) > 0).float()
-    capture = DecodeCapture(1, 4, columns, torch.device("cpu"))
+    capture = DecodeCapture(torch.device("cpu"))
     step = Decode(pool, positions, columns, Hooks.of([capture if captured else None]))
     output = step.attend(Heads(0, SCALING, window, softcap), query, key, value, None)
     assert output.shape == query.shape
@@ -81,7 +81,7 @@ def test_decode_of_ragged_rows(window: int | None, softcap: float | None, column
         expected, weights = by_definition(query[row, :, 0], keys[row], values[row], position, window, softcap)
         torch.testing.assert_close(output[row, :, 0], expected, rtol=1e-5, atol=1e-6)
         if captured:
-            sums = capture.means[0, row] @ spans[row, :columns]
+            sums = capture.means()[0, row] @ spans[row, :columns]
             torch.testing.assert_close(sums, weights.mean(0) @ spans[row], rtol=1e-5, atol=1e-6)
     # One column a row was written, and nothing else.
     for ours, theirs in zip(pool.layer(0, nothing(), nothing()), (keys, values), strict=True):

@@ -1,0 +1,137 @@
+"""Hooks as the tensors that they hold, and all else of them: what a compiled step is given, and what it is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+PLAIN = (type(None), bool, int, float, str)
+
+
+class Foreign(TypeError):
+    """A hook holds what is neither tensor nor constant."""
+
+
+class Hole(NamedTuple):
+    """Where a tensor stood. number: which one it is."""
+
+    number: int
+
+
+class Made(NamedTuple):
+    """An object, a list, a dictionary, a tuple: its class, and its parts by name."""
+
+    kind: type
+    names: tuple[Any, ...]
+    parts: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What a value is beside the contents of its tensors; equal shapes are of values that are computed with alike.
+
+    tree: the value, with a `Hole` for each tensor. tensors: dtype and number of axes of each.
+    """
+
+    tree: Any
+    tensors: tuple[tuple[torch.dtype, int], ...]
+
+    def text(self) -> str:
+        """The same in words, which are alike in every process."""
+        return f"{_words(self.tree)} {[(str(dtype), axes) for dtype, axes in self.tensors]}"
+
+
+def taken_apart(value: Any) -> tuple[Pattern, list[torch.Tensor]]:
+    """A value, and the tensors that it holds, each once. Raises Foreign."""
+    tensors: list[torch.Tensor] = []
+    places: dict[int, int] = {}
+
+    def hole(tensor: torch.Tensor) -> Hole:
+        number = places.setdefault(id(tensor), len(tensors))
+        if number == len(tensors):
+            tensors.append(tensor)
+        return Hole(number)
+
+    tree = _tree(value, hole)
+    return Pattern(tree, tuple((one.dtype, one.ndim) for one in tensors)), tensors
+
+
+def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    """A new value of these tensors."""
+    if type(tree) is Hole:
+        return tensors[tree.number]
+    if type(tree) is not Made:
+        return tree
+    kind, names, parts = tree
+    values = [put_together(part, tensors) for part in parts]
+    if kind is list:
+        return values
+    if kind is dict:
+        return dict(zip(names, values, strict=True))
+    if issubclass(kind, tuple):
+        return tuple(values) if kind is tuple else kind(*values)
+    made = object.__new__(kind)
+    made.__dict__.update(zip(names, values, strict=True))
+    return made
+
+
+def as_json(tree: Any) -> Any:
+    """A tree in words that `of_json` reads."""
+    if type(tree) is Hole:
+        return {"hole": tree.number}
+    if type(tree) is Made:
+        names, parts = map(as_json, tree.names), map(as_json, tree.parts)
+        return {"kind": _name(tree.kind), "names": [*names], "parts": [*parts]}
+    return {"torch": str(tree)} if isinstance(tree, torch.device | torch.dtype) else tree
+
+
+def of_json(words: Any, kinds: Iterable[type]) -> Any:
+    """What was written, of these kinds of objects alone; raises KeyError for others."""
+    known = {_name(kind): kind for kind in (*kinds, list, tuple, dict)}
+
+    def read(one: Any) -> Any:
+        if not isinstance(one, dict):
+            return one
+        if "hole" in one:
+            return Hole(int(one["hole"]))
+        if "torch" in one:
+            dtype = getattr(torch, str(one["torch"]).removeprefix("torch."), None)
+            return dtype if isinstance(dtype, torch.dtype) else torch.device(one["torch"])
+        return Made(known[one["kind"]], tuple(map(read, one["names"])), tuple(map(read, one["parts"])))
+
+    return read(words)
+
+
+def kinds_of(tree: Any) -> set[type]:
+    """The kinds of objects in a tree."""
+    return {tree.kind}.union(*map(kinds_of, tree.parts)) if type(tree) is Made else set()
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _tree(value: Any, hole: Callable[[torch.Tensor], Hole]) -> Any:
+    kind = type(value)
+    if kind in PLAIN or isinstance(value, torch.device | torch.dtype):
+        return value
+    if isinstance(value, torch.Tensor):
+        return hole(value)
+    if kind is dict:
+        names, values = tuple(value), tuple(value.values())
+    elif isinstance(value, list | tuple):
+        names, values = (), tuple(value)
+    elif type(getattr(value, "__dict__", None)) is dict and not callable(value):
+        names, values = tuple(vars(value)), tuple(vars(value).values())
+    else:
+        raise Foreign(f"a {kind.__qualname__}")
+    return Made(kind, names, tuple(_tree(one, hole) for one in values))
+
+
+def _words(tree: Any) -> str:
+    if type(tree) is Made:
+        return f"{_name(tree.kind)}{tree.names}({', '.join(map(_words, tree.parts))})"
+    return repr(tree)

@@ -1,0 +1,84 @@
+"""How an engine's decode step comes to be compiled.
+
+On a CPU another process compiles it beside what is served, and it is kept for the next start (`steering.compiled`); until it
+is ready, and where it cannot be, the step runs as it is. On a GPU torch compiles it at its first use, before the engine is
+there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+
+from steering.compiled.compiling import Compiling
+from steering.compiled.steps import CompiledSteps
+from steering.errors import Fault, UnsupportedModel
+from steering.model.mllm import MLLM
+from steering.model.pixels import picture
+from steering.protocol.readout import Diagnose
+from steering.protocol.request import Request, Sampling
+from steering.runner.rehearsal import KINDS, Rehearsal
+
+log = logging.getLogger(__name__)
+
+State = Literal["off", "compiling", "ready", "failed"]
+
+
+class Compilation:
+    """The compiled steps of one engine. `steps` are those that its runner takes, None where there are none to come;
+    `by_torch` says that torch is to compile at the first use."""
+
+    def __init__(self, mllm: MLLM, compiled: bool, folder: str | None):
+        self.steps: CompiledSteps | None = None
+        self.by_torch = compiled and mllm.device.type != "cpu"
+        self._compiling: Compiling | None = None
+        if not compiled or self.by_torch:
+            return
+        try:
+            rehearsal = Rehearsal(mllm)
+            threads = torch.get_num_threads()
+            self.steps = steps = CompiledSteps(mllm, threads)
+            wanted = [steps.wanted(kind, rehearsal.axes) for kind in KINDS]
+            self._compiling = Compiling(
+                mllm, steps, wanted, lambda one, package: rehearsal.check(steps, one, package), threads, folder
+            )
+        except Exception as error:
+            log.warning("the decode step is not compiled, and runs as it is: %s: %s", type(error).__name__, error)
+
+    @property
+    def state(self) -> State:
+        """Whether compiled steps are in use, or will be."""
+        if self._compiling is not None:
+            return self._compiling.state
+        return "ready" if self.by_torch else "off" if self.steps is None else "failed"
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all that is compiled is in use, for so many seconds; False where it is not."""
+        return self.state == "ready" if self._compiling is None else self._compiling.wait(timeout)
+
+    def stop(self) -> None:
+        """End what is being compiled."""
+        if self._compiling is not None:
+            self._compiling.stop()
+
+    def stats(self) -> Mapping[str, float]:
+        """How many compiled steps are in use, and how often one was taken."""
+        if self.steps is None:
+            return {"compiled_in_use": float(self.by_torch), "compiled_steps": 0}
+        return {"compiled_in_use": len(self.steps), "compiled_steps": self.steps.taken}
+
+
+def compiled_now(generate: Callable[[list[Request]], object], slots: int, name: str) -> None:
+    """Answer small requests of every kind that has code of its own: one row and several, with captures or without. Raises
+    UnsupportedModel where that fails."""
+    message = {"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": "?"}]}
+    sampling = Sampling(max_tokens=3, ignore_eos=True)
+    for rows in (1, 2)[:slots]:
+        for diagnose in (None, Diagnose()):
+            try:
+                generate([Request([message], sampling, diagnose=diagnose)] * rows)
+            except Fault as fault:
+                raise UnsupportedModel(f"{name}: its decode step cannot be compiled: {fault}") from fault

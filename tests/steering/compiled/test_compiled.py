@@ -1,0 +1,186 @@
+"""Steps that were compiled beside what is served: the same answers, found at the next start, and nothing that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import steering
+from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, Vcd
+from steering.compiled.package import Package
+from steering.prompt.layout import build_prompt
+from steering.vectors.vector import SteeringVector
+from tests.steering.conftest import LoadMLLM
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def compiled(load_mllm: LoadMLLM, folder: Path) -> steering.Engine:
+    """An engine whose steps were compiled."""
+    made = engine(load_mllm("qwen2_vl"), folder)
+    assert made.compilation.wait(300)
+    return made
+
+
+def engine(mllm: MLLM, folder: Path | str, **options: Any) -> steering.Engine:
+    return steering.Engine(
+        mllm, slots=4, max_length=512, self_check=False, compiled=True, compiled_folder=str(folder), **options
+    )
+
+
+@pytest.fixture
+def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError("there is no compiler")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+
+
+def requests(mllm: MLLM, count: int, diagnose: bool) -> list[Request]:
+    """Prompts of different lengths and settings, every other one steered, some contrasted, the last with diagnostics."""
+    ones = torch.ones(mllm.num_layers)
+    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
+    vector = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint)
+    return [
+        Request(
+            [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what " * i}]}],
+            Sampling(max_tokens=40, ignore_eos=True, logprobs=2),
+            interventions=[
+                (steering.Steer(vector, 0.5),) * (i % 2),
+                Sage(generate=Generate(refresh=6)) if i == 1 else None,
+                Vcd() if i == 2 else None,
+            ],
+            diagnose=Diagnose() if diagnose and i == count - 1 else None,
+        )
+        for i, picture in enumerate(Image.linear_gradient("L").resize((112, 84)).convert("RGB") for _ in range(count))
+    ]
+
+
+def test_answers_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+    plain = steering.Engine(compiled.mllm, slots=4, max_length=512, self_check=False)
+    for count, diagnose in ((1, True), (3, False), (4, True), (4, False), (1, False)):
+        asked = requests(compiled.mllm, count, diagnose)
+        before = compiled.stats()["compiled_steps"]
+        for one, other in zip(plain.generate(asked), compiled.generate(asked), strict=True):
+            assert one.choices[0].token_ids == other.choices[0].token_ids
+            for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            if one.choices[0].diagnostics is not None:
+                assert numbers(other.choices[0].diagnostics) == pytest.approx(
+                    numbers(one.choices[0].diagnostics), rel=1e-3, abs=1e-4, nan_ok=True
+                )
+        assert compiled.stats()["compiled_steps"] - before >= 39
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers in a diagnosis, in order."""
+    if isinstance(value, dict):
+        return [number for one in value.values() for number in numbers(one)]
+    if isinstance(value, list | tuple):
+        return [number for one in value for number in numbers(one)]
+    return [float(value)] if isinstance(value, int | float) else []
+
+
+def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
+    """A step that reads whole slots is no other one, which torch's own compiler would compile anew."""
+    mllm = compiled.mllm
+    (asked,) = requests(mllm, 1, False)
+    longest = build_prompt(mllm, asked.messages).length + 40
+    plain = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
+    compiled_too = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
+    compiled_too._runner.steps = compiled.compilation.steps
+    (one,), (other,) = plain.generate([asked]), compiled_too.generate([asked])
+    assert one.choices[0].token_ids == other.choices[0].token_ids
+
+
+@pytest.mark.usefixtures("compiled", "nothing_compiles")
+def test_the_next_start_finds_them(load_mllm: LoadMLLM, folder: Path) -> None:
+    again = engine(load_mllm("qwen2_vl"), folder)
+    assert again.compilation.state == "ready"
+    assert again.stats()["compiled_in_use"] == 2
+    again.generate(requests(again.mllm, 1, False))
+    assert again.stats()["compiled_steps"] > 0
+
+
+@pytest.mark.usefixtures("compiled", "nothing_compiles")
+def test_what_is_broken_costs_a_compile_and_no_answer(load_mllm: LoadMLLM, folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    for place in copy.glob("*/step.pt2"):  # code that says that it is what was written, and is none
+        place.write_bytes(b"nothing")
+        notes = json.loads((place.parent / "about.json").read_text())
+        notes["digest"] = hashlib.sha256(b"nothing").hexdigest()
+        (place.parent / "about.json").write_text(json.dumps(notes))
+    made = engine(load_mllm("qwen2_vl"), copy)
+    assert not made.compilation.wait(60)
+    assert (made.compilation.state, made.stats()["compiled_in_use"]) == ("failed", 0)
+    (answer,) = made.generate(requests(made.mllm, 1, False))
+    assert len(answer.choices[0].token_ids) == 40
+
+
+@pytest.mark.usefixtures("compiled", "nothing_compiles")
+def test_a_step_that_computes_something_else_is_not_used(
+    load_mllm: LoadMLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    real = Package.__call__
+
+    def off(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, logits = real(*args)
+        return hidden, logits + 0.01 * logits.abs().max()
+
+    monkeypatch.setattr(Package, "__call__", off)
+    made = engine(load_mllm("qwen2_vl"), copy)
+    assert not made.compilation.wait(60)
+    assert made.stats()["compiled_in_use"] == 0
+    assert "of its range off" in caplog.text
+    assert not list(copy.glob("*/step.pt2"))
+
+
+def test_a_folder_that_others_may_write_is_not_used(
+    load_mllm: LoadMLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, nothing_compiles: None
+) -> None:
+    tmp_path.chmod(0o777)
+    engine(load_mllm("qwen2_vl"), tmp_path)
+    assert "others than this user may write" in caplog.text
+    assert not list(tmp_path.iterdir())
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.usefixtures("nothing_compiles")
+def test_where_nothing_compiles_steps_run_as_they_are(load_mllm: LoadMLLM, caplog: pytest.LogCaptureFixture) -> None:
+    made = engine(load_mllm("qwen2_vl"), "off")
+    assert not made.compilation.wait(60)
+    assert "there is no compiler" in caplog.text
+    (answer,) = made.generate(requests(made.mllm, 1, False))
+    assert len(answer.choices[0].token_ids) == 40
+
+
+def test_an_engine_that_stops_ends_what_is_being_compiled(load_mllm: LoadMLLM, tmp_path: Path) -> None:
+    made = engine(load_mllm("qwen2_vl"), tmp_path)
+    assert made.compilation._compiling is not None
+    while (process := made.compilation._compiling._process) is None:
+        time.sleep(0.01)
+    time.sleep(3)  # it imports
+    begun = time.monotonic()
+    made.stop()
+    assert process.poll() is not None
+    assert not made.compilation.wait(10)
+    assert time.monotonic() - begun < 10
+    assert not list(tmp_path.glob("*/step.pt2"))

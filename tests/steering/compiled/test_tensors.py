@@ -1,0 +1,64 @@
+"""A hook is taken apart into its tensors and all else, and put together again, here or in another process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from steering.compiled.tensors import Foreign, Hole, as_json, kinds_of, of_json, put_together, taken_apart
+
+
+class Tables(NamedTuple):
+    one: torch.Tensor
+    two: torch.Tensor
+
+
+class Held:
+    def __init__(self, rows: int, depth: int = 2):
+        shared = torch.zeros(rows, 3)
+        self.depth, self.nothing, self.device = depth, None, torch.device("cpu")
+        self.tables = {torch.device("cpu"): Tables(shared, torch.ones(rows))}
+        self.again, self.kept = shared, [torch.arange(rows)]
+
+
+def test_a_value_put_together_again_is_the_same() -> None:
+    held = Held(4)
+    shape, tensors = taken_apart([held])
+    assert len(tensors) == 3  # one of them is held twice
+    (made,) = put_together(shape.tree, tensors)
+    assert type(made) is Held
+    assert made.again is held.again is made.tables[torch.device("cpu")].one
+    assert (made.depth, made.nothing, made.device, made.kept) == (2, None, torch.device("cpu"), held.kept)
+    assert made.kept is not held.kept
+
+
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [(Held(7), True), (Held(4, depth=3), False), (torch.zeros(4), False)],
+)
+def test_shapes_are_alike_where_nothing_but_the_contents_of_tensors_differs(other: Any, alike: bool) -> None:
+    one, two = taken_apart(Held(4))[0], taken_apart(other)[0]
+    assert (one == two) is alike
+    assert (one.text() == two.text()) is alike
+
+
+def test_dtypes_and_axes_count() -> None:
+    assert taken_apart([torch.zeros(2)])[0] != taken_apart([torch.zeros(2).half()])[0]
+    assert taken_apart([torch.zeros(2)])[0] != taken_apart([torch.zeros(2, 1)])[0]
+
+
+def test_a_tree_is_read_of_its_words_where_its_kinds_are_known() -> None:
+    tree = taken_apart([Held(4), {"a": (1, 0.5, torch.float16)}])[0].tree
+    words = json.loads(json.dumps(as_json(tree)))
+    assert of_json(words, kinds_of(tree)) == tree
+    with pytest.raises(KeyError):
+        of_json(words, [Tables])
+
+
+def test_what_is_neither_tensor_nor_constant_is_refused() -> None:
+    with pytest.raises(Foreign):
+        taken_apart([open])
+    assert put_together(Hole(0), [3]) == 3  # type: ignore[list-item]
