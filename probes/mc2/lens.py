@@ -122,13 +122,22 @@ def _margins(logits: Mapping[tuple[str, Side | None], np.ndarray]) -> Iterator[t
 
 def _margin(preferred: np.ndarray, other: np.ndarray, chosen: np.ndarray) -> Margin:
     """preferred, other: (samples, 2, layers). chosen: (samples, 2), the questions that count."""
-    some = chosen.any(1)
-    weights = chosen[some, :, None] / chosen[some].sum(1)[:, None, None]
-    differences = ((preferred - other)[some] * weights).sum(1)
+    counted = chosen.sum(1)
+    differences = ((preferred - other) * chosen[..., None]).sum(1)[counted > 0]
+    counted = counted[counted > 0]
+    # A resample's margin, too, is the mean over its questions, of which samples have one or two.
+    both = np.concatenate([differences, counted[:, None]], 1)
     return Margin(
         preferred[chosen].mean(0).tolist(),
         other[chosen].mean(0).tolist(),
         (preferred - other)[chosen].mean(0).tolist(),
-        [interval(column) for column in differences.T],
+        [interval(both[:, [layer, -1]], statistic=_of_questions) for layer in range(differences.shape[1])],
         int(chosen.sum()),
     )
+
+
+def _of_questions(drawn: np.ndarray, axis: int) -> np.ndarray:
+    """The mean over questions of resamples (..., samples, 2): each sample's sum of margins, and how many they are."""
+    sums = drawn.sum(axis)
+    mean: np.ndarray = sums[..., 0] / sums[..., 1]
+    return mean

@@ -66,6 +66,18 @@ def test_plain_questions_are_parted_by_what_the_last_layer_prefers() -> None:
     assert found["plain_text"].margin == [0, 3]
 
 
+def test_the_interval_is_of_the_mean_over_questions() -> None:
+    # Twelve samples of which both orders count, and twelve of which one does.
+    differences = np.zeros((24, 2, 1))
+    differences[:12], differences[12:, 0], differences[12:, 1] = 4.0, 1.0, -1.0
+    chosen = np.array([[True, True]] * 12 + [[True, False]] * 12)
+    found = module._margin(differences, np.zeros_like(differences), chosen)
+    drawn = np.random.default_rng(5).binomial(24, 0.5, 20000)  # of each resample, how many samples count twice
+    expected = np.quantile((drawn * 8 + (24 - drawn)) / (24 + drawn), (0.025, 0.975))
+    assert found.margin == pytest.approx([3.0])
+    assert found.intervals[0] == pytest.approx(expected, abs=0.12)
+
+
 def margin(values: list[float], low: list[float]) -> Margin:
     return Margin(values, [0.0] * len(values), values, [(one, one + 1) for one in low], 4)
 
