@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,21 +43,35 @@ def add(
         ),
     ] = None,
     rate: Annotated[
-        str | None, Option(metavar="N/TIME", help="chats in a time, such as 60/minute (default: any)")
+        str | None, Option(metavar="N/TIME", help="chats in a time, such as 60/minute, or any (default: any)")
     ] = None,
-    concurrent: Annotated[int | None, Option(min=1, help="chats answered at the same time (default: any)")] = None,
-    replace: Annotated[bool, Option("--replace", help="the one of this name is no longer accepted")] = False,
+    concurrent: Annotated[
+        int | None, Option(min=0, help="chats answered at the same time, 0 for any (default: any)")
+    ] = None,
+    replace: Annotated[
+        bool,
+        Option(
+            "--replace",
+            help="the one of this name is no longer accepted; the new one has its roles and limits, where none are given",
+        ),
+    ] = False,
     file: File = None,
     config: Config = None,
 ) -> None:
     """Make a key and print it, once: only its digest is kept."""
     from server.keys.named import new_key, write
 
-    path, keys = _file(file, config), _read(file, config, missing=True)
-    if any(one.name == name for one in keys) and not replace:
-        raise ValueError(f"there is a key {name!r} in {path} already; --replace makes a new one")
-    key, kept = new_key(name, role or (), rate, concurrent)
-    write(path, [*(one for one in keys if one.name != name), kept])
+    path = _file(file, config)
+    with _alone(path):
+        keys = _read(file, config, missing=True)
+        old = next((one for one in keys if one.name == name), None)
+        if old is not None and not replace:
+            raise ValueError(f"there is a key {name!r} in {path} already; --replace makes a new one")
+        if old is not None:  # who rotates a key means its secret alone
+            role, rate = role or list(old.roles), old.rate if rate is None else rate
+            concurrent = old.concurrent if concurrent is None else concurrent
+        key, kept = new_key(name, role or (), None if rate == "any" else rate, concurrent or None)
+        write(path, [*(one for one in keys if one.name != name), kept])
     print(key)
     typer.echo(f"{path} keeps its digest alone; servers with --named-key-file {path} take it from now on", err=True)
 
@@ -71,12 +89,30 @@ def revoke(name: Name, file: File = None, config: Config = None) -> None:
     """Take a key out: from the next request on it is not accepted."""
     from server.keys.named import write
 
-    path, keys = _file(file, config), _read(file, config)
-    left = [one for one in keys if one.name != name]
-    if len(left) == len(keys):
-        raise ValueError(f"there is no key {name!r} in {path}; it has: {', '.join(one.name for one in keys) or 'none'}")
-    write(path, left)
+    path = _file(file, config)
+    with _alone(path):
+        keys = _read(file, config)
+        left = [one for one in keys if one.name != name]
+        if len(left) == len(keys):
+            named = ", ".join(one.name for one in keys) or "none"
+            raise ValueError(f"there is no key {name!r} in {path}; it has: {named}")
+        write(path, left)
     print(f"{name} is revoked")
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other commands from the keys of this folder, so that none of them writes what another one has changed since."""
+    folder = path.parent
+    if not folder.is_dir():  # what is not there yet, or is no folder, has no keys to lose
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _file(file: str | None, config: str | None) -> Path:

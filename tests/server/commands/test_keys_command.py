@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from time import sleep
+from typing import Any
 
 import pytest
 
 from server.cli import main
+from server.keys import named
 from server.keys.ring import KeyRing
 
 
@@ -50,6 +54,33 @@ def test_a_key_is_replaced_and_revoked(path: Path, capsys: pytest.CaptureFixture
     assert [ring.holder(key) is None for key in (first, other, second)] == [True, False, False]
     assert main(["keys", "revoke", "app", *path_flag]) == 0
     assert [ring.holder(key) is None for key in (other, second)] == [False, True]
+
+
+def test_a_key_that_is_rotated_keeps_its_roles_and_limits_unless_others_are_given(path: Path) -> None:
+    limits = ("--role", "journal", "--rate", "60/minute", "--concurrent", "4")
+
+    def rotated(*arguments: str) -> tuple[list[str], str | None, int | None]:
+        assert main(["keys", "add", "app", "--replace", *arguments, "--file", str(path)]) == 0
+        (kept,) = json.loads(path.read_text())["keys"]
+        return kept["roles"], kept.get("rate"), kept.get("concurrent")
+
+    assert main(["keys", "add", "app", *limits, "--file", str(path)]) == 0
+    assert rotated() == (["journal"], "60/minute", 4)
+    assert rotated("--rate", "5/second") == (["journal"], "5/second", 4)
+    assert rotated("--role", "use", "--rate", "any", "--concurrent", "0") == (["use"], None, None)
+
+
+def test_keys_that_are_made_at_once_are_all_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(*given: Any) -> Any:
+        sleep(0.05)  # between what is read and what is written
+        return new_key(*given)
+
+    new_key = named.new_key
+    monkeypatch.setattr(named, "new_key", slowly)
+    with ThreadPoolExecutor(4) as threads:
+        done = threads.map(lambda number: main(["keys", "add", f"app{number}", "--file", str(path)]), range(4))
+        assert list(done) == [0] * 4
+    assert {key.name for key in named.read(path)} == {f"app{number}" for number in range(4)}
 
 
 @pytest.mark.parametrize(
