@@ -166,6 +166,7 @@ def test_the_model_and_its_limits(client: FlaskClient, engine: steering.Engine) 
     assert model == client.get(f"/v1/models/{model['id']}").json
     assert (model["id"], model["fingerprint"]) == (engine.mllm.name, engine.mllm.fingerprint)
     assert (model["layers"], model["context_length"]) == (engine.mllm.num_layers, engine.max_length)
+    assert model["compiled"] is False
     assert model["vectors"] == ["modality-preference"]
     assert model["limits"]["slots"] == 4
     assert client.get("/v1/models/gpt-4o").json["error"]["code"] == "model_not_found"
