@@ -60,7 +60,7 @@ class Steps:
         self.twins = Twins(runner.rules, self._enqueue_twin, self._dismiss_twin)
         self.alive: dict[Sequence, None] = {}
         self.counts = dict.fromkeys(
-            ("steps", "prompt_tokens", "generated_tokens", "finished", "faults", "cancelled"), 0
+            ("steps", "prompt_tokens", "generated_tokens", "finished", "faults", "refused", "cancelled"), 0
         )
         self.bins = {name: Bins(bounds) for name, bounds in _BINS.items()}
         self.rate = Rate()
@@ -292,7 +292,7 @@ class Steps:
             return
         if sequence.twin is not None:
             self._dismiss_twin(sequence.twin)
-        self.counts["faults" if sequence.error else "finished" if sequence.finish_reason else "cancelled"] += 1
+        self.counts[_ending(sequence)] += 1
         if slot >= 0:
             self.rate.ended(len(sequence.tokens))
         if sequence.finish_reason is None:
@@ -341,3 +341,10 @@ class Steps:
             if value > -math.inf  # a contrast leaves only what is plausible
         )
         return TokenLogprob(token, *self.token_text(token), logprob, alternatives)
+
+
+def _ending(sequence: Sequence) -> str:
+    """The counter of how it ended. What its request itself is wrong in is no fault, which somebody would be called for."""
+    if sequence.error is not None:
+        return "refused" if isinstance(sequence.error, RequestError) else "faults"
+    return "cancelled" if sequence.finish_reason is None else "finished"

@@ -268,7 +268,8 @@ def test_a_compiled_grammar_is_kept(engine: Engine, monkeypatch: pytest.MonkeyPa
 def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its matcher is brought into the state in which a bound of the library leaves it."""
+    """Its matcher is brought into the state in which a bound of the library leaves it. It is no fault of the server's."""
+    before = engine.stats()
     spoilt = engine.submit(Request(CHAT, Sampling(max_tokens=9), grammar=Grammar.regex("[a-c]{9}")))
     beside = engine.submit(Request(CHAT, Sampling(max_tokens=9), grammar=Grammar.regex("[a-c]{9}")))
     (sequence,) = spoilt.sequences
@@ -277,3 +278,5 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(
     with pytest.raises(RequestError, match="'grammar' became too complex while it was followed"):
         engine.result_of(spoilt)
     assert set(engine.result_of(beside).choices[0].text) <= set("abc")
+    after = engine.stats()
+    assert (after["faults"], after["refused"]) == (before["faults"], before["refused"] + 1)
