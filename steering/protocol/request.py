@@ -33,7 +33,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2.0, 2.0),
     "presence_penalty": (-2.0, 2.0),
     "top_k": (0, 1_000_000),
-    "max_tokens": (1, 10_000_000),
+    "max_tokens": (1, 2**63 - 1),  # what fits is less in any case; clients say "any" by the largest number they have
     "min_tokens": (0, 10_000_000),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
     "seed": (-(2**63), 2**63 - 1),
