@@ -65,6 +65,14 @@ def wilson(counted: float, of: float) -> tuple[float, float]:
     return float(low) if counted > 0 else 0.0, float(high) if counted < of else 1.0  # where rounding leaves 1e-16
 
 
+def deviation(value: float, samples: int) -> tuple[float, float]:
+    """The 95 % interval of the standard deviation (of a sample) of two values or more, as of a normal distribution."""
+    from scipy.stats import chi2
+
+    low, high = (value * math.sqrt((samples - 1) / chi2.ppf(tail, samples - 1)) for tail in (0.975, 0.025))
+    return float(low), float(high)
+
+
 def _drawn(samples: int, seed: int) -> np.ndarray:
     """(resamples, samples): which samples each resample holds."""
     return np.random.default_rng(seed).integers(samples, size=(RESAMPLES, samples))

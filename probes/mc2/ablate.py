@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from probes.answering.progress import tracked
 from probes.answering.requests import request
 from probes.conflicts.asking import Condition, ask
 from probes.conflicts.samples import SIDES, ConflictSample, Side, messages
-from probes.conflicts.shares import Shares
-from probes.harness.bootstrap import interval
+from probes.conflicts.shares import Outcome, Shares
+from probes.harness.bootstrap import interval, paired
 from probes.mc2 import memory
 from probes.mc2.evaluate import Candidate
 from probes.vector.build import Recipe, build, grow
@@ -31,9 +31,11 @@ CLOSE = 0.05
 
 @dataclass(frozen=True)
 class Steered:
-    """One setting, steered toward either side."""
+    """One setting, steered toward either side. beside: by side, how much larger the share that follows it is than in the
+    last setting of the same ablation, and the paired 95 % interval of that."""
 
     shares: Mapping[Side, Shares]
+    beside: Mapping[Side, tuple[float, tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def effect(self) -> float:
@@ -41,7 +43,10 @@ class Steered:
         return sum(self.shares[side].toward(side) for side in SIDES) / 2
 
     def to_json(self) -> dict[str, Any]:
-        return {side: shares.to_json() for side, shares in self.shares.items()}
+        found: dict[str, Any] = {side: shares.to_json() for side, shares in self.shares.items()}
+        for side, (difference, bounds) in self.beside.items():
+            found[side] |= {"difference": difference, "difference_95": list(bounds)}
+        return found
 
 
 def by_samples(
@@ -120,12 +125,22 @@ def _rows(
     quiet: bool,
 ) -> list[Steered]:
     conditions = [Condition("plain", one.toward(side)) for one in tried for side in SIDES]
-    shares = [
-        Shares.of(answer.outcomes, intervals=True)
-        for answer in ask(answerer, samples, conditions, title=title, quiet=quiet)
+    answers = iter(ask(answerer, samples, conditions, title=title, quiet=quiet))
+    outcomes = [{side: next(answers).outcomes for side in SIDES} for _ in tried]
+    return [
+        Steered(
+            {side: Shares.of(one[side], intervals=True) for side in SIDES},
+            {side: _beside(one[side], outcomes[-1][side], side) for side in SIDES},
+        )
+        for one in outcomes
     ]
-    pairs = zip(shares[::2], shares[1::2], strict=True)
-    return [Steered(dict(zip(SIDES, pair, strict=True))) for pair in pairs]
+
+
+def _beside(one: Sequence[Outcome], other: Sequence[Outcome], side: Side) -> tuple[float, tuple[float, float]]:
+    """How much larger the first share of those that follow the side is, and the paired interval."""
+    follows, followed = (np.array([found == side for found in outcomes], float) for outcomes in (one, other))
+    difference = follows - followed
+    return float(difference.mean()), paired(difference)
 
 
 @dataclass(frozen=True)
@@ -169,16 +184,19 @@ def knee(rows: Mapping[float, Steered]) -> Knee:
 class Latency:
     """Seconds that one answer takes alone (median over samples) and its ratio to the plain one (median of the ratios of the
     same sample, with the 95 % bootstrap interval); the most memory that it takes, model included (median, see `memory`),
-    where that is known."""
+    and its ratio to the plain one, likewise, where that is known."""
 
     seconds: float
     ratio: float
     interval: tuple[float, float]
     megabytes: float | None = None
+    memory: tuple[float, tuple[float, float]] | None = None
 
     def to_json(self) -> dict[str, Any]:
+        ratio, bounds = self.memory or (None, None)
         return {
             "seconds": self.seconds, "ratio": self.ratio, "ratio_95": list(self.interval), "megabytes": self.megabytes,
+            "memory_ratio": ratio, "memory_ratio_95": bounds and list(bounds),
         }  # fmt: skip
 
 
@@ -208,11 +226,18 @@ def latency(
             seconds[name].append(time.perf_counter() - begin)
             peaks[name].append(memory.peak(device))
     taken = {name: np.array(values) for name, values in seconds.items()}
-    return {name: _latency(values, taken["plain"], peaks[name]) for name, values in taken.items()}
+    needed = {name: np.array(values, float) for name, values in peaks.items()}  # NaN where it is not known
+    return {name: _latency(taken[name], taken["plain"], needed[name], needed["plain"]) for name in taken}
 
 
-def _latency(values: np.ndarray, plain: np.ndarray, peaks: Sequence[float | None]) -> Latency:
+def _latency(values: np.ndarray, plain: np.ndarray, peaks: np.ndarray, plain_peaks: np.ndarray) -> Latency:
+    known = ~np.isnan(peaks + plain_peaks)
+    most = float(np.median(peaks[known])) if known.any() else None
+    memory = _ratio(peaks[known], plain_peaks[known]) if known.any() else None
+    return Latency(float(np.median(values)), *_ratio(values, plain), most, memory)
+
+
+def _ratio(values: np.ndarray, plain: np.ndarray) -> tuple[float, tuple[float, float]]:
+    """The median of the ratios of the same sample, and its interval."""
     ratios = values / plain
-    known = [one for one in peaks if one is not None]
-    most = float(np.median(known)) if known else None
-    return Latency(float(np.median(values)), float(np.median(ratios)), interval(ratios, statistic=np.median), most)
+    return float(np.median(ratios)), interval(ratios, statistic=np.median)

@@ -24,22 +24,6 @@ def _instructed(found: Json) -> Found:
     return Found.of({name: figure(one, "vision_ratio") for name, one in rows.items()}, both, plain["n"])
 
 
-def _sizes(found: Json) -> Found:
-    """Of the way whose share changes most with the size of the probe."""
-    shares = {size: figure(row["text"], "s_text") for size, row in found["samples"].items()}
-    values = [one.value for one in shares.values()]
-    return Found.of(shares, max(values) - min(values) <= 0.05, next(iter(found["samples"].values()))["text"]["n"])
-
-
-def _strengths(found: Json) -> Found:
-    rows = found["strength"]["rows"]
-    shares = {strength: figure(row["text"], "s_text") for strength, row in rows.items()}
-    best = max(one.value for one in shares.values())
-    rises = best > shares[min(shares, key=float)].value + 0.05
-    falls = best > shares[max(shares, key=float)].value + 0.05
-    return Found.of(shares, rises and falls, next(iter(rows.values()))["text"]["n"])
-
-
 ITEMS = (
     Item(
         1,
@@ -48,7 +32,7 @@ ITEMS = (
         "2,000 samples (section 3.2)",
         "mc2-plain",
         read.tasks_alike,
-        "the samples that are asked are of eight tasks, equally many of each",
+        "the samples that are asked are of eight tasks, equally many of each (counted, so without an interval)",
     ),
     Item(
         2,
@@ -155,8 +139,8 @@ ITEMS = (
         "probe size (Table 8)",
         "S_t of OneVision-7B 55.9 to 57.4 with 25 to 250 samples",
         "mc2-samples",
-        _sizes,
-        "S_t stays within 5 points",
+        read.sizes,
+        "S_t by any size is within 5 points of that by the greatest, with the interval of the difference",
     ),
     Item(
         14,
@@ -165,7 +149,7 @@ ITEMS = (
         "S_t of OneVision-7B 53.4 to 59.3, 57.1 with all",
         "mc2-tasks",
         read.one_task,
-        "S_t by any one task is within 5 points of that by all",
+        "S_t by any one task is within 5 points of that by all, with the interval of the difference",
     ),
     Item(
         15,
@@ -173,8 +157,8 @@ ITEMS = (
         "strength (Table 10)",
         "S_t of OneVision-7B 40.2 at 0.125, 57.1 at 1.0, 0.0 at 2.5",
         "mc2-strength",
-        _strengths,
-        "S_t rises by 5 points from the least strength, and falls by 5 points to the greatest",
+        read.strengths,
+        "S_t rises from the least strength, and falls to the greatest: the intervals 5 points apart",
     ),
     Item(
         16,
@@ -183,7 +167,8 @@ ITEMS = (
         "1.99 s plain, 2.00 s steered, 2.21 s probing; memory nearly the same",
         "mc2-latency",
         read.latency,
-        "steered, a request takes at most 1.05 times the time and the memory of a plain one (figures: ratios to plain)",
+        "steered, a request takes at most 1.05 times the time and the memory of a plain one, with its interval (figures: "
+        "ratios to plain)",
     ),
     Item(
         17,
@@ -219,8 +204,8 @@ ITEMS = (
         "instructions shift the states, either way (section 4.4)",
         "probe",
         read.states,
-        "the instructed centres lie on two sides of the plain one, further off than those of degraded "
-        "images and texts (figures: distances)",
+        "the instructed centres lie on two sides of the plain one (a cosine below 0), further off than those of degraded "
+        "images and texts, with their intervals (figures: distances)",
     ),
     Item(
         21,
@@ -229,7 +214,7 @@ ITEMS = (
         "layers 20 to 23 of 28 stand out in Qwen2.5VL-7B",
         "probe",
         read.layers,
-        "mean / deviation is greatest in a layer between, 1.5 times that of the first and of the last",
+        "mean / deviation is greatest in a layer between, 1.5 times that of the first and of the last, the intervals apart",
     ),
     Item(
         22,
@@ -258,7 +243,7 @@ ITEMS = (
         "probe",
         read.direction,
         "the queries' differences agree at the chosen layer by the bound that a probe goes by (figure: their mean cosine "
-        "with the direction)",
+        "with the direction, of larger ones more)",
     ),
     Item(
         25,
@@ -268,7 +253,7 @@ ITEMS = (
         "probe",
         read.weight,
         "the vector's published weight is the states' mean size over the direction's, in the reading that it says (figures: "
-        "all four)",
+        "all four; an identity of what was measured, so without an interval)",
     ),
     Item(26, "mp", "human agreement of the Vision Ratio", "2.68 % apart (section 4.1)", why="needs human annotators"),
     Item(

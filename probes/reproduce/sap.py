@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from math import sqrt
 
+from probes.harness.bootstrap import deviation
 from probes.reproduce.items import Figure, Found, Item, Json, figure
 
 PLAIN, TOLD = "baseline", "refusal prompt"
@@ -64,11 +65,13 @@ def _told(found: Json) -> Found:
 def _runs(found: Json) -> Found:
     sa = found["runs"][PLAIN]["total"]["sa"]
     most = THEIR_DEVIATION * sqrt(THEIR_QUESTIONS / _n(found))
-    return Found(
-        {"sa": sa["mean"], "deviation": sa["deviation"], "theirs for as many": most},
-        sa["deviation"] <= most,
-        n=_n(found),
-    )
+    bounds = deviation(sa["deviation"], len(sa["runs"])) if len(sa["runs"]) > 1 else None
+    ours = {
+        "sa": Figure(sa["mean"], _metric(found, "total", "sa")["value_95"]),
+        "deviation": Figure(sa["deviation"], bounds),
+        "theirs for as many": Figure(most),
+    }
+    return Found.of(ours, bounds is not None and bounds[1] <= most, _n(found))
 
 
 def _subtasks(found: Json) -> Found:
@@ -131,7 +134,7 @@ ITEMS: tuple[Item, ...] = (
         "deviations of the totals 0.39 to 1.30 (the authors' README)",
         "mm-sap",
         _runs,
-        "sa deviates by 1.30 points at most, scaled by the root of how many fewer questions there are",
+        "sa deviates by 1.30 points at most, scaled by the root of how many fewer questions there are, with its interval",
     ),
     Item(
         52,

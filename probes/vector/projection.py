@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from probes.answering.progress import tracked
 from probes.conflicts.degrade import degraded
-from probes.conflicts.samples import ConflictSample, Setting, messages
+from probes.conflicts.samples import SIDES, ConflictSample, Setting, messages
+from probes.harness.bootstrap import RESAMPLES, bounds
 from probes.vector.build import Recipe, reading, state_of
 from steering import Engine, Request
 
@@ -29,6 +31,28 @@ class Projection:
     def centres(self) -> dict[str, list[float]]:
         """The mean of each setting's points."""
         return {name: points.mean(0).tolist() for name, points in self.points.items()}
+
+    def shifts(self) -> dict[str, Any]:
+        """How far the centres of the other settings are from that of the plain one, by setting (`distance`), and the cosine
+        of the two instructed ones' shifts (`cosine`, -1 where they point to two sides); each with its 95 % interval over
+        samples (bootstrap, the same samples in all settings; where centres coincide, distances lean to more than 0)."""
+        plain = self.points["plain"]
+        drawn = np.random.default_rng(0).integers(len(plain), size=(RESAMPLES, len(plain)))
+        moved = {name: points - plain for name, points in self.points.items() if name != "plain"}
+        centres = {name: (one.mean(0), one[drawn].mean(1)) for name, one in moved.items()}
+        far = {name: [np.linalg.norm(one, axis=-1) for one in both] for name, both in centres.items()}
+        sides = [f"instructed toward {side}" for side in SIDES]
+        cosines = []
+        for place in (0, 1):
+            one, other = (centres[name][place] for name in sides)
+            lengths = np.maximum(far[sides[0]][place] * far[sides[1]][place], np.finfo(float).tiny)
+            cosines.append((one * other).sum(-1) / lengths)
+        return {
+            "distance": {name: float(value) for name, (value, _) in far.items()},
+            "distance_95": {name: list(bounds(drawn)) for name, (_, drawn) in far.items()},
+            "cosine": float(cosines[0]),
+            "cosine_95": list(bounds(cosines[1])),
+        }
 
 
 def settings(samples: Sequence[ConflictSample], seed: int = 0) -> dict[str, list[tuple[ConflictSample, Setting]]]:

@@ -67,7 +67,8 @@ def report(
         "instructed": instructed.to_json(), "doubts": doubts, "info": info,
     }  # fmt: skip
     if projection is not None:
-        data["projection"] = {"explained": list(projection.explained), "centres": projection.centres()}
+        about: dict[str, Any] = {"explained": list(projection.explained), "centres": projection.centres()}
+        data["projection"] = about | projection.shifts()
     if agreement is not None:
         data["agreement"] = agreement.to_json()
     return page, data

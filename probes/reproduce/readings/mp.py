@@ -12,6 +12,8 @@ SIZES = ("size-1", "size-4", "size-16")
 """The organisms of one course, in order of their parameters."""
 SETTLED = 150 / 250
 """Of the samples of each task, with how many the paper's ratio settles (section E.1, Table 6)."""
+NEAR = 0.05
+"""Shares that differ by less are alike, in what the paper calls stable."""
 SHARES = (0, 25, 50, 75, 100)
 """Per cent of conflicts in the training of the organisms that are named after them."""
 
@@ -92,19 +94,52 @@ def evaluation_size(found: Json) -> Found:
 
 def one_task(found: Json) -> Found:
     """Row 14."""
-    shares = {task: figure(row["text"], "s_text") for task, row in found["tasks"].items()}
-    near = all(abs(share.value - shares["all tasks"].value) <= 0.05 for share in shares.values())
-    return Found.of(shares, near, found["about"]["samples"])
+    return Found.of(_beside(found["tasks"]), _alike(found["tasks"]), found["about"]["samples"])
+
+
+def sizes(found: Json) -> Found:
+    """Row 13."""
+    rows = found["samples"]
+    return Found.of(_beside(rows), _alike(rows), next(iter(rows.values()))["text"]["n"])
+
+
+def _beside(rows: Json) -> dict[str, Figure]:
+    """S_t of each setting, and how much more it is than that of the last one."""
+    last = list(rows)[-1]
+    shares = {name: figure(row["text"], "s_text") for name, row in rows.items()}
+    return shares | {f"{name}, more than {last}": change(row["text"]) for name, row in rows.items() if name != last}
+
+
+def _alike(rows: Json) -> bool:
+    """Whether S_t of all settings is within 5 points of that of the last one, of the same samples, with its interval."""
+    apart = [change(row["text"]).interval for row in rows.values()]
+    return all(one is not None and one[0] >= -NEAR and one[1] <= NEAR for one in apart)
+
+
+def strengths(found: Json) -> Found:
+    """Row 15."""
+    rows = found["strength"]["rows"]
+    shares = {strength: figure(row["text"], "s_text") for strength, row in rows.items()}
+    best = max(shares.values(), key=lambda one: one.value)
+    ends = [shares[pick(shares, key=float)] for pick in (min, max)]
+    apart = all(_above(best, end, NEAR) for end in ends)
+    return Found.of(shares, apart, next(iter(rows.values()))["text"]["n"])
+
+
+def _above(high: Figure, low: Figure, by: float) -> bool:
+    """Whether the interval of one lies so far above that of the other; what has none shows nothing."""
+    return high.interval is not None and low.interval is not None and high.interval[0] - low.interval[1] >= by
 
 
 def latency(found: Json) -> Found:
     """Row 16; where the memory is not known the time alone counts."""
-    plain, steering = (found["latency"][name] for name in ("plain", "steering"))
-    ours = {"time, steering": steering["ratio"], "time, probing": found["latency"]["probing"]["ratio"]}
-    if plain["megabytes"] is not None:
-        ours["memory, steering"] = steering["megabytes"] / plain["megabytes"]
-    little = all(ratio <= 1.05 for name, ratio in ours.items() if name.endswith("steering"))
-    return Found(ours, little, n=min(found["about"]["samples"], 100))
+    steering = found["latency"]["steering"]
+    ours = {"time, steering": figure(steering, "ratio"), "time, probing": figure(found["latency"]["probing"], "ratio")}
+    if steering.get("memory_ratio") is not None:
+        ours["memory, steering"] = figure(steering, "memory_ratio")
+    shown = [one.interval for name, one in ours.items() if name.endswith("steering")]
+    little = all(one is not None and one[1] <= 1.05 for one in shown)
+    return Found.of(ours, little, min(found["about"]["samples"], 100))
 
 
 def predicted(found: Json) -> Found:
@@ -127,23 +162,34 @@ def attention(found: Json) -> Found:
 
 def states(found: Json) -> Found:
     """Row 20: distances of the centres from the plain one, on the first two components."""
-    centres = found["projection"]["centres"]
-    moved = {
-        name: (x - centres["plain"][0], y - centres["plain"][1]) for name, (x, y) in centres.items() if name != "plain"
-    }
-    instructed = [moved.pop(f"instructed toward {side}") for side in SIDES]
-    far = {f"toward {side}": math.hypot(*one) for side, one in zip(SIDES, instructed, strict=True)}
-    near = {name: math.hypot(*one) for name, one in moved.items()}
-    opposite = sum(one * other for one, other in zip(*instructed, strict=True)) < 0
-    return Found(far | near, opposite and min(far.values()) > max(near.values()), n=found["info"]["samples"])
+    shown = found["projection"]
+    near = {name: Figure(value, shown["distance_95"][name]) for name, value in shown["distance"].items()}
+    far = {f"toward {side}": near.pop(f"instructed toward {side}") for side in SIDES}
+    cosine = figure(shown, "cosine")
+    opposite = cosine.interval is not None and cosine.interval[1] < 0
+    further = all(_apart(one, other) for one in near.values() for other in far.values())
+    ours = far | near | {"cosine of the two ways": cosine}
+    return Found.of(ours, opposite and further, found["info"]["samples"])
 
 
 def layers(found: Json) -> Found:
     """Row 21."""
     scores = found["info"]["score"]
     best = max(range(len(scores)), key=scores.__getitem__)
-    between = all(scores[best] >= 1.5 * scores[end] for end in (0, -1))
-    return Found({str(layer): score for layer, score in enumerate(scores)}, between, n=found["info"]["samples"])
+    n = found["info"]["samples"]
+    ours = {str(layer): Figure(score, _of_variation(score, n)) for layer, score in enumerate(scores)}
+    ends = ours["0"], ours[str(len(scores) - 1)]
+    between = all(scores[best] >= 1.5 * end.value and _apart(end, ours[str(best)]) for end in ends)
+    return Found.of(ours, between, n)
+
+
+def _of_variation(score: float, n: int) -> tuple[float, float] | None:
+    """The 95 % interval of mean / deviation of n values, as of a normal distribution: its logarithm has about the variance
+    1 / (2 (n - 1)) + 1 / (n score^2) (delta method)."""
+    if n < 2 or score <= 0:
+        return None
+    beyond = 1.96 * math.sqrt(1 / (2 * (n - 1)) + 1 / (n * score**2))
+    return score * math.exp(-beyond), score * math.exp(beyond)
 
 
 def attention_by_layer(found: Json) -> Found:

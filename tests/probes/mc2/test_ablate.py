@@ -15,6 +15,7 @@ import steering
 from probes.answering.base import Push, Reply
 from probes.conflicts.samples import SIDES
 from probes.conflicts.shares import Shares
+from probes.harness.bootstrap import wilson
 from probes.mc2 import ablate
 from probes.mc2.ablate import Knee, Steered, by_samples, by_strength, by_tasks, knee, latency
 from probes.mc2.evaluate import Candidate
@@ -236,6 +237,7 @@ def test_latency_of_the_three_ways_on_a_real_engine(tiny: steering.Engine, calib
     assert found["steering"].to_json() == {
         "seconds": found["steering"].seconds, "ratio": found["steering"].ratio,
         "ratio_95": list(found["steering"].interval), "megabytes": found["steering"].megabytes,
+        "memory_ratio": pytest.approx(1, abs=0.5), "memory_ratio_95": [pytest.approx(1, abs=0.5)] * 2,
     }  # fmt: skip
 
 
@@ -272,6 +274,22 @@ def test_latencies_by_a_clock_of_our_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {name: one.ratio for name, one in found.items()} == {"plain": 1, "probing": 2, "steering": 3}
     assert found["steering"].interval == (3, 3)
     assert {name: one.megabytes for name, one in found.items()} == needs
+    assert found["steering"].memory == (pytest.approx(7.5 / 7), (pytest.approx(7.5 / 7), pytest.approx(7.5 / 7)))
+
+
+def test_settings_are_compared_with_the_last_one_by_the_same_samples(
+    tiny: steering.Engine, calibrated: SteeringVector
+) -> None:
+    # Of 40 balls the first setting's answers follow none of the first four, and the second's all.
+    answerer = by_vector(["----" + "+" * 36, "+" * 40])
+    rows = by_samples(tiny, answerer, make_samples(5), balls(40), Candidate(calibrated, 1.5), (1, 5), quiet=True)
+    difference, (low, high) = rows[1].beside["text"]
+    assert difference == pytest.approx(-0.1)
+    # A resample holds 0 to 10 of those four: binomial(40, .1) / 40.
+    drawn = np.quantile(np.random.default_rng(3).binomial(40, 0.1, 20000) / 40, (0.025, 0.975))
+    assert (-high, -low) == pytest.approx(tuple(drawn), abs=0.026)
+    assert rows[5].beside["text"] == (0, (-wilson(0, 40)[1], wilson(0, 40)[1]))
+    assert rows[1].to_json()["text"]["difference_95"] == [low, high]
 
 
 def test_the_ways_take_turns_and_answer_at_one_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from probes.reproduce.items import Found
@@ -77,11 +78,26 @@ SEEN: dict[str, Any] = {
     "words": {"a": 30.0, "b": 51.0},
     "attention": {"tasks": {"spearman": 0.6, "n": 8}, "conditions": {"spearman": 1.0, "n": 5}},
     "sizes": {"rows": {"5": {"vision_ratio_95": [0.4, 0.6]}, "10": {"vision_ratio_95": [0.5, 0.5]}}, "settled": 5},
-    "tasks": {"a": {"text": {"s_text": 0.66}}, "all tasks": {"text": {"s_text": 0.7}}},
+    "tasks": {
+        "a": {"text": {"s_text": 0.69, "difference": -0.01, "difference_95": [-0.04, 0.02]}},
+        "all tasks": {"text": {"s_text": 0.7, "difference": 0.0, "difference_95": [-0.02, 0.02]}},
+    },
+    "samples": {
+        size: {"text": {"s_text": 0.7, "n": 80, "difference": 0.0, "difference_95": [-0.02, 0.02]}} for size in ("25", "50")
+    },
+    "strength": {
+        "rows": {
+            "0.5": {"text": {"s_text": 0.3, "s_text_95": [0.2, 0.4], "n": 80}},
+            "1": {"text": {"s_text": 0.6, "s_text_95": [0.5, 0.7], "n": 80}},
+            "2": {"text": {"s_text": 0.2, "s_text_95": [0.1, 0.3], "n": 80}},
+        }
+    },
     "latency": {
-        "plain": {"ratio": 1.0, "megabytes": 200.0},
-        "probing": {"ratio": 1.2, "megabytes": 260.0},
-        "steering": {"ratio": 1.01, "megabytes": 204.0},
+        "plain": {"ratio": 1.0},
+        "probing": {"ratio": 1.2, "ratio_95": [1.1, 1.3]},
+        "steering": {
+            "ratio": 1.01, "ratio_95": [1.0, 1.04], "memory_ratio": 1.02, "memory_ratio_95": [1.01, 1.03],
+        },
     },
     "auto": {
         "rows": [
@@ -103,9 +119,13 @@ SEEN: dict[str, Any] = {
         (read.words, ("words", "b"), 51.1),
         (read.evaluation_size, ("sizes", "settled"), None),
         (read.evaluation_size, ("sizes", "settled"), 7),
-        (read.one_task, ("tasks", "a", "text", "s_text"), 0.64),
-        (read.latency, ("latency", "steering", "ratio"), 1.06),
-        (read.latency, ("latency", "steering", "megabytes"), 211.0),
+        (read.one_task, ("tasks", "a", "text", "difference_95"), [-0.06, 0.02]),
+        (read.sizes, ("samples", "25", "text", "difference_95"), [-0.02, 0.06]),
+        (read.sizes, ("samples", "25", "text", "difference_95"), None),
+        (read.strengths, ("strength", "rows", "0.5", "text", "s_text_95"), [0.2, 0.46]),
+        (read.strengths, ("strength", "rows", "2", "text", "s_text_95"), [0.1, 0.46]),
+        (read.latency, ("latency", "steering", "ratio_95"), [1.0, 1.06]),
+        (read.latency, ("latency", "steering", "memory_ratio_95"), [1.0, 1.06]),
         (read.predicted, ("auto", "rows", 1, "gap_closed_95"), [-0.01, 0.5]),
         (read.predicted, ("auto", "rows", 1, "gap_closed"), None),
         (read.attention, ("attention", "tasks", "spearman"), 0.4),
@@ -132,7 +152,7 @@ def test_figures_by_hand() -> None:
     assert read.latency(SEEN).ours == {
         "time, steering": 1.01, "time, probing": 1.2, "memory, steering": pytest.approx(1.02),
     }  # fmt: skip
-    assert read.latency(changed(SEEN, None, "latency", "plain", "megabytes")).appears
+    assert read.latency(changed(SEEN, None, "latency", "steering", "memory_ratio")).appears
     assert read.predicted(SEEN) == Found(0.3, True, [0.1, 0.5], 80)
     assert read.evaluation_size(SEEN).ours == {"5": pytest.approx(0.2), "10": 0, "settled": 5}
     assert read.attention_by_layer(SEEN).ours == pytest.approx(
@@ -182,11 +202,34 @@ def test_the_rows_of_a_probe() -> None:
     assert weights.ours["instructed states, mean"] == pytest.approx(0.980, abs=1e-3)
     assert weights.appears
     assert not read.weight(changed(probe, "instructed", "info", "recipe", "states")).appears
-    far = read.states(probe)
-    assert far.ours["toward vision"] == pytest.approx(127.463, abs=1e-3)  # its table of states
-    assert far.ours["text with errors"] == pytest.approx(2.888, abs=1e-3)
-    assert far.appears
-    beside = changed(probe, [136.0, 13.0], "projection", "centres", "instructed toward text")
-    assert not read.states(beside).appears
-    assert read.layers(probe).appears
+    by_layer = read.layers(probe)
+    assert by_layer.appears
+    # Mean / deviation of normal values as large and as many: where the middle 95 % of such samples lie.
+    drawn = np.random.default_rng(2).normal(by_layer.ours["3"], 1, (4000, probe["info"]["samples"]))
+    expected = np.quantile(drawn.mean(1) / drawn.std(1), (0.025, 0.975))
+    assert by_layer.figures()["3"].interval == pytest.approx(tuple(expected), rel=0.02)
+    few = changed(probe, 8, "info", "samples")
+    assert not read.layers(few).appears
     assert not read.layers(changed(probe, [5.0, 4.0, 7.4, 7.0, 4.0, 4.0, 4.0, 4.0], "info", "score")).appears
+
+
+SHIFTS: dict[str, Any] = {
+    "info": {"samples": 128},
+    "projection": {
+        "distance": {"instructed toward vision": 9.0, "instructed toward text": 8.0, "text with errors": 2.0},
+        "distance_95": {
+            "instructed toward vision": [8, 10], "instructed toward text": [7, 9], "text with errors": [1, 3],
+        },
+        "cosine": -0.5, "cosine_95": [-0.9, -0.1],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(("cosine_95",), [-0.9, 0.1]), (("distance_95", "instructed toward text"), [2.5, 13.5])]
+)
+def test_the_row_of_states_goes_by_intervals(path: tuple[str, ...], value: list[float]) -> None:
+    seen = read.states(SHIFTS)
+    assert seen.appears
+    assert seen.figures()["toward text"] == (8.0, [7, 9])
+    assert not read.states(changed(SHIFTS, value, "projection", *path)).appears

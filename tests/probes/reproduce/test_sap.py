@@ -69,3 +69,17 @@ def test_what_the_paper_finds_appears(as_in_the_paper: Any) -> None:
 def test_what_it_does_not_find_does_not(otherwise: Any) -> None:
     said = {item.id: item.read(otherwise).appears for item in ITEMS if item.read}
     assert [number for number, appears in said.items() if not appears] == [46, 49, 50, 52]
+
+
+def test_the_deviation_of_runs_goes_by_its_interval(as_in_the_paper: Any) -> None:
+    row = next(item for item in ITEMS if item.id == 51)
+    assert row.read is not None
+    allowed = row.read(as_in_the_paper).ours["theirs for as many"]
+    for share, appears in ((0.3, True), (0.5, False)):
+        runs = {"mean": 0.6, "deviation": share * allowed, "runs": [0.6] * 5}
+        report = as_in_the_paper | {"runs": {"baseline": {"total": {"sa": runs}}}}
+        said = row.read(report)
+        assert said.appears is appears
+        # Tables of chi square with 4 degrees of freedom: 11.143 and 0.484.
+        expected = (share * allowed * (4 / 11.143) ** 0.5, share * allowed * (4 / 0.4844) ** 0.5)
+        assert said.figures()["deviation"].interval == pytest.approx(expected, rel=1e-3)

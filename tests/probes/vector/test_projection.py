@@ -119,3 +119,21 @@ def test_points_are_the_last_tokens_states_after_that_layer(root: Path, tiny: st
 def test_centres_are_means() -> None:
     projection = Projection({"a": np.array([[0.0, 2.0], [4.0, 6.0]]), "b": np.array([[1.0, 1.0]])}, (0.7, 0.2))
     assert projection.centres() == {"a": [2.0, 4.0], "b": [1.0, 1.0]}
+
+
+def test_how_far_the_centres_shift() -> None:
+    plain = np.zeros((50, 2))
+    x = np.tile([3.0, 5.0], 25)
+    points = {
+        "plain": plain, "instructed toward vision": np.stack([-x, plain[:, 0]], 1),
+        "instructed toward text": np.stack([x, plain[:, 0]], 1), "image with noise": plain + np.array([0.3, 0.4]),
+    }  # fmt: skip
+    found = Projection(points, (0.7, 0.2)).shifts()
+    assert found["distance"] == pytest.approx(
+        {"instructed toward vision": 4, "instructed toward text": 4, "image with noise": 0.5}
+    )
+    # The standard error of 50 values that are 3 or 5 is 1 / sqrt(50).
+    expected = [4 - 1.96 / 50**0.5, 4 + 1.96 / 50**0.5]
+    assert found["distance_95"]["instructed toward text"] == pytest.approx(expected, abs=0.04)
+    assert found["distance_95"]["image with noise"] == pytest.approx([0.5, 0.5])
+    assert (found["cosine"], found["cosine_95"]) == (pytest.approx(-1), pytest.approx([-1, -1]))

@@ -27,8 +27,13 @@ from tests.probes.conftest import make_samples
 
 FOLLOWED = Followed(0.91, 0.23, 0.68, (0.555, 0.777), 48)
 PROJECTION = Projection(
-    {"plain": np.array([[0.0, 0.0], [2.0, 4.0]]), "noisy": np.array([[4.0, 6.0], [4.0, 6.0]])}, (0.6, 0.25)
-)
+    {
+        "plain": np.array([[0.0, 0.0], [2.0, 4.0]]), "noisy": np.array([[4.0, 6.0], [4.0, 6.0]]),
+        "instructed toward vision": np.array([[0.0, -3.0], [2.0, 1.0]]),
+        "instructed toward text": np.array([[0.0, 3.0], [2.0, 7.0]]),
+    },
+    (0.6, 0.25),
+)  # fmt: skip
 
 
 def _point(strength: float, vision: float, text: float, *damage: float) -> dict[str, Any]:
@@ -138,8 +143,13 @@ def test_settings_are_told_by_their_distance_from_plain() -> None:
     page, data = report(made(), "model", DATA, FOLLOWED, [], PROJECTION)
     assert [list(row.values()) for row in tables(page)["States after layer 1"]] == [
         ["plain", "1.000", "2.000", "0.000"], ["noisy", "4.000", "6.000", "5.000"],
+        ["instructed toward vision", "1.000", "-1.000", "3.000"], ["instructed toward text", "1.000", "5.000", "3.000"],
     ]  # fmt: skip
-    assert data["projection"] == {"explained": [0.6, 0.25], "centres": {"plain": [1.0, 2.0], "noisy": [4.0, 6.0]}}
+    shown = data["projection"]
+    assert (shown["explained"], shown["centres"]["noisy"]) == ([0.6, 0.25], [4.0, 6.0])
+    assert shown["distance"] == {"noisy": 5, "instructed toward vision": 3, "instructed toward text": 3}
+    assert shown["distance_95"]["instructed toward text"] == [3, 3]
+    assert (shown["cosine"], shown["cosine_95"]) == (-1, [-1, -1])
 
 
 def test_the_curve_stands_beside_the_unsteered_model() -> None:
