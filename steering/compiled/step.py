@@ -13,9 +13,6 @@ from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
 
-OWN = 4
-"""How many tensors stand before those of the hooks."""
-
 
 class Step(nn.Module):
     """One token for each of the first rows of the pool under hooks of one shape.

@@ -229,6 +229,7 @@ class Engine:
 
     def stop(self, drain: float = 0.0) -> None:
         """Refuse new requests, let running ones finish for `drain` seconds, cancel the rest, end the thread."""
+        self.compilation.stop()
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -239,7 +240,6 @@ class Engine:
                 self._lockstep.end()
             self._turns.clear()
             self._changed.notify_all()
-        self.compilation.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         elif self._lockstep is not None:
