@@ -3,6 +3,7 @@ and with it for all keys; of several replicas each counts its own."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -15,12 +16,16 @@ from limits.strategies import MovingWindowRateLimiter
 from server.errors import ApiError
 from server.keys.ring import Holder
 
+SET_BACK = 5.0
+"""Seconds beyond which the clock was set back, and does not merely drift."""
+
 
 class Limiter:
     """Counts by the key's name, which a key that replaces another of its name takes over."""
 
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()
+        self._offset = -math.inf
         self._lock = threading.Lock()
 
     def enter(self, holder: Holder) -> Callable[[], None]:
@@ -34,6 +39,8 @@ class Limiter:
                     code="key_concurrency_exceeded",
                     retry_after=1.0,
                 )
+            if holder.rate is not None:
+                self._mind_the_clock()
             if holder.rate is not None and not self._window.hit(holder.rate, name):
                 often = "once" if holder.rate.amount == 1 else f"{holder.rate.amount} times"
                 opens = self._window.get_window_stats(holder.rate, name).reset_time
@@ -45,6 +52,12 @@ class Limiter:
                 )
             self._running[name] += 1
         return self._once(name)
+
+    def _mind_the_clock(self) -> None:
+        """Begin anew where the clock was set back: what came later than now would count until then."""
+        before, self._offset = self._offset, time.time() - time.monotonic()
+        if self._offset < before - SET_BACK:
+            self._window.storage.reset()
 
     def _once(self, name: str) -> Callable[[], None]:
         left = [name]

@@ -11,6 +11,7 @@ import pytest
 from flask.testing import FlaskClient
 from pydantic import SecretStr
 
+from server.errors import ApiError
 from server.keys.limiter import Limiter
 from server.keys.named import rate_of
 from server.keys.ring import Holder
@@ -40,6 +41,27 @@ def test_a_key_has_its_chats_in_a_time_and_others_have_theirs(keys: KeyFile, loc
     assert chat(client, other).status_code == 200
     replaced = keys.add("app", rate="2/minute")  # a new key of the name has no new share
     assert chat(client, replaced).status_code == 429
+
+
+def test_a_clock_that_is_set_back_locks_no_key_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter, holder = Limiter(), Holder("app", "app", rate=rate_of("2/minute"))
+    real, ahead = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + ahead[0])
+
+    def taken() -> bool:
+        try:
+            limiter.enter(holder)
+        except ApiError:
+            return False
+        return True
+
+    assert [taken() for _ in range(3)] == [True, True, False]
+    ahead[0] = -2.0  # a drift gives no new share
+    assert not taken()
+    ahead[0] = 86_400.0
+    assert [taken() for _ in range(3)] == [True, True, False]
+    ahead[0] = 0.0  # the time is right again, and what was counted lies a day ahead
+    assert [taken() for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("stream", [False, True])
