@@ -27,6 +27,7 @@ MAX_CHUNKS = 65_536
 
 # A bare LF ends no line, but waiting for more would not tell the client so; the parser refuses it.
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
+_HANDSHAKE = b"\x16\x03"
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 
 State = Literal["head", "body", "whole"]
@@ -129,6 +130,10 @@ class Intake:
         self._buffer, self.body = bytearray(), bytearray()
 
     def _read_head(self) -> None:
+        if self._buffer.startswith(
+            _HANDSHAKE
+        ):  # which has no end of a head: its client would wait for its time to be over
+            raise Refused(400, "invalid_http", "This port speaks HTTP without TLS: its address begins with http://.")
         end = _END_OF_HEAD.search(self._buffer, max(0, self._searched - 2))
         self._searched = len(self._buffer)
         if (self._searched if end is None else end.end()) > MAX_HEAD:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 from gunicorn.config import Config
 
@@ -74,6 +76,14 @@ def refused(data: bytes, max_body: int = 1000) -> tuple[int, str]:
 )
 def test_heads_that_are_refused(head: bytes, status: int) -> None:
     assert refused(head)[0] == status
+
+
+def test_a_client_that_speaks_tls_is_told_before_its_time_is_over() -> None:
+    outgoing = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="h")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    assert refused(outgoing.read()) == (400, "invalid_http")
 
 
 @pytest.mark.parametrize(
