@@ -84,8 +84,10 @@ class Settings(BaseModel):
         default=512 * MEBI, ge=0,
         description="bytes for the beginnings of prompts, which others that begin alike then need not run; 0 for none",
     )  # fmt: skip
-    compiled: bool = Field(
-        default=False, description="compile the decode step: less time per token; on a CPU in the background, and kept"
+    compiled: bool | None = Field(
+        default=None,
+        description="compile the decode step: less time per token; on a CPU in the background, and kept "
+        "(default: on a CPU, if there is a C++ compiler and no layer is large)",
     )
     compiled_folder: str | None = Field(
         default=None,

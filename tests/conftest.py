@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tests.server.web.browser import chromium  # noqa: F401 -- a fixture: two browsers in one process cannot be driven
 
 torch.set_num_threads(1)
+os.environ["HELMSIGHT_COMPILED"] = "false"  # else every server of theirs would compile beside the tests
 
 
 @pytest.fixture(scope="session")

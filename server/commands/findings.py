@@ -180,7 +180,7 @@ def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[
 
     transformers_logging.disable_progress_bar()
     begun = time.monotonic()
-    engine = local.load(settings)
+    engine = local.load(settings if settings.compiled else settings.model_copy(update={"compiled": False}))
     able.append(engine.capabilities)
     one, seconds = able[0], time.monotonic() - begun
     if (said := local.cut_length(settings, one)) is not None:

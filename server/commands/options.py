@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from typer import Option
 
@@ -27,7 +27,7 @@ NAMES = {"api_keys": "api-key"}
 
 def settings_flags() -> list[inspect.Parameter]:
     """One flag per setting; a flag that is not given is None, so that other sources may speak. A switch has two, of which
-    --help shows the one that changes the default."""
+    --help shows what changes the default."""
     flags, panel = [], ""
     for name, field in Settings.model_fields.items():
         panel = PANELS.get(name, panel)
@@ -36,9 +36,9 @@ def settings_flags() -> list[inspect.Parameter]:
         option = partial(Option, rich_help_panel=panel, show_default=False)
         default: Any = "the embedded model" if name == "model" else field.get_default(call_default_factory=True)
         written = name.replace("_", "-")
-        if field.annotation is bool:
-            on = option(f"--{written}", hidden=default, help=field.description)
-            off = option(f"--no-{written}", hidden=not default, help=f"do not {field.description}")
+        if bool in (field.annotation, *get_args(field.annotation)):
+            on = option(f"--{written}", hidden=default is True, help=field.description)
+            off = option(f"--no-{written}", hidden=default is False, help=f"do not {field.description}")
             flags += [flag(name, bool, on, False), flag(OFF + name, bool, off, False)]
             continue
         shown = " ".join(default) if isinstance(default, tuple) else default

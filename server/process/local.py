@@ -18,6 +18,7 @@ from server.process.progress import Tell, weights_told
 from server.process.resources import processors
 from server.settings import Settings
 from steering import Auto, Request, Steer
+from steering.engine.compilation import pays
 from steering.runner import selfcheck
 from steering.tools.formats import format_of
 
@@ -175,7 +176,7 @@ def make_engine(settings: Settings, tell: Tell = lambda stage, share: None) -> s
         image_cache_bytes=settings.image_cache,
         prefix_cache_bytes=settings.prefix_cache,
         threads=threads,
-        compiled=settings.compiled,
+        compiled=pays(mllm) if settings.compiled is None else settings.compiled,
         compiled_folder=settings.compiled_folder,
         kv_share=settings.kv_share,
         died=_end_process,

@@ -89,7 +89,7 @@ def _check_division(settings: Settings) -> None:
     """Raise SettingsError for a model that is to lie on several devices in a way that cannot be."""
     parts = [("--device-map", settings.device_map is not None), ("--tensor-parallel", settings.tensor_parallel > 1)]
     asked = [flag for flag, given in parts if given]
-    others = [("--device", settings.device != "auto"), ("--compiled", settings.compiled)]
+    others = [("--device", settings.device != "auto"), ("--compiled", settings.compiled is True)]
     others.append(("--quantization", settings.quantization is not None))
     for flag in asked:
         for other in [*asked[1:], *(other for other, given in others if given)]:

@@ -8,6 +8,8 @@ there.
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -25,6 +27,13 @@ from steering.runner.rehearsal import KINDS, Rehearsal
 log = logging.getLogger(__name__)
 
 State = Literal["off", "compiling", "ready", "failed"]
+
+
+def pays(mllm: MLLM) -> bool:
+    """Whether a model's decode step had better be compiled: on a CPU with a compiler, where no layer is so large that its
+    packed weight, which compiled steps do not read, spares more."""
+    here = mllm.device.type == "cpu" and mllm.source is not None and mllm.ranks.size == 1
+    return here and not mllm.packs and shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 class Compilation:

@@ -115,6 +115,11 @@ class MLLM:
         if not compiled:
             packed.pack(self.model)
 
+    @property
+    def packs(self) -> bool:
+        """Whether it has layers whose weights are packed where steps are not compiled."""
+        return any(isinstance(module, packed.PackedLinear) for module in self.model.modules())
+
     @cached_property
     def special_pattern(self) -> re.Pattern[str]:
         """Matches every token that must not be written by a user: special ones and the placeholders of pictures."""

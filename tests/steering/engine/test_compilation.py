@@ -1,0 +1,40 @@
+"""Whether a decode step is compiled where nobody says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from steering.decoder import packed
+from steering.engine.compilation import pays
+from tests.steering.conftest import LoadMLLM
+
+
+def test_small_layers_are_compiled_where_there_is_a_compiler(
+    load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mllm = load_mllm("qwen2_vl")
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert pays(mllm)
+    monkeypatch.setenv("CXX", "nowhere-c++")
+    assert not pays(mllm)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(mllm, "source", None)  # another process could not load it
+    assert not pays(mllm)
+
+
+def test_large_layers_are_packed_instead(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    mllm = load_mllm("qwen2_vl")
+    monkeypatch.setenv("CXX", "sh")
+    assert pays(mllm)
+    large = nn.Linear(1024, 512)
+    packed.prepare(large, torch.float32)
+    monkeypatch.setitem(mllm.model._modules, "large", large)
+    assert not pays(mllm)
