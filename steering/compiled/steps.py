@@ -40,10 +40,10 @@ class WantedStep(NamedTuple):
 
 
 class CompiledSteps:
-    """What a runner asks for its steps. Any thread may `add`, one `run`s."""
+    """What a runner asks for its steps. Any thread may `add`, one `run`s. `axes` are those of rotary positions."""
 
-    def __init__(self, mllm: MLLM, threads: int):
-        self._mllm, self._threads = mllm, threads
+    def __init__(self, mllm: MLLM, threads: int, axes: int | None = None):
+        self._mllm, self._threads, self.axes = mllm, threads, axes
         self._ready: dict[tuple[Pattern, int | None], Package] = {}
         self.taken = 0
         """How many steps were run."""
@@ -51,28 +51,28 @@ class CompiledSteps:
     @classmethod
     def of(cls, steps: CompiledSteps, wanted: WantedStep, package: Package) -> Self:
         """Those of the same model with this package alone."""
-        own = cls(steps._mllm, steps._threads)
+        own = cls(steps._mllm, steps._threads, steps.axes)
         own.add(wanted, package)
         return own
 
     def __len__(self) -> int:
         return len(self._ready)
 
-    def wanted(self, signals: frozenset[Signal], axes: int | None) -> WantedStep:
+    def wanted(self, signals: frozenset[Signal]) -> WantedStep:
         """The step of rows that want these signals."""
         shape, _ = taken_apart(example_hooks(self._mllm, signals))
-        step = Step(self._mllm, shape, axes)
+        step = Step(self._mllm, shape, self.axes)
         laid = manifest(step)
         about = {
             "shape": shape.text(),
-            "axes": axes,
+            "axes": self.axes,
             "manifest": laid,
             "config": {**self._mllm.model.config.to_dict(), "_name_or_path": None},
             "dtype": str(self._mllm.dtype),
             "threads": self._threads,
             **surroundings(),
         }
-        return WantedStep(signals, shape, axes, laid, small(step), json.dumps(about, sort_keys=True, default=str))
+        return WantedStep(signals, shape, self.axes, laid, small(step), json.dumps(about, sort_keys=True, default=str))
 
     def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
         """A package of an entry, which is not in use yet; raises what `Package` raises."""

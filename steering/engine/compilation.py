@@ -49,8 +49,8 @@ class Compilation:
         try:
             rehearsal = Rehearsal(mllm)
             threads = torch.get_num_threads()
-            self.steps = steps = CompiledSteps(mllm, threads)
-            wanted = [steps.wanted(kind, rehearsal.axes) for kind in KINDS]
+            self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
+            wanted = [steps.wanted(kind) for kind in KINDS]
             self._compiling = Compiling(
                 mllm, steps, wanted, lambda one, package: rehearsal.check(steps, one, package), threads, folder
             )

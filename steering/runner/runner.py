@@ -87,6 +87,8 @@ class Runner:
         self.concerns = Concerns(self.recorders, self.interventions)
         self.prefixes = PrefixCache(self.pool, self.concerns, prefix_cache_bytes if mllm.rotates_alike else 0)
         self.embedder = Embedder(mllm, self.image_cache, self.prefixes)
+        if steps is not None:  # a text's positions are the same on each axis
+            self.embedder.rope_axes = steps.axes
 
     @property
     def _every(self) -> tuple[Slots, ...]:
