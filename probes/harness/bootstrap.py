@@ -65,6 +65,13 @@ def wilson(counted: float, of: float) -> tuple[float, float]:
     return float(low) if counted > 0 else 0.0, float(high) if counted < of else 1.0  # where rounding leaves 1e-16
 
 
+def proportion(counted: int, of: int) -> dict[str, Any]:
+    """A share with its Wilson interval; `value` is None of nothing."""
+    if not of:
+        return {"value": None, "value_95": None, "n": 0}
+    return {"value": counted / of, "value_95": list(wilson(counted, of)), "n": of}
+
+
 def deviation(value: float, samples: int) -> tuple[float, float]:
     """The 95 % interval of the standard deviation (of a sample) of two values or more, as of a normal distribution."""
     from scipy.stats import chi2

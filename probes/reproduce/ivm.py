@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from probes.harness.bootstrap import proportion
 from probes.reproduce.items import Figure, Found, Item, Json, figure
-from probes.stme.attention import share
 
 RUN = "stme"
 LEAST_NEEDLES = 0.836
@@ -109,7 +109,9 @@ def _curves(found: Json) -> Found:
     ours: dict[str, Figure] = {}
     both = []
     for name, values in own["curves"].items():
-        first, best, last = (share(round(value * own["n"]), own["n"]) for value in (values[0], max(values), values[-1]))
+        first, best, last = (
+            proportion(round(value * own["n"]), own["n"]) for value in (values[0], max(values), values[-1])
+        )
         rows = {f"{name} at 1": first, f"{name}, best": best, f"{name} at all": last}
         ours |= {words: figure(one) for words, one in rows.items()}
         both.append(_above(best, first) and _above(best, last))

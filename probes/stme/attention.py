@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from probes.answering.base import Reply
-from probes.harness.bootstrap import interval, wilson
+from probes.harness.bootstrap import interval, proportion
 from probes.stme.samples import TargetSample
 from steering.readouts.focus import METRICS
 
@@ -97,7 +97,7 @@ class Curves:
     def share(self, metric: str, n: int) -> dict[str, Any]:
         """With its Wilson interval."""
         counted = int(self.hits[metric][n - 1])
-        return share(counted, self.looks)
+        return proportion(counted, self.looks)
 
     def to_json(self) -> dict[str, Any]:
         """The curves, their best point, and the best of each metric."""
@@ -112,13 +112,6 @@ class Curves:
         }
 
 
-def share(counted: int, of: int) -> dict[str, Any]:
-    """A share with its Wilson interval; `value` is None of nothing."""
-    if not of:
-        return {"value": None, "value_95": None, "n": 0}
-    return {"value": counted / of, "value_95": list(wilson(counted, of)), "n": of}
-
-
 def halves(looks: Sequence[Look], layers: int) -> dict[str, Any]:
     """Attention accuracy where metric and N are the best of one half of the answers and measured on the other, both ways:
     the best of all is picked by the numbers that it is then reported by."""
@@ -127,7 +120,7 @@ def halves(looks: Sequence[Look], layers: int) -> dict[str, Any]:
     for chosen, measured in (parts, parts[::-1]):
         metric, n = Curves.of(chosen, layers).best
         counted += sum(look.hits(metric, n) for look in measured)
-    return share(counted, len(looks))
+    return proportion(counted, len(looks))
 
 
 def quadrants(looks: Iterable[Look], metric: str, n: int) -> dict[str, int]:
@@ -171,5 +164,5 @@ def mean_of(values: Sequence[float]) -> dict[str, Any]:
     """The mean of the values that are known, with its bootstrap interval; `value` is None of none."""
     known = np.array(values)[~np.isnan(values)]
     if not len(known):
-        return share(0, 0)
+        return proportion(0, 0)
     return {"value": float(known.mean()), "value_95": list(interval(known)), "n": len(known)}

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from probes.answering.base import Reply
+from probes.harness.bootstrap import proportion
 from probes.harness.comparison import BASELINE, PartAnswered
 from probes.stme.answers import reads_digits
-from probes.stme.attention import Curves, Look, convergence, halves, mean_of, quadrants, rise, share
+from probes.stme.attention import Curves, Look, convergence, halves, mean_of, quadrants, rise
 from probes.stme.evaluate import BLIND, HIDDEN, PATCHES, SHUFFLED, WHICH, Answered, Asking
 from probes.stme.samples import NEEDLE, TargetSample
 from probes.stme.within import patches
@@ -49,7 +50,9 @@ def findings(
     return found | {
         "attention": {name: _by_difficulty(own, attention) for name, own in seen.items()},
         "unseen_needed": {
-            "answers": share(sum(one.right for one, b in zip(plain, blind, strict=True) if not b), blind.count(False)),
+            "answers": proportion(
+                sum(one.right for one, b in zip(plain, blind, strict=True) if not b), blind.count(False)
+            ),
             "attention": attention([one for one, b in zip(plain, blind, strict=True) if not b])["right"],
         },
         "anchor": anchored(plain),
@@ -143,7 +146,7 @@ def places(seen: Sequence[Seen]) -> Json:
             found.setdefault((one.sample.candidates, one.sample.target), []).append(one)
     return {
         f"{place} of {pictures}": {
-            "answers": share(sum(one.right for one in own), len(own)),
+            "answers": proportion(sum(one.right for one in own), len(own)),
             "attention": _hit(looks(own, right=True)),
         }
         for (pictures, place), own in sorted(found.items())
@@ -152,14 +155,14 @@ def places(seen: Sequence[Seen]) -> Json:
 
 def _hit(given: Sequence[Look]) -> Json:
     """The share of looks whose focused picture, by M-LND over the model's own last layers, is the target."""
-    return share(sum(look.image == look.target for look in given), len(given))
+    return proportion(sum(look.image == look.target for look in given), len(given))
 
 
 def anchored(seen: Sequence[Seen]) -> Json:
     """Of the questions about an anchor: attention accuracy by the anchor's rows and by those of the text, of right answers
     and of all (equation 7, table 3)."""
     own = [one for one in seen if one.sample.anchor]
-    found: Json = {"samples": len(own), "answers": share(sum(one.right for one in own), len(own))}
+    found: Json = {"samples": len(own), "answers": proportion(sum(one.right for one in own), len(own))}
     for name, right in (("right", True), ("every", None)):
         given = looks(own, right)
         if given:

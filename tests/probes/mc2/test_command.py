@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
@@ -237,15 +237,20 @@ def test_a_killed_evaluation_goes_on_where_it_was(
 
     assert cli.main([*words, "--out", str(whole)]) == 0
     resumed, uninterrupted = strict(killed / "report.json"), strict(whole / "report.json")
-    for name, condition in uninterrupted["conditions"].items():
-        if name != "advantages":  # the last bits depend on what else was in the batch
-            ratio = resumed["conditions"][name].pop("attention_ratio")
-            assert ratio == pytest.approx(condition.pop("attention_ratio"), abs=1e-6)
     page = (killed / "report.md").read_text()
     for about in (resumed["about"], uninterrupted["about"]):
         about["command"] = about["command"].replace(str(killed), str(whole))
-    assert resumed == uninterrupted
+    assert resumed == near(uninterrupted)
     assert page.replace(str(killed), str(whole)) == (whole / "report.md").read_text()
+
+
+def near(report: Any) -> Any:
+    """A report whose numbers are near enough: the last bits depend on what else was in the batch."""
+    if isinstance(report, dict):
+        return {name: near(value) for name, value in report.items()}
+    if isinstance(report, list):
+        return [near(value) for value in report]
+    return pytest.approx(report, abs=1e-6) if isinstance(report, float) else report
 
 
 def test_a_full_disk_leaves_the_old_report_and_keeps_the_answers(

@@ -39,7 +39,7 @@ def test_the_command_writes_all_files_for_the_conditions_asked_for(
     assert report["conditions"] == found
     assert report["about"].items() >= {"questions": 4, "pairs": 2, "seed": 0}.items()
     assert cli.main([*words, "--conditions", "Sea"]) == 1
-    assert "--conditions: unknown Sea; there are baseline, + See" in capsys.readouterr().err
+    assert "--conditions: unknown 'Sea'; there are 'baseline', '+ See'" in capsys.readouterr().err
 
 
 def test_a_repeated_run_asks_only_what_is_new(words: list[str], tmp_path: Path, questions: list[Question]) -> None:
@@ -62,8 +62,8 @@ def test_a_condition_of_ones_own(
     assert cli.main([*words, "--conditions", "baseline", "--condition", f"strong={strong}"]) == 0
     assert {one.interventions for one in questions} == {(), (See(alpha=0.5),)}
     for wrong, said in (
-        ("strong", "--condition strong: Expecting value"),
-        ("strong=[]", "--condition strong: an object is needed"),
+        ("strong", "--condition strong: NAME=JSON is needed, such as"),
+        ("strong=[]", "--condition strong: NAME=JSON is needed, such as"),
         ('strong={"sgae": true}', "--condition strong: 'sgae' is unknown; allowed: sage, contrast"),
         ('strong={"sage": {"see": {"alpha": 5}}}', "--condition strong: 'sage.see.alpha' must be from 0 to 1; got 5."),
     ):
