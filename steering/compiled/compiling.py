@@ -143,12 +143,7 @@ class Compiling:
                 if self._stopped:
                     return "the engine was stopped"
                 self._process = process = subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-P",
-                        "-c",
-                        "import sys; from steering.compiled.child import main; sys.exit(main())",
-                    ],
+                    [sys.executable, "-P", "-c", _CHILD],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
