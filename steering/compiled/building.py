@@ -1,18 +1,19 @@
-"""Compiling a step for every number of rows and columns: what the child process does (`steering.compiled.child`)."""
+"""Compiling a step for every number of rows, tokens and columns: what the child process does (`steering.compiled.child`)."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 from torch.export import Dim
 from torch.export.graph_signature import OutputKind
+from torch.utils._pytree import tree_map
 
-from steering.compiled.examples import EXAMPLES, ExampleSizes, example_hooks
-from steering.compiled.step import Step
-from steering.compiled.tensors import as_json, taken_apart
+from steering.compiled.examples import EXAMPLES, example_step
+from steering.compiled.step import Kind, Sizes
+from steering.compiled.tensors import as_json
 from steering.model.mllm import MLLM
 from steering.protocol.signals import Signal
 
@@ -21,28 +22,19 @@ class Uncompilable(Exception):
     """A step is not one that can be compiled before it is used."""
 
 
-def build(mllm: MLLM, signals: frozenset[Signal], axes: int | None, threads: int, room: Path) -> tuple[Path, Any]:
-    """Compile a step of this model; the package's file in a folder, and what is to be noted of it.
+def build(
+    mllm: MLLM, kind: Kind, signals: frozenset[Signal], axes: int | None, threads: int, room: Path
+) -> tuple[Path, Any]:
+    """Compile a step of this model; its library, a file in a folder, and what is to be noted of it.
 
     Raises Uncompilable, and whatever torch raises where it cannot trace or compile.
     """
-    first, second = (taken_apart(example_hooks(mllm, signals, sizes)) for sizes in EXAMPLES)
-    if first[0] != second[0]:
+    (step, given), (other, more) = (example_step(mllm, kind, signals, axes, sizes) for sizes in EXAMPLES)
+    if step.shape != other.shape:
         raise Uncompilable("its hooks depend on how many rows there are")
-    shape = first[0]
-    step = Step(mllm, shape, axes)
-    column = list(mllm.column().tensors)
-    pools = [[_pooled(one, sizes) for one in column] for sizes in EXAMPLES]
-    dims = _Dims()
-    given, pooled = ([dims.of(*pair) for pair in zip(*two, strict=True)] for two in ((first[1], second[1]), pools))
-    row = {0: dims.rows}
+    first, second = step.arguments(EXAMPLES[0], given), step.arguments(EXAMPLES[1], more)
     with torch.no_grad():
-        program = torch.export.export(
-            step,
-            _arguments(first[1], pools[0], EXAMPLES[0]),
-            dynamic_shapes=(row, row, row, {0: dims.columns}, given, pooled),
-            strict=False,
-        )
+        program = torch.export.export(step, first, dynamic_shapes=_dims(first, second), strict=False)
     changed = [
         spec.target for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_INPUT_MUTATION
     ]
@@ -56,33 +48,30 @@ def build(mllm: MLLM, signals: frozenset[Signal], axes: int | None, threads: int
             "cpp.threads": threads,
         },
     )
-    package = room / "step.pt2"
-    shutil.move(str(path), package)
-    return package, {"left": as_json(step.left), "shape": shape.text()}
+    return _library(Path(path), room), {"left": as_json(step.left), "shape": step.shape.text()}
 
 
-def _arguments(given: list[torch.Tensor], pooled: list[torch.Tensor], sizes: ExampleSizes) -> tuple[Any, ...]:
-    rows = [torch.zeros(sizes.rows, dtype=torch.int64, device=pooled[0].device) for _ in range(3)]
-    contiguous = [one.contiguous() for one in given]
-    return (*rows, torch.zeros(sizes.columns, device=pooled[0].device), contiguous, pooled)
+def _library(archive: Path, room: Path) -> Path:
+    """The shared library of a package, in a folder; raises Uncompilable where it needs more than itself."""
+    with ZipFile(archive) as files:
+        names = files.namelist()
+        if any(name.endswith(".json") and not name.endswith("_metadata.json") for name in names):
+            raise Uncompilable("it has operations that torch runs by its interpreter")
+        (name,) = (name for name in names if name.endswith(".so"))
+        place = room / "step.so"
+        place.write_bytes(files.read(name))
+    return place
 
 
-def _pooled(column: torch.Tensor, sizes: ExampleSizes) -> torch.Tensor:
-    """A tensor of a pool of these sizes, shaped after that of a single column."""
-    return torch.zeros(sizes.slots, column.shape[1], sizes.length, column.shape[3], dtype=column.dtype)
+def _dims(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Which sizes of arguments vary, by what they are in both examples; raises Uncompilable for one that varies with
+    something else."""
+    known = {pair: Dim(name) for name, pair in zip(Sizes._fields, zip(*EXAMPLES, strict=True), strict=True)}
 
-
-class _Dims:
-    """Which sizes vary, by what they are in both examples."""
-
-    def __init__(self) -> None:
-        names = ExampleSizes._fields
-        self._known = {pair: Dim(name) for name, pair in zip(names, zip(*EXAMPLES, strict=True), strict=True)}
-        self.rows, self.columns = (self._known[pair] for pair in list(self._known)[:2])
-
-    def of(self, one: torch.Tensor, other: torch.Tensor) -> dict[int, Any]:
-        """The sizes of a tensor that vary; raises Uncompilable for one that varies with something else."""
+    def of(one: torch.Tensor, other: torch.Tensor) -> dict[int, Any]:
         pairs = list(zip(one.shape, other.shape, strict=True))
-        if any(a != b and (a, b) not in self._known for a, b in pairs):
+        if any(a != b and (a, b) not in known for a, b in pairs):
             raise Uncompilable(f"a hook holds a tensor whose size varies otherwise than rows and columns: {pairs}")
-        return {axis: self._known[pair] for axis, pair in enumerate(pairs) if pair[0] != pair[1]}
+        return {axis: known[pair] for axis, pair in enumerate(pairs) if pair[0] != pair[1]}
+
+    return tuple(tree_map(of, first, second))

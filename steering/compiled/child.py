@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from steering.compiled.building import build
-from steering.compiled.examples import example_hooks, manifest
-from steering.compiled.step import Step, constants
+from steering.compiled.examples import example_step, manifest
+from steering.compiled.step import constants
 from steering.compiled.store import Store
-from steering.compiled.tensors import taken_apart
 from steering.model.loading import load
 from steering.protocol.signals import Signal
 
@@ -37,13 +36,12 @@ def main() -> int:
         try:
             with store.turn(one["key"]), store.room() as room:
                 if store.find(one["key"]) is None:
-                    signals = frozenset(Signal[name] for name in one["signals"])
-                    shape, _ = taken_apart(example_hooks(mllm, signals))
-                    step = Step(mllm, shape, one["axes"])
-                    _fill(constants(step), job["small"])
-                    if [shape.text(), manifest(step)] != [one["shape"], one["manifest"]]:
+                    asked = one["kind"], frozenset(Signal[name] for name in one["signals"]), one["axes"]
+                    step, _ = example_step(mllm, *asked)
+                    _fill(constants(step), one["small"])
+                    if [step.shape.text(), manifest(step)] != [one["shape"], one["manifest"]]:
                         raise RuntimeError("the model, or its hooks, are others than those that are served")
-                    store.keep(one["key"], *build(mllm, signals, one["axes"], job["threads"], room))
+                    store.keep(one["key"], *build(mllm, *asked, job["threads"], room))
         except Exception as error:
             traceback.print_exc()
             fault = f"{type(error).__name__}: {error}".splitlines()[0][:400]

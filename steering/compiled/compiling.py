@@ -60,7 +60,7 @@ class Compiling:
         elif mllm.source is None:
             self._end("failed", "it was not loaded from a checkpoint")
         else:
-            log.info("compiling the decode step in the background; until that is done it runs as it is")
+            log.info("compiling steps in the background; until that is done they run as they are")
             self._thread = threading.Thread(
                 target=self._compile, args=(missing,), name="helmsight-compiling", daemon=True
             )
@@ -126,14 +126,15 @@ class Compiling:
             "source": source._asdict(),
             "fingerprint": self._mllm.fingerprint,
             "threads": self._threads,
-            "small": missing[0].small,
             "steps": [
                 {
                     "key": one.key,
+                    "kind": one.kind,
                     "signals": sorted(s.name for s in one.signals),
                     "axes": one.axes,
                     "shape": one.shape.text(),
                     "manifest": one.manifest,
+                    "small": one.small,
                 }
                 for one in missing
             ],
@@ -175,9 +176,9 @@ class Compiling:
         if self._stopped:
             log.debug("compiling ended with the engine: %s", reason)
         elif state == "ready":
-            log.info("the decode step is compiled, after %.1f s", time.monotonic() - self._begun)
+            log.info("steps are compiled, after %.1f s", time.monotonic() - self._begun)
         else:
-            log.warning("the decode step is not compiled, and runs as it is: %s", reason)
+            log.warning("steps are not compiled, and run as they are: %s", reason)
         self._leave()
         with self._changed:
             self.state = state

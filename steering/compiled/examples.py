@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
 
 import torch
 
-from steering.compiled.step import Step, constants
+from steering.compiled.step import STEPS, Kind, Sizes, Step, constants
+from steering.compiled.tensors import taken_apart
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture
@@ -18,19 +18,10 @@ from steering.protocol.signals import Signal
 from steering.protocol.slots import DecodeBatch, Pool
 from steering.protocol.text import TextStream
 
-
-class ExampleSizes(NamedTuple):
-    """Of one example. All differ, as do those of a second one, so that each size of a tensor is known for what it is."""
-
-    rows: int
-    columns: int
-    slots: int
-    length: int
-
-
 INLINED = 64
 """torch writes tensors of up to 8 numbers into its code, and more than these nowhere."""
-EXAMPLES = (ExampleSizes(5, 83, 11, 167), ExampleSizes(7, 89, 13, 173))
+EXAMPLES = (Sizes(5, 37, 83, 11, 167), Sizes(7, 41, 89, 13, 173))
+"""All sizes differ, within one example and from the other, so that each size of a tensor is known for what it is."""
 
 
 def small(step: Step) -> dict[str, list[float]]:
@@ -46,7 +37,15 @@ def manifest(step: Step) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def example_hooks(mllm: MLLM, signals: frozenset[Signal], sizes: ExampleSizes = EXAMPLES[0]) -> list[Hook]:
+def example_step(
+    mllm: MLLM, kind: Kind, signals: frozenset[Signal], axes: int | None, sizes: Sizes = EXAMPLES[0]
+) -> tuple[Step, list[torch.Tensor]]:
+    """The step of rows that want these signals, and the tensors of its hooks in an example of these sizes."""
+    shape, given = taken_apart(_decode_hooks(mllm, signals, sizes) if kind == "decode" else [])
+    return STEPS[kind](mllm, shape, axes), given
+
+
+def _decode_hooks(mllm: MLLM, signals: frozenset[Signal], sizes: Sizes) -> list[Hook]:
     """The hooks of a decode of rows that want these signals, in their order."""
     pool = Pool(mllm, sizes.slots, sizes.length, 1)
     interventions = {name: made for name, (_, made) in intervention.REGISTRY.items() if made is not None}

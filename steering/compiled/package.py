@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
+from steering.compiled.library import Library
 from steering.compiled.store import StoredStep
 from steering.compiled.tensors import Pattern, kinds_of, of_json, put_together
 from steering.decoder.hooks import Hook
@@ -14,23 +14,20 @@ from steering.decoder.kv import KVPool
 
 
 class Package:
-    """One token for each of the first rows of a pool, under hooks of one shape."""
+    """Passes of one kind, under hooks of one shape."""
 
     def __init__(self, entry: StoredStep, shape: Pattern, tensors: Mapping[str, torch.Tensor]):
         """Load a package for hooks of this shape. tensors: the model's, by name.
 
-        Raises ValueError for a package of something else, KeyError where it needs what the model has not, and RuntimeError
-        where torch cannot load it.
+        Raises ValueError for a package of something else, and what `Library` raises.
         """
         if entry.about["shape"] != shape.text():
             raise ValueError("it is of other hooks")
         self._left = of_json(entry.about["left"], kinds_of(shape.tree))
-        self._loader: Any = torch._C._aoti.AOTIModelPackageLoader(str(entry.package), "model", False, 1, -1)  # type: ignore[attr-defined]
-        self._tensors = {name: tensors[name].data for name in self._loader.get_constant_fqns()}
-        self._loader.load_constants(self._tensors, False, True, True, False)  # used where they are, and kept by us
+        self._library = Library(entry.package, tensors)
         self._column = torch.zeros(0)
 
-    def __call__(
+    def decode(
         self,
         hooks: list[Hook],
         given: list[torch.Tensor],
@@ -44,11 +41,31 @@ class Package:
 
         given: the hooks' tensors. tokens, positions, rope: (rows,). columns: how many are read.
         """
-        if len(self._column) < pool.length:
-            self._column = torch.zeros(pool.length)
         given = [one.contiguous() for one in given]
-        inputs = [tokens, positions, rope, self._column[:columns], *given, *pool.tensors]
-        hidden, logits, *made = self._loader.boxed_run(inputs)
+        hidden, logits, *made = self._run([tokens, positions, rope], columns, given, pool)
         for hook, left in zip(hooks, put_together(self._left, [*given, *made]), strict=True):
             vars(hook).update(vars(left))
         return hidden, logits
+
+    def prefill(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        starts: torch.Tensor,
+        last: torch.Tensor,
+        columns: int,
+        pool: KVPool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalised states (rows, n, d) and logits (rows, vocabulary) of each row's last token; arguments as those of
+        `PrefillStep`. columns: how many are read."""
+        fed = [one.contiguous() for one in (embeds, positions)]
+        hidden, logits = self._run([*fed, slots, starts, last], columns, [], pool)
+        return hidden, logits
+
+    def _run(
+        self, fed: list[torch.Tensor], columns: int, given: list[torch.Tensor], pool: KVPool
+    ) -> list[torch.Tensor]:
+        if len(self._column) < pool.length:
+            self._column = torch.zeros(pool.length)
+        return self._library([*fed, self._column[:columns], *given, *pool.tensors])

@@ -1,37 +1,108 @@
-"""A decode step as a function of tensors alone, which is what can be compiled before it is used."""
+"""A forward pass as a function of tensors alone, which is what can be compiled before it is used."""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from steering.compiled.tensors import Hole, Made, Pattern, put_together, taken_apart
-from steering.decoder.attention import Decode
+from steering.decoder.attention import Decode, Placed
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
 
+Kind = Literal["prefill", "decode"]
+
+
+class Sizes(NamedTuple):
+    """What varies from one pass to the next; width: tokens of each row."""
+
+    rows: int
+    width: int
+    columns: int
+    slots: int
+    length: int
+
 
 class Step(nn.Module):
-    """One token for each of the first rows of the pool under hooks of one shape.
+    """A pass of one kind under hooks of one shape.
 
     axes: how many axes rotary positions have, None for one that is not told apart. Called once, it knows `left`: what the
     hooks are afterwards, as a tree whose tensors are those that were given, then those that were made.
     """
 
+    kind: ClassVar[Kind]
+
     def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
         super().__init__()
         self.decoder = mllm.decoder
-        self.embeddings = mllm.model.get_input_embeddings()
         self.output = mllm.model.get_output_embeddings()
-        self._mllm, self._shape, self._axes = [mllm], shape, axes  # in a list, as it is no part of what is compiled
+        self.shape = shape
+        self._mllm, self._axes = [mllm], axes  # in a list, as it is no part of what is compiled
         self._note = _Note()  # torch.export sets back what tracing sets, and what lists held
 
     @property
     def left(self) -> Any:
         return self._note.left
+
+    @abstractmethod
+    def example(self, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+        """What is fed, and where that lies: the first arguments of a call of these sizes."""
+
+    def arguments(self, sizes: Sizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
+        """All arguments of a call of these sizes. given: the hooks' tensors."""
+        (mllm,) = self._mllm
+        column = torch.zeros(sizes.columns, device=mllm.device)
+        pooled = [
+            torch.zeros(sizes.slots, one.shape[1], sizes.length, one.shape[3], dtype=one.dtype)
+            for one in mllm.column().tensors
+        ]
+        return (*self.example(sizes), column, [one.contiguous() for one in given], pooled)
+
+    def _run(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        step: Placed | Decode,
+        last: torch.Tensor | int,
+        hooks: list[Hook],
+        given: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """The normalised states (rows, n, d) of embeds, logits (rows, vocabulary) of each row's last token, and what the
+        hooks made of the tensors that they were given."""
+        (mllm,) = self._mllm
+        rows = embeds.shape[0]
+        hidden = self.decoder(
+            inputs_embeds=embeds,
+            position_ids=positions,
+            attention_mask=torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=embeds.device),
+            use_cache=False,
+            step=step,
+        ).last_hidden_state
+        left, found = taken_apart(hooks)
+        known = {id(one): number for number, one in enumerate(given)}
+        made = [one for one in found if id(one) not in known]
+        fresh = {id(one): len(given) + number for number, one in enumerate(made)}
+        self._note.left = renumbered(left.tree, [(known | fresh)[id(one)] for one in found])
+        at = torch.arange(rows, device=hidden.device) if isinstance(last, torch.Tensor) else slice(None)
+        return [hidden, mllm.head(hidden[at, last]), *made]
+
+
+class DecodeStep(Step):
+    """One token for each of the first rows of the pool."""
+
+    kind = "decode"
+
+    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
+        super().__init__(mllm, shape, axes)
+        self.embeddings = mllm.model.get_input_embeddings()
+
+    def example(self, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+        (mllm,) = self._mllm
+        return tuple(torch.zeros(sizes.rows, dtype=torch.int64, device=mllm.device) for _ in range(3))
 
     def forward(
         self,
@@ -42,31 +113,48 @@ class Step(nn.Module):
         given: list[torch.Tensor],
         pooled: list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """The normalised states (rows, 1, d) and logits (rows, vocabulary), then what the hooks made.
-
-        tokens, positions, rope: (rows,), what is fed, where it is written, and its rotary position. column: (columns,) of
-        anything: how many columns are read. given: the hooks' tensors. pooled: keys and values of each layer.
-        """
-        (mllm,) = self._mllm
-        rows, columns = tokens.shape[0], column.shape[0]
-        hooks: list[Hook] = put_together(self._shape.tree, given)
-        pool = KVPool.of(pooled)
+        """tokens, positions, rope: (rows,), what is fed, where it is written, and its rotary position. column: (columns,) of
+        anything: how many columns are read. given: the hooks' tensors. pooled: keys and values of each layer."""
+        hooks: list[Hook] = put_together(self.shape.tree, given)
         angles = rope[:, None]
         if self._axes is not None:
             angles = angles.expand(self._axes, -1, -1)
-        hidden = self.decoder(
-            inputs_embeds=self.embeddings(tokens[:, None]),
-            position_ids=angles,
-            attention_mask=torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=tokens.device),
-            use_cache=False,
-            step=Decode(pool, positions, columns, Hooks.of(hooks)),
-        ).last_hidden_state
-        left, found = taken_apart(hooks)
-        known = {id(one): number for number, one in enumerate(given)}
-        made = [one for one in found if id(one) not in known]
-        fresh = {id(one): len(given) + number for number, one in enumerate(made)}
-        self._note.left = renumbered(left.tree, [(known | fresh)[id(one)] for one in found])
-        return [hidden, mllm.head(hidden[:, -1]), *made]
+        step = Decode(KVPool.of(pooled), positions, column.shape[0], Hooks.of(hooks))
+        return self._run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, given)
+
+
+class PrefillStep(Step):
+    """Some tokens of some prompts, a prompt a row, that nobody looks at."""
+
+    kind = "prefill"
+
+    def example(self, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+        (mllm,) = self._mllm
+        embeds = torch.zeros(sizes.rows, sizes.width, mllm.hidden_size, dtype=mllm.dtype, device=mllm.device)
+        angles = torch.arange(sizes.width, device=mllm.device).expand(sizes.rows, -1)
+        if self._axes is not None:
+            angles = angles.expand(self._axes, -1, -1)
+        places = torch.zeros(3, sizes.rows, dtype=torch.int64, device=mllm.device)
+        return (embeds, angles.contiguous(), *(one.clone() for one in places))
+
+    def forward(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        starts: torch.Tensor,
+        last: torch.Tensor,
+        column: torch.Tensor,
+        given: list[torch.Tensor],
+        pooled: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """embeds: (rows, n, d). positions: (rows, n), or (axes, rows, n), rotary. slots, starts, last: (rows,), where each
+        row lies, its first column, and which of its tokens is the last. The others: as those of a decode."""
+        step = Placed(KVPool.of(pooled), slots, starts, column.shape[0])
+        return self._run(embeds, positions, step, last, [], given)
+
+
+STEPS: dict[Kind, type[Step]] = {one.kind: one for one in (PrefillStep, DecodeStep)}
 
 
 class _Note:

@@ -14,23 +14,28 @@ from typing import NamedTuple, Self
 import torch
 import transformers
 
-from steering.compiled.examples import example_hooks, manifest, small
+from steering.compiled.examples import example_step, manifest, small
 from steering.compiled.package import Package
-from steering.compiled.step import Step, constants
+from steering.compiled.step import STEPS, Kind, constants
 from steering.compiled.store import StoredStep
 from steering.compiled.tensors import Foreign, Pattern, taken_apart
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
 from steering.protocol.signals import Signal
+from steering.protocol.slots import Computed, PrefillChunk
 
-FORMAT = 1
+FORMAT = 3
+LONGEST = 512
+"""Columns that a compiled prefill reads at most: where there are more, arithmetic is all that takes time, and a plain one
+needs no mask."""
 
 
 class WantedStep(NamedTuple):
-    """A step that may be compiled: of which signals, under which hooks, with how many axes of rotary positions; `key` says
-    all that it depends on, `manifest` how the model's tensors lie, `small` what is in the small ones."""
+    """A step that may be compiled: of which kind and signals, under which hooks, with how many axes of rotary positions;
+    `key` says all that it depends on, `manifest` how the model's tensors lie, `small` what is in the small ones."""
 
+    kind: Kind
     signals: frozenset[Signal]
     shape: Pattern
     axes: int | None
@@ -44,7 +49,7 @@ class CompiledSteps:
 
     def __init__(self, mllm: MLLM, threads: int, axes: int | None = None):
         self._mllm, self._threads, self.axes = mllm, threads, axes
-        self._ready: dict[tuple[Pattern, int | None], Package] = {}
+        self._ready: dict[tuple[Kind, Pattern, int | None], Package] = {}
         self.taken = 0
         """How many steps were run."""
 
@@ -58,13 +63,13 @@ class CompiledSteps:
     def __len__(self) -> int:
         return len(self._ready)
 
-    def wanted(self, signals: frozenset[Signal]) -> WantedStep:
+    def wanted(self, kind: Kind, signals: frozenset[Signal] = frozenset()) -> WantedStep:
         """The step of rows that want these signals."""
-        shape, _ = taken_apart(example_hooks(self._mllm, signals))
-        step = Step(self._mllm, shape, self.axes)
+        step, _ = example_step(self._mllm, kind, signals, self.axes)
         laid = manifest(step)
         about = {
-            "shape": shape.text(),
+            "kind": kind,
+            "shape": step.shape.text(),
             "axes": self.axes,
             "manifest": laid,
             "config": {**self._mllm.model.config.to_dict(), "_name_or_path": None},
@@ -72,17 +77,18 @@ class CompiledSteps:
             "threads": self._threads,
             **surroundings(),
         }
-        return WantedStep(signals, shape, self.axes, laid, small(step), json.dumps(about, sort_keys=True, default=str))
+        key = json.dumps(about, sort_keys=True, default=str)
+        return WantedStep(kind, signals, step.shape, self.axes, laid, small(step), key)
 
     def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
         """A package of an entry, which is not in use yet; raises what `Package` raises."""
-        return Package(entry, wanted.shape, constants(Step(self._mllm, wanted.shape, wanted.axes)))
+        return Package(entry, wanted.shape, constants(STEPS[wanted.kind](self._mllm, wanted.shape, wanted.axes)))
 
     def add(self, wanted: WantedStep, package: Package) -> None:
         """Use a package from the next step on."""
-        self._ready[wanted.shape, wanted.axes] = package
+        self._ready[wanted.kind, wanted.shape, wanted.axes] = package
 
-    def run(
+    def decode(
         self,
         hooks: Sequence[Hook],
         axes: int | None,
@@ -91,7 +97,7 @@ class CompiledSteps:
         rope: torch.Tensor,
         columns: int,
         pool: KVPool,
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    ) -> Computed | None:
         """As `Package`; None where no step for such hooks is ready."""
         if not self._ready:
             return None
@@ -100,11 +106,30 @@ class CompiledSteps:
             shape, given = taken_apart(own)
         except Foreign:
             return None
-        package = self._ready.get((shape, axes))
+        package = self._ready.get(("decode", shape, axes))
         if package is None:
             return None
         self.taken += 1
-        return package(own, given, tokens, positions, rope, columns, pool)
+        return Computed(*package.decode(own, given, tokens, positions, rope, columns, pool))
+
+    def prefill(
+        self, axes: int | None, embeds: torch.Tensor, positions: torch.Tensor, chunk: PrefillChunk, pool: KVPool
+    ) -> Computed | None:
+        """As `Package`; None where no such step is ready, and for a chunk that it is not for. embeds: (rows, n, d).
+        positions: (rows, n) or (axes, rows, n)."""
+        package = self._ready.get(("prefill", _NO_HOOKS, axes))
+        columns = max(chunk.starts) + chunk.width  # padding fills some, too
+        if package is None or columns > min(LONGEST, pool.length) or pool.layers < self._mllm.num_layers:
+            return None
+        self.taken += 1
+        if axes is not None:
+            positions = positions.expand(axes, -1, -1)
+        slots, starts = torch.arange(chunk.rows.start, chunk.rows.stop), torch.tensor(chunk.starts)
+        hidden, logits = package.prefill(embeds, positions, slots, starts, chunk.last, columns, pool)
+        return Computed(hidden, logits if chunk.complete else None)
+
+
+_NO_HOOKS, _ = taken_apart([])
 
 
 @functools.cache

@@ -23,7 +23,7 @@ KEPT = 64
 """Entries; of more, those that were not used for longest go."""
 STALE = 86_400.0
 """Seconds after which what was left unfinished goes."""
-_PACKAGE, _ABOUT, _BUILDING = "step.pt2", "about.json", ".building-"
+_PACKAGE, _ABOUT, _BUILDING = "step.so", "about.json", ".building-"
 
 
 class Unsafe(OSError):

@@ -41,7 +41,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    step: Prefill | Decode | None = None,
+    step: Prefill | Placed | Decode | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs: Any,
@@ -141,6 +141,39 @@ class Prefill:
             rows = sent(starts[:, None] + torch.arange(n), device)
             self._masks[window, device] = kernels.visible(rows, columns, window)[:, None]
         return self._masks[window, device]
+
+
+@dataclass
+class Placed:
+    """A forward pass of prompts as `Prefill`, whose places are tensors, so that the same code is right for all of them;
+    nobody looks at it.
+
+    slots: (rows,). starts: (rows,), the column that each row's first token fills. columns: how many are read, at least those
+    that are filled. Padding fills columns too, which must be a slot's own.
+    """
+
+    pool: KVPool
+    slots: torch.Tensor
+    starts: torch.Tensor
+    columns: int
+    hooks: Hooks = NO_HOOKS
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        kv_heads, n, width = key.shape[1:]
+        keys, values = self.pool.layer(heads.layer, key, value)
+        filled = self.starts[:, None] + torch.arange(n, device=key.device)  # (rows, n)
+        head = self.slots[:, None] * kv_heads + torch.arange(kv_heads, device=key.device)  # (rows, kv_heads)
+        written = (head[..., None] * self.pool.length + filled[:, None]).flatten()
+        for pooled, own in ((keys, key), (values, value)):
+            pooled.view(-1, width).index_copy_(0, written, own.reshape(-1, width))
+        if heads.window not in self._masks:
+            seen = kernels.visible(filled, self.columns, heads.window)[:, None]
+            self._masks[heads.window] = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -torch.inf)
+        keys, values = (pooled[:, :, : self.columns].index_select(0, self.slots) for pooled in (keys, values))
+        return kernels.product(heads, query, keys, values, self._masks[heads.window])
 
 
 @dataclass

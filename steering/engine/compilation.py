@@ -1,8 +1,8 @@
-"""How an engine's decode step comes to be compiled.
+"""How an engine's steps come to be compiled.
 
-On a CPU another process compiles it beside what is served, and it is kept for the next start (`steering.compiled`); until it
-is ready, and where it cannot be, the step runs as it is. On a GPU torch compiles it at its first use, before the engine is
-there.
+On a CPU another process compiles them beside what is served, and they are kept for the next start (`steering.compiled`);
+until they are ready, and where they cannot be, steps run as they are. On a GPU torch compiles the decode step at its first
+use, before the engine is there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from steering.model.mllm import MLLM
 from steering.model.pixels import picture
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Sampling
-from steering.runner.rehearsal import KINDS, Rehearsal
+from steering.recorders.attention import DECODED
+from steering.runner.rehearsal import Rehearsal
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +51,14 @@ class Compilation:
             rehearsal = Rehearsal(mllm)
             threads = torch.get_num_threads()
             self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
-            wanted = [steps.wanted(kind) for kind in KINDS]
+            wanted = [steps.wanted("decode"), steps.wanted("prefill"), steps.wanted("decode", frozenset(DECODED))]
+            for one in wanted:
+                rehearsal.rehearse(one)
             self._compiling = Compiling(
                 mllm, steps, wanted, lambda one, package: rehearsal.check(steps, one, package), threads, folder
             )
         except Exception as error:
-            log.warning("the decode step is not compiled, and runs as it is: %s: %s", type(error).__name__, error)
+            log.warning("steps are not compiled, and run as they are: %s: %s", type(error).__name__, error)
 
     @property
     def state(self) -> State:

@@ -93,6 +93,11 @@ class Embedded:
         return self.mask is None and not self.extras
 
     @property
+    def plain(self) -> bool:
+        """Whether embeddings and positions are all that the decoder receives."""
+        return self.divisible and self.overlay is None
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for the decoder."""
         laid = {self.overlay.name: self.overlay.mask, **self.overlay.features} if self.overlay is not None else {}

@@ -11,7 +11,7 @@ import torch.fx.experimental._config
 
 from steering.compiled.steps import CompiledSteps
 from steering.decoder.attention import Decode, Prefill, Ragged
-from steering.decoder.hooks import AttentionHook, Hook, Hooks, LayerHook, Observer
+from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hook, Hooks, LayerHook, Observer
 from steering.devices import fill, sent
 from steering.grammar.masks import Masks
 from steering.model.embedded import Embedded
@@ -132,10 +132,7 @@ class Runner:
         inputs = parts[0] if len(parts) == 1 else Embedded.join(parts)
         lengths = [end - start for start, end in zip(starts, ends, strict=True)]
         chunk = PrefillChunk(sequences, starts, lengths, complete=ends[0] == prompts[0].length)
-        arguments = inputs.arguments
-        if any(starts):
-            arguments["attention_mask"] = self._own_mask(1)
-        computed = self._computed(chunk, lambda step: self.mllm.decoder(**arguments, use_cache=False, step=step))
+        computed = self.run_chunk(chunk, inputs)
         for sequence, length in zip(sequences, lengths, strict=True):
             sequence.computed += length
         if computed.logits is None:
@@ -147,18 +144,33 @@ class Runner:
                 sequence.prompt_logits = computed.logits[row]
         return None if sequences[0].replay else computed.logits
 
-    def _computed(self, chunk: PrefillChunk, decoder: Callable[[Prefill], Any]) -> Computed:
-        """Run a chunk under its hooks, and keep what they measured."""
+    def run_chunk(self, chunk: PrefillChunk, inputs: Embedded) -> Computed:
+        """Run a part of some prompts, of which these are the decoder's inputs."""
+        arguments = inputs.arguments
+        if any(chunk.starts):
+            arguments["attention_mask"] = self._own_mask(1)
+        return self._computed(chunk, lambda step: self.mllm.decoder(**arguments, use_cache=False, step=step), inputs)
+
+    def _computed(
+        self, chunk: PrefillChunk, decoder: Callable[[Prefill], Any], inputs: Embedded | None = None
+    ) -> Computed:
+        """Run a chunk under its hooks, and keep what they measured. inputs: what the decoder receives, where it is a
+        prompt."""
         concerned = self.concerns.of(chunk.sequences)
         hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
-        ragged = Ragged(chunk.starts, chunk.lengths) if len(set(chunk.starts)) > 1 else None
-        step = Prefill(self.pool, chunk.rows, chunk.starts[0], Hooks.of(hooks.values()), ragged)
-        hidden: torch.Tensor = decoder(step).last_hidden_state.to(self.mllm.device)
-        logits = None
-        if chunk.complete:
-            last = sent(chunk.last, hidden.device)
-            logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
-        computed = Computed(hidden, logits)
+        acting = Hooks.of(hooks.values())
+        computed = None
+        if self.steps is not None and inputs is not None and inputs.plain and acting == NO_HOOKS:
+            computed = self.steps.prefill(self.embedder.rope_axes, inputs.embeds, inputs.positions, chunk, self.pool)
+        if computed is None:
+            ragged = Ragged(chunk.starts, chunk.lengths) if len(set(chunk.starts)) > 1 else None
+            step = Prefill(self.pool, chunk.rows, chunk.starts[0], acting, ragged)
+            hidden: torch.Tensor = decoder(step).last_hidden_state.to(self.mllm.device)
+            logits = None
+            if chunk.complete:
+                last = sent(chunk.last, hidden.device)
+                logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
+            computed = Computed(hidden, logits)
         self.prefixes.measured(chunk, hooks, computed)
         for part in concerned.keeping:
             part.keep(chunk, hooks[part.name], computed)
@@ -300,9 +312,11 @@ class Runner:
         if self.steps is not None and not long:
             made = [hook for hook in hooks.values() if hook is not None]
             tokens, rope = self.token[:count], positions + self.rope_delta[:count]
-            found = self.steps.run(made, self.embedder.rope_axes, tokens, positions, rope, columns.longest, self.pool)
-            if found is not None:
-                return _Computed(batch, concerned, hooks, Computed(*found))
+            computed = self.steps.decode(
+                made, self.embedder.rope_axes, tokens, positions, rope, columns.longest, self.pool
+            )
+            if computed is not None:
+                return _Computed(batch, concerned, hooks, computed)
         plain = long or any(hooks[part.name] is not None and not part.compiled for part in concerned.acting)
         apart = (columns.common, columns.apart) if plain or self._decode_step is self.mllm.decoder else ()
         step = Decode(self.pool, positions, columns.longest, Hooks.of(hooks.values()), *apart)
