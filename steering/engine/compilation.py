@@ -13,8 +13,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-import torch
-
 from steering.compiled.compiling import Compiling
 from steering.compiled.steps import CompiledSteps
 from steering.errors import Fault, UnsupportedModel
@@ -24,6 +22,7 @@ from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Sampling
 from steering.recorders.attention import DECODED
 from steering.runner.rehearsal import Rehearsal
+from steering.runner.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Compilation:
             return
         try:
             rehearsal = Rehearsal(mllm)
-            threads = torch.get_num_threads()
+            threads = Threads(mllm).of(1)
             self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
             wanted = [steps.wanted("decode"), steps.wanted("prefill"), steps.wanted("decode", frozenset(DECODED))]
             for one in wanted:

@@ -27,6 +27,7 @@ from steering.runner.embedding import Embedder
 from steering.runner.prefix import PrefixCache
 from steering.runner.room import SHARE, allotted
 from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
+from steering.runner.threads import Threads
 from steering.runner.twins import Combined, RuleSlots, Twins, replayed, rows_of
 
 
@@ -67,6 +68,7 @@ class Runner:
         """`compiled` has torch compile the decode step at its first use; `steps` are those that were compiled before."""
         self.mllm = mllm
         self.steps = steps
+        self._threads = Threads(mllm)
         self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
         self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
         self.image_cache = ImageCache(image_cache_bytes)
@@ -149,7 +151,10 @@ class Runner:
         arguments = inputs.arguments
         if any(chunk.starts):
             arguments["attention_mask"] = self._own_mask(1)
-        return self._computed(chunk, lambda step: self.mllm.decoder(**arguments, use_cache=False, step=step), inputs)
+        with self._threads.taken(len(chunk.sequences) * chunk.width):
+            return self._computed(
+                chunk, lambda step: self.mllm.decoder(**arguments, use_cache=False, step=step), inputs
+            )
 
     def _computed(
         self, chunk: PrefillChunk, decoder: Callable[[Prefill], Any], inputs: Embedded | None = None
@@ -259,6 +264,10 @@ class Runner:
         What later steps build on changes at the end alone, so that a step that raised may be run again. Behind that point
         it cannot: what raises there spoils the sequences that it concerns.
         """
+        with self._threads.taken(len(running)):
+            return self._decoded(running, twins)
+
+    def _decoded(self, running: list[Sequence], twins: Twins) -> Decoded:
         decoded = self._decode(running)
         logits = decoded.computed.logits
         assert logits is not None
