@@ -115,6 +115,7 @@ def worker_app(settings: Settings, begun: float | None = None, give_up: Callable
     from transformers.utils import logging as transformers_logging
 
     from server.app import create_app
+    from server.process.resources import keep_what_is_loaded, share_interpreter
     from server.process.runtime import Runtime
 
     transformers_logging.disable_progress_bar()  # it would be a smear in a log
@@ -123,7 +124,9 @@ def worker_app(settings: Settings, begun: float | None = None, give_up: Callable
     set_up_logging(settings.log_level, settings.log_format)
     disable_created_metrics()  # one more series for each counter, which nobody asks for
 
+    share_interpreter()
     runtime = Runtime(settings, on_failure=give_up, begun=begun)
+    runtime.checks.append(lambda serving: keep_what_is_loaded())
     try:
         app = create_app(settings, runtime=runtime)
     except SettingsError as error:  # of what only those know who have imported torch

@@ -13,7 +13,7 @@ from steering.model.mllm import MLLM
 SMALL = 2**18
 """Elements of the largest weight of a layer below which few tokens are done by one thread as soon as by several, which wait
 for each other longer than they compute; others have the processors meanwhile."""
-FEW = 32
+FEW = 64
 """So many tokens."""
 
 
