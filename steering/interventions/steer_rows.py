@@ -96,6 +96,9 @@ class SteerSlots(Slots):
         mllm = pool.mllm
         self.delta = torch.zeros(pool.slots, pool.layers, mllm.hidden_size, dtype=mllm.dtype, device=pool.device)
 
+    def holds(self, sequence: Row) -> bool:
+        return bool(_steers(sequence))
+
     def place(self, sequence: Row) -> None:
         delta = generated_delta(_steers(sequence), *self.delta.shape[1:])
         self.delta[sequence.slot] = sent(delta, self.delta)

@@ -130,6 +130,11 @@ class Slots:
         """Whether it has a say where interventions of these names are asked for and these signals are wanted."""
         return self.always or self.name in asked or not self.signals.isdisjoint(signals)
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether it keeps anything of a sequence in its slot. Where it does not, and did not of the one before, the slot is
+        left as it is: neither placed nor moved."""
+        return self.concerns(sequence.spec.asked, sequence.spec.signals)
+
     def place(self, sequence: Sequence) -> None:
         """Write a sequence's settings into its slot, neutral ones where it did not ask."""
 

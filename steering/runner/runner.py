@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -85,6 +86,7 @@ class Runner:
         self.rules = RuleSlots("twins", size)
         self.recorders = {name: made(name, size) for name, made in recorder.REGISTRY.items()}
         self.interventions = {name: made(name, size) for name, made in interventions.items()}
+        self._held: defaultdict[str, set[int]] = defaultdict(set)  # by part, the slots that are not neutral
         self._always = torch.ones(1, 1, 1, device=mllm.device)
         self.concerns = Concerns(self.recorders, self.interventions)
         self.prefixes = PrefixCache(self.pool, self.concerns, prefix_cache_bytes if mllm.rotates_alike else 0)
@@ -374,7 +376,10 @@ class Runner:
             tensor[target] = tensor[source]
         self.sampler.move(source, target)
         for part in self._every:
-            part.move(source, target)
+            held = self._held[part.name]
+            if source in held or target in held:
+                part.move(source, target)
+                (held.add if source in held else held.discard)(target)
 
     @torch.inference_mode()
     def read(self, sequence: Sequence, twins: Twins) -> None:
@@ -392,7 +397,14 @@ class Runner:
         fill(self.position, sequence.slot, sequence.prompt.length)
         self._place_sampler(sequence)
         for part in self._every:
-            part.place(sequence)
+            held = self._held[part.name]
+            holds = part.holds(sequence)
+            if holds:
+                held.add(sequence.slot)
+            if sequence.slot in held:
+                part.place(sequence)
+            if not holds:
+                held.discard(sequence.slot)
 
     def _place_sampler(self, sequence: Sequence) -> None:
         generated = torch.tensor(sequence.tokens, dtype=torch.int64)

@@ -55,6 +55,9 @@ class RuleSlots(Slots):
         self.plausible = torch.zeros(pool.slots, 1, device=pool.device)
         self.changed = torch.zeros(pool.slots, dtype=torch.int32, device=pool.device)
 
+    def holds(self, sequence: Sequence) -> bool:
+        return sequence.spec.contrast is not None
+
     def place(self, sequence: Sequence) -> None:
         slot = sequence.slot
         fill(self.changed, slot, 0)
