@@ -63,8 +63,8 @@ class Threads:
 
 
 def share_interpreter() -> None:
-    """Let the engine's thread have the interpreter soon after it asks, which it does at each operation: by default it waits for
-    5 ms where another thread computes, longer than a step of a small model takes."""
+    """Let the engine's thread have the interpreter soon after it asks, which it does at each operation: by default it waits
+    for 5 ms where another thread computes, longer than a step of a small model takes."""
     sys.setswitchinterval(SWITCH)
 
 

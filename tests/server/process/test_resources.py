@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,25 @@ def test_the_engine_has_as_many_threads_as_the_process_may_run(monkeypatch: pyte
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(resources, "cpu_quota", lambda: None)
     assert local.engine_threads(Settings()) == 1, "OMP_NUM_THREADS, which torch heeds, may ask for fewer"
+
+
+def test_what_is_loaded_is_left_to_the_end() -> None:
+    """The garbage collector looks through what came later alone."""
+    try:
+        kept = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+        resources.keep_what_is_loaded()
+        later = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+        looked_at = {id(one) for one in gc.get_objects()}
+        assert not {id(one) for one in kept} & looked_at
+        assert {id(one) for one in later} <= looked_at
+    finally:
+        gc.unfreeze()
+
+
+def test_the_interpreter_is_handed_on_within_a_step() -> None:
+    own = sys.getswitchinterval()
+    try:
+        resources.share_interpreter()
+        assert sys.getswitchinterval() <= 0.001
+    finally:
+        sys.setswitchinterval(own)

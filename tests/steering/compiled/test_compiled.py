@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,65 @@ def test_answers_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
                     numbers(one.choices[0].diagnostics), rel=1e-3, abs=1e-4, nan_ok=True
                 )
         assert compiled.stats()["compiled_steps"] - before >= 39
+
+
+def test_prompts_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+    """Alone and several at once, of different lengths, with pictures and without, in parts, and behind what is known."""
+    mllm = compiled.mllm
+    options = {"slots": 4, "max_length": 512, "self_check": False, "prefill_budget": 40, "prefix_cache_bytes": 2**24}
+    ours, plain = (steering.Engine(mllm, **options) for _ in range(2))  # type: ignore[arg-type]
+    ours._runner.steps = steps = compiled.compilation.steps
+    assert steps is not None
+    picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
+    words = [[{"type": "text", "text": "what is this " * n}] for n in (1, 2, 3, 25)]
+    asked = [
+        Request(
+            [{"role": "user", "content": [*({"type": "image", "image": picture},) * shown, *one]}],
+            Sampling(max_tokens=2, ignore_eos=True, logprobs=2),
+        )
+        for shown in (0, 1)
+        for one in words
+    ]
+    for engine_ in (ours, plain):
+        engine_.generate([asked[0]])  # keys and values are made
+    before, known = steps.taken, ours.stats()["prefix_cache_hits"]
+    for several in (asked[:1], asked[:4], asked[4:8], asked[3:4], [asked[3], asked[7]]):
+        for one, other in zip(plain.generate(several), ours.generate(several), strict=True):
+            assert one.choices[0].token_ids == other.choices[0].token_ids
+            for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+    assert steps.taken - before >= 15  # 5 decodes, and no prompt ran as it is
+    assert ours.stats()["prefix_cache_hits"] > known
+
+
+def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
+    """Where torch's own loader was used, no other thread had the interpreter while a step ran."""
+    engine_ = compiled
+    assert engine_.compilation.steps is not None
+    package = next(one for key, one in engine_.compilation.steps._ready.items() if key[0] == "prefill")
+    engine_.generate([Request([{"role": "user", "content": "?"}], Sampling(max_tokens=1))])
+    axes, width = engine_._runner.embedder.rope_axes, 400
+    embeds, places = torch.zeros(4, width, engine_.mllm.hidden_size), torch.zeros(4, dtype=torch.int64)
+    positions = torch.arange(width).expand(axes or 1, 4, -1) if axes else torch.arange(width).expand(4, -1)
+    seen, ended = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            seen[0] = time.perf_counter()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        during = 0
+        for _ in range(20):
+            begun, processor = time.perf_counter(), time.thread_time()
+            package.prefill(embeds, positions, torch.arange(4), places, places + width - 1, width, engine_._runner.pool)
+            last = seen[0]  # what the other thread saw before this one had the interpreter back
+            during += last - begun > (time.thread_time() - processor) / 2
+    finally:
+        ended.set()
+        watcher.join()
+    assert during > 5
 
 
 def numbers(value: Any) -> list[float]:

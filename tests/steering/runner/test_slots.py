@@ -1,0 +1,45 @@
+"""A slot is as neutral as a new one for whoever asks for nothing, whoever had it, and however a sequence came into it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from steering.protocol.slots import Slots
+from tests.steering.conftest import MakeEngine
+from tests.steering.engine.faults.test_faults import FAMILY, KINDS, SAMPLING, answers, requests
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_left_of_who_was_there(kind: str, make_engine: MakeEngine) -> None:
+    observed, asked, plain = requests(make_engine(FAMILY), kind)
+    longer = replace(plain, sampling=replace(SAMPLING, max_tokens=14))
+    expected = [answers(make_engine(FAMILY, slots=6), [one])[0] for one in (observed, plain, longer)]
+    engine = make_engine(FAMILY, slots=6)
+    assert answers(engine, [asked, longer])[1] == expected[2]  # which is moved to the other's slot on the way
+    assert answers(engine, [plain, observed, plain]) == [expected[1], expected[0], expected[1]]
+
+
+def test_a_slot_that_nobody_uses_is_not_written(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    for name in ("place", "move"):
+        for kind in (one for one in _kinds(Slots) if name in vars(one)):
+            real = vars(kind)[name]
+
+            def noted(self: Any, *args: Any, real: Any = real) -> None:
+                written.append(self.name)
+                real(self, *args)
+
+            monkeypatch.setattr(kind, name, noted)
+    engine = make_engine(FAMILY, slots=6)
+    observed, steered, plain = requests(engine, "steered")
+    answers(engine, [plain, replace(plain, sampling=replace(SAMPLING, max_tokens=14))])
+    assert not written
+    answers(engine, [steered, observed])
+    assert written
+
+
+def _kinds(kind: type) -> list[type]:
+    return [kind, *(one for child in kind.__subclasses__() for one in _kinds(child))]
