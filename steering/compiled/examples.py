@@ -41,7 +41,7 @@ def example_step(
     mllm: MLLM, kind: Kind, signals: frozenset[Signal], axes: int | None, sizes: Sizes = EXAMPLES[0]
 ) -> tuple[Step, list[torch.Tensor]]:
     """The step of rows that want these signals, and the tensors of its hooks in an example of these sizes."""
-    shape, given = taken_apart(_decode_hooks(mllm, signals, sizes) if kind == "decode" else [])
+    shape, given = taken_apart([] if kind == "prefill" else _decode_hooks(mllm, signals, sizes))
     return STEPS[kind](mllm, shape, axes), given
 
 

@@ -8,13 +8,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import nn
 
+from steering.compiled.packing import Packing, groups_of, joined
 from steering.compiled.tensors import Hole, Made, Pattern, put_together, taken_apart
 from steering.decoder.attention import Decode, Placed
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
 
-Kind = Literal["prefill", "decode"]
+Kind = Literal["prefill", "decode", "decode many"]
 
 
 class Sizes(NamedTuple):
@@ -35,6 +36,8 @@ class Step(nn.Module):
     """
 
     kind: ClassVar[Kind]
+    packs: ClassVar[bool] = False
+    """Whether its linear layers read weights of its own, which are packed where it is used (`steering.compiled.packing`)."""
 
     def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
         super().__init__()
@@ -42,6 +45,8 @@ class Step(nn.Module):
         self.output = mllm.model.get_output_embeddings()
         self.shape = shape
         self._mllm, self._axes = [mllm], axes  # in a list, as it is no part of what is compiled
+        self._groups = groups_of([*mllm.layers, self.output], mllm.dtype) if self.packs else []
+        self.packed = _Tensors(joined(self._groups))
         self._note = _Note()  # torch.export sets back what tracing sets, and what lists held
 
     @property
@@ -75,26 +80,28 @@ class Step(nn.Module):
         hooks made of the tensors that they were given."""
         (mllm,) = self._mllm
         rows = embeds.shape[0]
-        hidden = self.decoder(
-            inputs_embeds=embeds,
-            position_ids=positions,
-            attention_mask=torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=embeds.device),
-            use_cache=False,
-            step=step,
-        ).last_hidden_state
+        at = torch.arange(rows, device=embeds.device) if isinstance(last, torch.Tensor) else slice(None)
+        with Packing(self._groups, self.packed.named):
+            hidden = self.decoder(
+                inputs_embeds=embeds,
+                position_ids=positions,
+                attention_mask=torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=embeds.device),
+                use_cache=False,
+                step=step,
+            ).last_hidden_state
+            logits = mllm.head(hidden[at, last])
         left, found = taken_apart(hooks)
         known = {id(one): number for number, one in enumerate(given)}
         made = [one for one in found if id(one) not in known]
         fresh = {id(one): len(given) + number for number, one in enumerate(made)}
         self._note.left = renumbered(left.tree, [(known | fresh)[id(one)] for one in found])
-        at = torch.arange(rows, device=hidden.device) if isinstance(last, torch.Tensor) else slice(None)
-        return [hidden, mllm.head(hidden[at, last]), *made]
+        return [hidden, logits, *made]
 
 
 class DecodeStep(Step):
     """One token for each of the first rows of the pool."""
 
-    kind = "decode"
+    kind: ClassVar[Kind] = "decode"
 
     def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
         super().__init__(mllm, shape, axes)
@@ -123,10 +130,18 @@ class DecodeStep(Step):
         return self._run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, given)
 
 
+class ManyStep(DecodeStep):
+    """The same for as many rows as packed weights pay for."""
+
+    kind = "decode many"
+    packs = True
+
+
 class PrefillStep(Step):
     """Some tokens of some prompts, a prompt a row, that nobody looks at."""
 
     kind = "prefill"
+    packs = True
 
     def example(self, sizes: Sizes) -> tuple[torch.Tensor, ...]:
         (mllm,) = self._mllm
@@ -154,7 +169,19 @@ class PrefillStep(Step):
         return self._run(embeds, positions, step, last, [], given)
 
 
-STEPS: dict[Kind, type[Step]] = {one.kind: one for one in (PrefillStep, DecodeStep)}
+STEPS: dict[Kind, type[Step]] = {one.kind: one for one in (PrefillStep, DecodeStep, ManyStep)}
+
+
+class _Tensors(nn.Module):
+    """Tensors by name."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]):
+        super().__init__()
+        for name, one in tensors.items():
+            self.register_buffer(name, one)
+
+    def named(self, name: str) -> torch.Tensor | None:
+        return self._buffers.get(name)
 
 
 class _Note:
@@ -171,7 +198,7 @@ def renumbered(tree: Any, numbers: list[int]) -> Any:
 
 
 def constants(step: Step) -> dict[str, torch.Tensor]:
-    """All tensors of the model that a step may need, by name."""
+    """All tensors that a step may need, by name."""
     return {
         **dict(step.named_parameters(remove_duplicate=False)),
         **dict(step.named_buffers(remove_duplicate=False)),

@@ -16,6 +16,7 @@ import transformers
 
 from steering.compiled.examples import example_step, manifest, small
 from steering.compiled.package import Package
+from steering.compiled.packing import packed_weights
 from steering.compiled.step import STEPS, Kind, constants
 from steering.compiled.store import StoredStep
 from steering.compiled.tensors import Foreign, Pattern, taken_apart
@@ -25,10 +26,14 @@ from steering.model.mllm import MLLM
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, PrefillChunk
 
-FORMAT = 3
+FORMAT = 4
 LONGEST = 512
 """Columns that a compiled prefill reads at most: where there are more, arithmetic is all that takes time, and a plain one
 needs no mask."""
+
+
+MANY = 4
+"""Rows of a decode for which packed weights pay: a product of one row or two is done sooner than oneDNN is called."""
 
 
 class WantedStep(NamedTuple):
@@ -50,6 +55,7 @@ class CompiledSteps:
     def __init__(self, mllm: MLLM, threads: int, axes: int | None = None):
         self._mllm, self._threads, self.axes = mllm, threads, axes
         self._ready: dict[tuple[Kind, Pattern, int | None], Package] = {}
+        self._packed: dict[str, torch.Tensor] = {}  # weights in another order, which all packages share
         self.taken = 0
         """How many steps were run."""
 
@@ -82,7 +88,12 @@ class CompiledSteps:
 
     def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
         """A package of an entry, which is not in use yet; raises what `Package` raises."""
-        return Package(entry, wanted.shape, constants(STEPS[wanted.kind](self._mllm, wanted.shape, wanted.axes)))
+        step = STEPS[wanted.kind](self._mllm, wanted.shape, wanted.axes)
+        if step.packs and not self._packed:
+            self._packed = {
+                f"packed.{name}": one for name, one in packed_weights(dict(step.packed.named_buffers())).items()
+            }
+        return Package(entry, wanted.shape, constants(step) | self._packed)
 
     def add(self, wanted: WantedStep, package: Package) -> None:
         """Use a package from the next step on."""
@@ -106,7 +117,8 @@ class CompiledSteps:
             shape, given = taken_apart(own)
         except Foreign:
             return None
-        package = self._ready.get(("decode", shape, axes))
+        kinds: tuple[Kind, ...] = ("decode many", "decode") if len(tokens) >= MANY else ("decode", "decode many")
+        package = next((one for kind in kinds if (one := self._ready.get((kind, shape, axes))) is not None), None)
         if package is None:
             return None
         self.taken += 1

@@ -34,7 +34,7 @@ class PackedLinear(nn.Linear):
     def pack(self, keep: bool = False) -> None:
         """Order the weight; unless it is to be kept, too, its memory is given back."""
         dense = self.weight.detach().contiguous()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(dense, ROWS)
+        self.packed = reordered(dense)
         if not keep:
             self._parameters["weight"] = None
 
@@ -45,9 +45,15 @@ class PackedLinear(nn.Linear):
         return out
 
 
+def reordered(weight: torch.Tensor) -> torch.Tensor:
+    """A weight (out, in) as the kernels read it."""
+    made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+    return made
+
+
 def prepare(model: nn.Module, dtype: torch.dtype) -> None:
     """Have every linear layer of a model on the CPU that gains by it be one that can be packed, in its place."""
-    if not _supported(dtype):
+    if not supported(dtype):
         return
     for module in model.modules():
         if type(module) is not nn.Linear or "forward" in vars(module):  # which others have wrapped
@@ -71,7 +77,7 @@ def packed_bytes(model: nn.Module) -> int:
     return sum(one.packed.nbytes for one in layers if one.packed is not None and one._parameters["weight"] is None)
 
 
-def _supported(dtype: torch.dtype) -> bool:
+def supported(dtype: torch.dtype) -> bool:
     """Whether this processor, and this torch, have such kernels."""
     ops = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_reorder_linear_weight"):

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from steering.compiled.compiling import Compiling
+from steering.compiled.step import Kind
 from steering.compiled.steps import CompiledSteps
+from steering.decoder.packed import supported
 from steering.errors import Fault, UnsupportedModel
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture
@@ -50,7 +52,8 @@ class Compilation:
             rehearsal = Rehearsal(mllm)
             threads = Threads(mllm).of(1)
             self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
-            wanted = [steps.wanted("decode"), steps.wanted("prefill"), steps.wanted("decode", frozenset(DECODED))]
+            kinds: list[Kind] = ["decode", "prefill", *(["decode many"] if supported(mllm.dtype) else [])]  # type: ignore[list-item]
+            wanted = [*map(steps.wanted, kinds), steps.wanted("decode", frozenset(DECODED))]
             for one in wanted:
                 rehearsal.rehearse(one)
             self._compiling = Compiling(
