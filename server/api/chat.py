@@ -49,6 +49,8 @@ def create_completion() -> Response:
     is `[DONE]`."""
     app = context()
     serving = app.runtime.serving()
+    with serving.engine.turn(holder().group) as turn:
+        turn.check()  # before anything is read: where there is far too much, refusing is most of the work
     bounds = serving.text_bounds(app.settings)
     chat, skipping = app.presets.read(read_json(app), app.chats, serving, bounds.parts + app.settings.max_images)
     bounds.check(chat.texts)
