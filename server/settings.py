@@ -86,7 +86,7 @@ class Settings(BaseModel):
     )  # fmt: skip
     compiled: bool | None = Field(
         default=None,
-        description="compile the decode step: less time per token; on a CPU in the background, and kept "
+        description="compile decode steps and short prompts: less time per token; on a CPU in the background, and kept "
         "(default: on a CPU, if there is a C++ compiler and no layer is large)",
     )
     compiled_folder: str | None = Field(
