@@ -22,15 +22,21 @@ def groups_of(modules: Iterable[nn.Module], dtype: torch.dtype) -> Groups:
     found: Groups = []
     for module in modules if packed.supported(dtype) else ():
         for parent in module.modules():
-            own = {name: one for name, one in parent.named_children() if isinstance(one, nn.Linear)}
+            own = {name: one for name, one in parent.named_children() if isinstance(one, nn.Linear) and _plain(one)}
             for names in TOGETHER:
                 together = tuple(own[name] for name in names if name in own)
                 if len(together) == len(names) and len({one.bias is None for one in together}) == 1:
                     found.append(together)
                     own = {name: one for name, one in own.items() if name not in names}
             found += [(one,) for one in own.values()]
-        found += [(module,)] if isinstance(module, nn.Linear) else []
+        if isinstance(module, nn.Linear) and _plain(module):
+            found.append((module,))
     return found
+
+
+def _plain(layer: nn.Linear) -> bool:
+    """Whether it computes what its name says, and not in integers."""
+    return type(layer) in (nn.Linear, packed.PackedLinear)
 
 
 def joined(groups: Groups) -> dict[str, torch.Tensor]:

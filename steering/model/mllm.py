@@ -162,6 +162,28 @@ class MLLM:
             return True
         return False
 
+    @cached_property
+    def beside_text(self) -> tuple[str, ...] | None:
+        """Names of what its processor gives beside the tokens of a text without images, where that is zeros, one a token.
+        None where it is anything else, so that the processor has to be asked."""
+        names = set[str]()
+        for text in ("?", "Two lines,\n and  more of them: 1,000 \u00fc."):
+            try:
+                whole, own = (dict(one([text], return_tensors="pt")) for one in (self._processed, self.tokenizer))
+            except (ValueError, TypeError):
+                return None
+            names = whole.keys() - own.keys()
+            zeros = {name: torch.zeros_like(own["input_ids"]) for name in names}
+            if whole.keys() != own.keys() | names or not all(
+                isinstance(value, torch.Tensor) and torch.equal(value, (own | zeros)[name])
+                for name, value in whole.items()
+            ):
+                return None
+        return tuple(names)
+
+    def _processed(self, text: list[str], **options: Any) -> Any:
+        return self.processor(text=text, **options)
+
     @torch.inference_mode()
     def column(self) -> KVPool:
         """Keys and values of a single column, after which those of all are shaped: families tell in many ways how wide they

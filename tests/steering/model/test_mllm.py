@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,28 @@ def test_weights_that_do_not_fit_the_config_are_told_in_a_sentence(root: Path, t
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(steering.UnsupportedModel, match=r"of other sizes than its config\.json says\.$"):
         steering.load(folder, device="cpu")
+
+
+def test_what_a_processor_adds_to_a_text_is_known_only_where_it_is_zeros(
+    load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mllm = load_mllm("qwen2_vl")
+    real = mllm.processor
+
+    def beside(change: Callable[[Any], Any]) -> tuple[str, ...] | None:
+        vars(mllm).pop("beside_text", None)
+        monkeypatch.setattr(mllm, "processor", lambda **given: change(real(**given)))
+        return mllm.beside_text
+
+    def refused(found: Any) -> Any:
+        raise ValueError("no picture")
+
+    try:
+        assert beside(lambda found: found) == ("mm_token_type_ids",)
+        assert beside(lambda found: {name: found[name] for name in ("input_ids", "attention_mask")}) == ()
+        assert beside(lambda found: {**found, "input_ids": found["input_ids"] + 1}) is None
+        assert beside(lambda found: {**found, "mm_token_type_ids": found["mm_token_type_ids"] + 1}) is None
+        assert beside(lambda found: {"input_ids": found["input_ids"]}) is None
+        assert beside(refused) is None
+    finally:
+        vars(mllm).pop("beside_text", None)
