@@ -26,6 +26,7 @@ from prometheus_client import disable_created_metrics
 from demo import CHECKPOINT
 from server.allocator import bound_memory
 from server.openmp import set_wait_policy
+from server.process.signals import ignore_signals
 from server.process.worker import DRAIN_MARGIN, Worker
 from server.settings import Settings, SettingsError, warnings_for
 from server.telemetry.logs import logger_class, set_up_logging
@@ -88,6 +89,7 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "loglevel": settings.log_level,
         "forwarder_headers": "",  # by default any local client could give SCRIPT_NAME, and with it the routes
         "control_socket_disable": True,
+        "when_ready": lambda arbiter: ignore_signals(),  # gunicorn has set its handlers then, and started no worker yet
         **({"worker_tmp_dir": "/dev/shm"} if os.access("/dev/shm", os.W_OK) else {}),  # a heartbeat that no disk delays
     }
 
@@ -156,6 +158,7 @@ def follow(settings: Settings) -> None:
     import_ahead()
     from server.process import local
 
+    ignore_signals()
     engine = local.make_engine(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(

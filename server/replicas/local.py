@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 from gunicorn.arbiter import Arbiter
 
+from server.process.signals import ignore_signals
 from server.replicas.checks import check, most_replicas
 from server.settings import Settings, warnings_for
 from server.telemetry.logs import set_up_logging
@@ -32,6 +34,9 @@ ENVIRONMENT = {
     # A token then takes the front and the proxy 0.6 ms of a processor, instead of 1.6.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    # This machine's node has the address 127.0.0.1 then, and Ray's own ports are open there alone, but for the replicas'.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
 }
 """What Ray does otherwise, where the user's own environment says nothing."""
 
@@ -41,10 +46,11 @@ def run(settings: Settings) -> None:
     check(settings)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # Ray would write one into the home folder, for all to read
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     set_up_logging(settings.log_level, settings.log_format)
     for warning in warnings_for(settings):
         log.warning(warning)
-    log.warning("Ray's own ports are open on all addresses of this machine; only --port is meant for others")
     ended, connected = threading.Event(), threading.Event()
     _listen(ended)
     # In the main thread Ray would take SIGTERM for itself. The thread lives as long as what it starts, which ends with it.
@@ -59,7 +65,8 @@ def run(settings: Settings) -> None:
 
 def _listen(ended: threading.Event) -> None:
     """Have signals set `ended`. Nothing is raised: that would end whatever the main thread is at, with locks of others."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    ignore_signals()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda number, frame: ended.set())
 
 

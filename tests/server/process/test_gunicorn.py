@@ -105,6 +105,26 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
     assert server.process.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize(
+    "command", [SERVE, [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "server.wsgi:app"]]
+)
+def test_no_signal_starts_a_second_engine_or_ends_what_runs(start: Start, command: list[str]) -> None:
+    server = start(command, HELMSIGHT_THREADS="1").wait_until_ready()
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    (worker,) = children.read_text().split()
+    connection = post_and_hold(server.url, stream=True, max_tokens=400, **ENDLESS)
+    wait_for(lambda: server.stats("helmsight_running") == 1)
+    for process in (server.process.pid, int(worker)):
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
+            os.kill(process, number)
+    received = b""
+    while not received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+        received += (piece := connection.recv(65_536))
+        assert piece, "the stream was cut off"
+    connection.close()
+    assert children.read_text().split() == [worker]
+
+
 def test_the_last_answers_are_in_the_journal_when_the_server_has_ended(start: Start, tmp_path: Path) -> None:
     journal = tmp_path / "journal.db"
     server = start([*SERVE, "--journal", str(journal)]).wait_until_ready()

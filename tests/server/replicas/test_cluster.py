@@ -24,12 +24,14 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 import steering
+from server.process.signals import IGNORED
 from tests.server.api.test_streams import post_and_hold, wait_for
 from tests.server.conftest import data_uri, user
 from tests.server.process.servers import PATIENCE, Server
 from tests.server.process.test_gunicorn import ENDLESS
 
 pytest.importorskip("ray.serve")
+grpc = pytest.importorskip("grpc")
 pytestmark = pytest.mark.slow
 
 COLOURS = ("red", "green", "blue", "yellow", "black", "white")
@@ -141,6 +143,23 @@ def processes(server: Server, title: str = "") -> list[int]:
     ]
 
 
+def open_to_others(server: Server) -> list[int]:
+    """Ports that the server's processes listen on at other addresses than loopback."""
+    inodes = set()
+    for number in [server.process.pid, *processes(server)]:
+        for link in Path(f"/proc/{number}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(link.readlink().name.removeprefix("socket:[").removesuffix("]"))
+    found = []
+    for name in ("tcp", "tcp6"):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            fields = line.split()
+            address, port = fields[1].split(":")
+            if fields[3] == "0A" and fields[9] in inodes and not address.endswith("0100007F"):
+                found.append(int(port, 16))
+    return found
+
+
 def test_a_replica_dies_under_load_and_another_takes_its_place(
     server: Server, client: FlaskClient, engine: steering.Engine, tmp_path: Path
 ) -> None:
@@ -207,12 +226,23 @@ def test_a_replica_dies_under_load_and_another_takes_its_place(
         wait_for(lambda: journal.execute(count).fetchone()[0] >= done, PATIENCE)
         assert journal.execute(count).fetchone()[0] <= done + len(others)  # one was perhaps written as its replica died
 
+    # Of Ray's ports others reach those of replicas and front alone, which want to be told a secret.
+    ports = open_to_others(server)
+    assert len(ports) <= 3
+    for port in ports:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refusal:
+            channel.unary_unary("/ray.serve.ASGIService/HandleRequest")(b"", timeout=PATIENCE)
+        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert not (tmp_path / ".ray").exists()
+
     # SIGTERM: what runs is finished, what is new is refused, and nothing stays behind.
     left = processes(server)
     last: list[tuple[str, str | None]] = []
     thread = threading.Thread(target=lambda: last.append(streamed(server, "red", LAST)))
     thread.start()
     wait_for(lambda: sum(measured(server, "helmsight_running").values()) == 1, PATIENCE)
+    for number in IGNORED:
+        server.process.send_signal(number)
     server.process.send_signal(signal.SIGTERM)
     wait_for(lambda: server.get("/ready").json()["status"] == "draining")
     refused = requests.post(f"{server.url}/v1/chat/completions", json=body("red", 2), timeout=PATIENCE)
