@@ -89,7 +89,8 @@ def gunicorn_options(settings: Settings) -> dict[str, Any]:
         "loglevel": settings.log_level,
         "forwarder_headers": "",  # by default any local client could give SCRIPT_NAME, and with it the routes
         "control_socket_disable": True,
-        "when_ready": lambda arbiter: ignore_signals(),  # gunicorn has set its handlers then, and started no worker yet
+        # Where gunicorn has just set handlers of its own, in the master and in the worker.
+        **dict.fromkeys(("when_ready", "post_worker_init"), lambda process: ignore_signals()),
         **({"worker_tmp_dir": "/dev/shm"} if os.access("/dev/shm", os.W_OK) else {}),  # a heartbeat that no disk delays
     }
 

@@ -35,7 +35,6 @@ from server.process.connection import Connection, Output
 from server.process.gateway import Delivery
 from server.process.intake import FULL, LATE, Intake, Refused
 from server.process.resources import Pump, Threads, raise_file_limit
-from server.process.signals import ignore_signals
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -104,10 +103,6 @@ class Worker(BaseWorker):
         self._most = max(16, min(self.cfg.worker_connections, raise_file_limit() - SPARE_FILES))
 
     # -- signals -----------------------------------------------------------------------------------------------------------
-
-    def init_signals(self) -> None:
-        super().init_signals()
-        ignore_signals()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self._draining:
