@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Flag, Strict
@@ -147,13 +156,17 @@ class CallForm(Structured):
 
 
 def _choice(value: Any) -> Any:
-    if value is None or isinstance(value, dict) or value in ("none", "auto", "required"):
+    if value is None or isinstance(value, dict | NamedTool) or value in ("none", "auto", "required"):
         return value
     raise PydanticCustomError("choice", "must be 'none', 'auto', 'required' or a function to call")
 
 
 ToolList = Annotated[list[ToolForm], Field(max_length=MAX_FUNCTIONS)]
-ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, BeforeValidator(_choice)]
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[NamedTool, Tag("<tool>")],
+    Discriminator(lambda choice: "<word>" if isinstance(choice, str) else "<tool>"),
+    BeforeValidator(_choice),
+]
 
 
 def tools_of(tools: list[ToolForm], choice: str | NamedTool | None, parallel: bool) -> Tools | None:

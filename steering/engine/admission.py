@@ -165,7 +165,7 @@ def prepare(
     if form is not None and tools is not None:
         special = special_tags(mllm, form)
         grammar = form.grammar(tools, special) if tools.required else grammar
-        parts = partial(CallStream, form, tools.names, tools.texts)
+        parts = partial(CallStream, form, tools.names, tools.texts, bool(tools.required))
     start = None if grammar is None else grammars.start(grammar)
     around = _surroundings(mllm, request, admitted.prompt.layout, limits.focus_layers, token_text)
     completion = Completion(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -128,9 +129,13 @@ def _aside(work: Callable[[], T], param: str) -> T:
 
 
 def _refusal(param: str, what: str, matcher: LLMatcher, strict: bool = False) -> RequestError:
-    said = _line(matcher.get_error().partition("\n<non-verbose/>")[0])
+    said = _line(_OWN_WORDS.sub("", matcher.get_error().partition("\n<non-verbose/>")[0]))
     aside = ' With "strict": false it is left aside.' if strict and said.startswith(BESIDE) else ""
     return RequestError(f"'{param}' {what}: {said}.{aside}", param=param, code="unsupported_value")
+
+
+_OWN_WORDS = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?|\n *\d+ \|.*", re.DOTALL)
+"""Where in rules that no client wrote a schema is wrong."""
 
 
 def _line(said: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from PIL import Image
+from pydantic_core import from_json
 
 from steering.errors import RequestError
 from steering.pictures import opened
@@ -63,8 +63,8 @@ def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
+                arguments = from_json(arguments)  # refuses what is nested beyond measure, and half a character
+            except ValueError:
                 arguments = None
         if not isinstance(arguments, Mapping):
             raise must(f"{at}.arguments", "be a JSON object", function["arguments"])

@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection
 from typing import Protocol
 
+from pydantic_core import from_json
+
 KEY, VALUE, VALUE_END = ("<arg_key>", "</arg_key>"), "<arg_value>", "</arg_value>"
 _PAIR = re.compile(rf"\s*{KEY[0]}(.*?){KEY[1]}\s*{VALUE}", re.DOTALL)
 
@@ -88,6 +90,6 @@ def _json(text: str) -> str:
 def _whole(value: str) -> str:
     """A value as JSON, one line of it."""
     try:
-        return json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError):
+        return json.dumps(from_json(value), ensure_ascii=False, allow_nan=False)
+    except ValueError:
         return _json(value)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from pydantic_core import from_json
+
 from steering.tools.arguments import Braces, Pairs, Reader, beginning
 from steering.tools.formats import Format
 
@@ -30,12 +32,19 @@ class CallPiece:
 class CallStream:
     """Feed the text of an answer; take what is said, and pieces of calls. What only looks like a call of one of the
     functions of these `names` is said. White space around calls is left out. texts: by function, the parameters whose values
-    are texts."""
+    are texts. Of an answer that must be calls, `required`, nothing is said, also where one was cut off as it began."""
 
-    def __init__(self, form: Format, names: Collection[str], texts: Mapping[str, Collection[str]] | None = None):
+    def __init__(
+        self,
+        form: Format,
+        names: Collection[str],
+        texts: Mapping[str, Collection[str]] | None = None,
+        required: bool = False,
+    ):
         self._form = form
         self._names = names
         self._texts = texts or {}
+        self._required = required
         self._left = ""
         self._part: Callable[[bool], bool] = self._speech
         self._reader: Reader = Braces()
@@ -49,7 +58,7 @@ class CallStream:
         self._left += text
         while self._part(last):
             pass
-        said, pieces = "".join(self._said), tuple(self._pieces)
+        said, pieces = "" if self._required else "".join(self._said), tuple(self._pieces)
         self.text += said
         self._said, self._pieces = [], []
         return said, pieces
@@ -127,10 +136,8 @@ class CallStream:
     def _whole(self, body: str) -> list[ToolCall] | None:
         """The calls of a body whose objects are written in another order or without arguments; None where it is no call."""
         try:
-            said = json.loads(
-                body.removesuffix(self._form.end) if self._form.again is None else f"[{body.lstrip(' [')}"
-            )
-        except (ValueError, RecursionError):
+            said = from_json(body.removesuffix(self._form.end) if self._form.again is None else f"[{body.lstrip(' [')}")
+        except ValueError:  # half a character is one, which no answer could hold
             return None
         found = [self._called(one) for one in (said if isinstance(said, list) and self._form.again else [said])]
         calls = [call for call in found if call is not None]

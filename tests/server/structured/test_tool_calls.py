@@ -109,8 +109,17 @@ def test_a_call_in_an_answer_of_the_models_own_is_found(caller: Flask) -> None:
     assert [call["function"] for call in choice["message"]["tool_calls"]] == [{"name": "count", "arguments": "{}"}]
 
 
+def test_the_beginning_of_a_call_that_must_be_is_no_text(caller: Flask) -> None:
+    client, body = caller.test_client(), asking(tool_choice=NAMED, max_tokens=5)
+    choice = choice_of(client.post(CHAT, json=body))
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "")
+    assert not any(event["delta"].get("content") for event in events(client.post(CHAT, json=body | {"stream": True})))
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice", "must name one of the tools"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function", "is required"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "must be 'function'; got 'allowed_tools'"),
     ({"tools": [TOOLS[0], TOOLS[0]]}, "tools", "names of their own"),
     ({"response_format": {"type": "json_object"}}, "tools", "exclude one another"),
     ({"tool_choice": "required", "force": "No."}, "force", "exclude one another"),

@@ -20,6 +20,7 @@ LOOK = '{"name": "look", "arguments": {"at": "a } \\\\\\" {", "n": [1, {}]}}'
 COUNT = '{"name": "count", "arguments": {}}'
 LOOKED = ToolCall("look", '{"at": "a } \\\\\\" {", "n": [1, {}]}')
 COUNTED = ToolCall("count", "{}")
+HALF = '{"arguments": {"a": "\\ud800"}, "name": "count"}'  # of a character, which no answer in UTF-8 can hold
 CASES: list[tuple[str, str, list[ToolCall]]] = [
     ("Nothing < is <tool called.\n", "Nothing < is <tool called.\n", []),
     (call(LOOK), "", [LOOKED]),
@@ -29,6 +30,7 @@ CASES: list[tuple[str, str, list[ToolCall]]] = [
     (call('{"name": "count"}'), "", [COUNTED]),
     (call('{"name": "fly", "arguments": {}}'), call('{"name": "fly", "arguments": {}}'), []),
     (call('{"name": ["count"], "arguments": {}}'), call('{"name": ["count"], "arguments": {}}'), []),
+    (call(HALF), call(HALF), []),
     (call("[1]") + call("{"), call("[1]") + call("{"), []),
     ('<tool_call>\n{"name": "lo', '<tool_call>\n{"name": "lo', []),
     (call(LOOK)[:-25], "", [ToolCall("look", LOOKED.arguments[:-11])]),
@@ -66,6 +68,7 @@ FORMS: list[tuple[Format, str, str, list[ToolCall]]] = [
     (GLM, pairs("count") + "\nDone.", "\nDone.", [COUNTED]),
     (GLM, pairs("fly", ("a", "1")), pairs("fly", ("a", "1")), []),
     (GLM, pairs("count", ("a", "1")).replace("</arg_value>\n", "</arg_value>?"), "", [ToolCall("count", '{"a": 1}')]),
+    (GLM, pairs("count", ("a", '"\\ud800"')), "", [ToolCall("count", '{"a": "\\"\\\\ud800\\""}')]),
     (GLM, pairs("look", *PAIRS)[:54], "", [ToolCall("look", '{"at": "a <b>')]),
     (GLM, pairs("count", ("a", "12"))[:-20], "", [ToolCall("count", '{"a": ')]),
 ]
