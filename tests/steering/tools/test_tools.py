@@ -157,7 +157,9 @@ def test_what_excludes_one_another_is_named(engine: Engine) -> None:
     with pytest.raises(RequestError, match="'grammar' and 'tools'"):
         Request(QUESTION, grammar=Grammar.json_object(), tools=Tools(FUNCTIONS))
     unsupported = {"name": "f", "parameters": {"propertyNames": {"maxLength": 3}}, "strict": True}
-    with pytest.raises(RequestError, match=r"^'tools' cannot be enforced: Unimplemented keys: \[\"propertyNames\"\]\.$"):
+    with pytest.raises(
+        RequestError, match=r"^'tools' cannot be enforced: Unimplemented keys: \[\"propertyNames\"\]\.$"
+    ):
         engine.submit(Request(QUESTION, tools=Tools([{"function": unsupported}], True)))
 
 
