@@ -23,6 +23,7 @@ from tests.server.fakes import FakeEngine
 
 pytestmark = needs("nginx")
 NAME = "helmsight.example.org"
+PAGE = "https://app.example.org"
 CHAT = {"messages": [user("hi")], "stream": True}
 
 
@@ -43,6 +44,7 @@ def front(tmp_path: Path) -> Iterator[Front]:
         own = free_port()
         text = NGINX.replace("/var/log/nginx", str(tmp_path))
         text = re.sub(r"(?m)^    listen 80;", f"    listen 127.0.0.1:{own};", text).replace(":8000", f":{port}")
+        text = text.replace(f'# "{PAGE}"', f'"{PAGE}"')
         folders = "".join(
             f"{kind}_temp_path {tmp_path}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
@@ -88,7 +90,7 @@ def test_a_stream_comes_piece_by_piece_with_the_id_it_was_asked_with(
 
 def test_what_nginx_says_itself_is_an_error_as_the_servers_are(front: Front) -> None:
     url = front(free_port())
-    head = {"Host": NAME, "Content-Type": "application/json"}
+    head = {"Host": NAME, "Content-Type": "application/json", "Origin": PAGE}
     down = requests.post(f"{url}/v1/chat/completions", json=CHAT, headers=head, timeout=20)
     assert (down.status_code, down.headers["Retry-After"], down.json()["error"]["code"]) == (
         503,
@@ -97,3 +99,6 @@ def test_what_nginx_says_itself_is_an_error_as_the_servers_are(front: Front) -> 
     )
     large = requests.post(f"{url}/v1/chat/completions", data=bytes(34 * 2**20), headers=head, timeout=20)
     assert (large.status_code, large.json()["error"]["type"]) == (413, "invalid_request_error")
+    assert [one.headers["Access-Control-Allow-Origin"] for one in (down, large)] == [PAGE, PAGE]
+    other = requests.post(f"{url}/v1/chat/completions", headers={**head, "Origin": "https://else.example"}, timeout=20)
+    assert "Access-Control-Allow-Origin" not in other.headers
