@@ -12,7 +12,7 @@ from torch.export.graph_signature import OutputKind
 from torch.utils._pytree import tree_map
 
 from steering.compiled.examples import EXAMPLES, example_step
-from steering.compiled.step import Kind, Sizes
+from steering.compiled.step import Kind, StepSizes
 from steering.compiled.tensors import as_json
 from steering.model.mllm import MLLM
 from steering.protocol.signals import Signal
@@ -66,7 +66,7 @@ def _library(archive: Path, room: Path) -> Path:
 def _dims(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
     """Which sizes of arguments vary, by what they are in both examples; raises Uncompilable for one that varies with
     something else."""
-    known = {pair: Dim(name) for name, pair in zip(Sizes._fields, zip(*EXAMPLES, strict=True), strict=True)}
+    known = {pair: Dim(name) for name, pair in zip(StepSizes._fields, zip(*EXAMPLES, strict=True), strict=True)}
 
     def of(one: torch.Tensor, other: torch.Tensor) -> dict[int, Any]:
         pairs = list(zip(one.shape, other.shape, strict=True))

@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from steering.compiled.step import STEPS, Kind, Sizes, Step, constants
+from steering.compiled.step import STEPS, Kind, Step, StepSizes, constants
 from steering.compiled.tensors import taken_apart
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
@@ -20,7 +20,7 @@ from steering.protocol.text import TextStream
 
 INLINED = 64
 """torch writes tensors of up to 8 numbers into its code, and more than these nowhere."""
-EXAMPLES = (Sizes(5, 37, 83, 11, 167), Sizes(7, 41, 89, 13, 173))
+EXAMPLES = (StepSizes(5, 37, 83, 11, 167), StepSizes(7, 41, 89, 13, 173))
 """All sizes differ, within one example and from the other, so that each size of a tensor is known for what it is."""
 
 
@@ -38,14 +38,14 @@ def manifest(step: Step) -> str:
 
 
 def example_step(
-    mllm: MLLM, kind: Kind, signals: frozenset[Signal], axes: int | None, sizes: Sizes = EXAMPLES[0]
+    mllm: MLLM, kind: Kind, signals: frozenset[Signal], axes: int | None, sizes: StepSizes = EXAMPLES[0]
 ) -> tuple[Step, list[torch.Tensor]]:
     """The step of rows that want these signals, and the tensors of its hooks in an example of these sizes."""
     shape, given = taken_apart([] if kind == "prefill" else _decode_hooks(mllm, signals, sizes))
     return STEPS[kind](mllm, shape, axes), given
 
 
-def _decode_hooks(mllm: MLLM, signals: frozenset[Signal], sizes: Sizes) -> list[Hook]:
+def _decode_hooks(mllm: MLLM, signals: frozenset[Signal], sizes: StepSizes) -> list[Hook]:
     """The hooks of a decode of rows that want these signals, in their order."""
     pool = Pool(mllm, sizes.slots, sizes.length, 1)
     interventions = {name: made for name, (_, made) in intervention.REGISTRY.items() if made is not None}

@@ -18,7 +18,7 @@ from steering.model.mllm import MLLM
 Kind = Literal["prefill", "decode", "decode many"]
 
 
-class Sizes(NamedTuple):
+class StepSizes(NamedTuple):
     """What varies from one pass to the next; width: tokens of each row."""
 
     rows: int
@@ -54,10 +54,10 @@ class Step(nn.Module):
         return self._note.left
 
     @abstractmethod
-    def example(self, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+    def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
         """What is fed, and where that lies: the first arguments of a call of these sizes."""
 
-    def arguments(self, sizes: Sizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
+    def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
         """All arguments of a call of these sizes. given: the hooks' tensors."""
         (mllm,) = self._mllm
         column = torch.zeros(sizes.columns, device=mllm.device)
@@ -107,7 +107,7 @@ class DecodeStep(Step):
         super().__init__(mllm, shape, axes)
         self.embeddings = mllm.model.get_input_embeddings()
 
-    def example(self, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+    def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
         (mllm,) = self._mllm
         return tuple(torch.zeros(sizes.rows, dtype=torch.int64, device=mllm.device) for _ in range(3))
 
@@ -143,7 +143,7 @@ class PrefillStep(Step):
     kind = "prefill"
     packs = True
 
-    def example(self, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+    def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
         (mllm,) = self._mllm
         embeds = torch.zeros(sizes.rows, sizes.width, mllm.hidden_size, dtype=mllm.dtype, device=mllm.device)
         angles = torch.arange(sizes.width, device=mllm.device).expand(sizes.rows, -1)

@@ -24,7 +24,7 @@ from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Sampling
 from steering.recorders.attention import DECODED
 from steering.runner.rehearsal import Rehearsal
-from steering.runner.threads import Threads
+from steering.runner.threads import PassThreads
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Compilation:
             return
         try:
             rehearsal = Rehearsal(mllm)
-            threads = Threads(mllm).of(1)
+            threads = PassThreads(mllm).of(1)
             self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
             kinds: list[Kind] = ["decode", "prefill", *(["decode many"] if supported(mllm.dtype) else [])]  # type: ignore[list-item]
             wanted = [*map(steps.wanted, kinds), steps.wanted("decode", frozenset(DECODED))]

@@ -134,7 +134,7 @@ class Steps:
                 self.counts["prompt_tokens"] += sequence.prompt.length
                 self.bins["queue_seconds"].add(sequence.admitted_at - sequence.queued_at)
         for leader, row in leaders:
-            self.twins.hold(leader, self.runner.masked([leader], row[None])[0])
+            self.twins.hold(leader, self.runner.choice.masked([leader], row[None])[0])
             self._pair(leader)
         if sampled is not None:
             self._hand_out(first, sampled)

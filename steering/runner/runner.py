@@ -14,21 +14,20 @@ from steering.compiled.steps import CompiledSteps
 from steering.decoder.attention import Decode, Prefill, Ragged
 from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hook, Hooks, LayerHook, Observer
 from steering.devices import fill, sent
-from steering.grammar.masks import Masks
 from steering.model.embedded import Embedded
 from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
-from steering.protocol.signals import Signal
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.runner.choice import Choice
 from steering.runner.columns import columns_of
 from steering.runner.concerned import Concerned, Concerns
 from steering.runner.embedding import Embedder
 from steering.runner.prefix import PrefixCache
 from steering.runner.room import SHARE, allotted
-from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
-from steering.runner.threads import Threads
+from steering.runner.sampler import Sampled
+from steering.runner.threads import PassThreads
 from steering.runner.twins import Combined, RuleSlots, Twins, replayed, rows_of
 
 
@@ -69,15 +68,14 @@ class Runner:
         """`compiled` has torch compile the decode step at its first use; `steps` are those that were compiled before."""
         self.mllm = mllm
         self.steps = steps
-        self._threads = Threads(mllm)
+        self._threads = PassThreads(mllm)
         self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
         self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
         self.image_cache = ImageCache(image_cache_bytes)
         kept = image_cache_bytes + prefix_cache_bytes
         self.pool = allotted(mllm, slots, length, compiled, share, kept)
         slots, length = self.pool.slots, self.pool.length
-        self.sampler = SamplerRows(slots, mllm.vocab_size, mllm.stop_ids, mllm.device)
-        self.masks = Masks(mllm.vocab_size, mllm.device)
+        self.choice = Choice(mllm, slots)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
         self.position = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
         self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
@@ -224,39 +222,14 @@ class Runner:
             fill(self.position, one.slot, one.computed + len(one.tokens))
         for sequence in sequences:
             if sequence.held:  # meanwhile, its row counted tokens that are none
-                self._place_sampler(sequence)
-        logits = self.masked(sequences, logits)
+                self.choice.place(sequence)
+        logits = self.choice.masked(sequences, logits)
         rows = sent(torch.tensor([sequence.slot for sequence in sequences]), logits.device)
-        sampled = self._sampled(sequences, self.concerns.of(sequences).acting, rows, self.position[rows], logits)
+        sampled = self.choice.sampled(sequences, self.concerns.of(sequences).acting, rows, self.position[rows], logits)
         self.token[rows] = sampled.tokens
         for row, sequence in enumerate(sequences):
             if sequence.twin is not None:
                 self.token[sequence.twin.slot] = sampled.tokens[row]
-        return sampled
-
-    def masked(self, sequences: list[Sequence], logits: torch.Tensor) -> torch.Tensor:
-        """Logits (rows, vocabulary) of what the sequences' grammars allow. Before any contrast, so that what is plausible is
-        so among these; those of a sequence that waits were masked when it began to."""
-        return self.masks.apply([None if one.held else one.matcher for one in sequences], logits)
-
-    def _sampled(
-        self,
-        sequences: list[Sequence],
-        acting: list[Slots],
-        rows: slice | torch.Tensor,
-        positions: torch.Tensor,
-        logits: torch.Tensor,
-    ) -> Sampled:
-        """One token for each row of logits (rows, vocabulary), as its interventions leave them."""
-        for part in acting:
-            changed = part.logits(sequences, rows, logits)
-            if changed.shape != logits.shape:
-                raise RuntimeError(f"{part.name} made logits {tuple(changed.shape)} of {tuple(logits.shape)}.")
-            logits = changed
-        scored = any(sequence.wants(Signal.LOGPROBS) for sequence in sequences)
-        needs = Needs.of([sequence.spec.sampling for sequence in sequences], scored=scored)
-        sampled = sample(logits, self.sampler, rows, positions, needs).agreed(self.mllm.ranks)
-        _force(sampled, logits, sequences)
         return sampled
 
     @torch.inference_mode()
@@ -273,10 +246,10 @@ class Runner:
         decoded = self._decode(running)
         logits = decoded.computed.logits
         assert logits is not None
-        logits = self.masked(running, logits)
+        logits = self.choice.masked(running, logits)
         combined: Combined = twins.combine(running, logits)
         rows = decoded.batch.rows
-        sampled = self._sampled(running, decoded.concerned.acting, rows, self.position[rows] + 1, combined.logits)
+        sampled = self.choice.sampled(running, decoded.concerned.acting, rows, self.position[rows] + 1, combined.logits)
         spoilt = self._record(decoded)
         try:
             twins.record(combined)
@@ -374,7 +347,7 @@ class Runner:
         self.pool.copy(source, target, length)
         for tensor in (self.token, self.position, self.rope_delta):
             tensor[target] = tensor[source]
-        self.sampler.move(source, target)
+        self.choice.move(source, target)
         for part in self._every:
             held = self._held[part.name]
             if source in held or target in held:
@@ -395,7 +368,7 @@ class Runner:
         """Write a sequence's settings into its slot."""
         fill(self.rope_delta, sequence.slot, sequence.rope_delta)
         fill(self.position, sequence.slot, sequence.prompt.length)
-        self._place_sampler(sequence)
+        self.choice.place(sequence)
         for part in self._every:
             held = self._held[part.name]
             holds = part.holds(sequence)
@@ -405,25 +378,6 @@ class Runner:
                 part.place(sequence)
             if not holds:
                 held.discard(sequence.slot)
-
-    def _place_sampler(self, sequence: Sequence) -> None:
-        generated = torch.tensor(sequence.tokens, dtype=torch.int64)
-        spec = sequence.spec
-        self.sampler.place(sequence.slot, spec.sampling, spec.seed, spec.prompt.ids, generated)
-
-
-def _force(sampled: Sampled, logits: torch.Tensor, sequences: list[Sequence]) -> None:
-    """Let sequences say what they are to say, in place of what was sampled. logits: (rows, vocabulary)."""
-    forced = [
-        (row, one.spec.forced[len(one.tokens)])
-        for row, one in enumerate(sequences)
-        if len(one.tokens) < len(one.spec.forced)
-    ]
-    if forced:
-        rows, tokens = sent(torch.tensor(forced), logits.device).unbind(1)
-        sampled.tokens[rows] = tokens
-        if sampled.logprob is not None:
-            sampled.logprob[rows] = logits[rows].log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
 
 def _compiled(decoder: torch.nn.Module) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ FEW = 64
 """So many tokens."""
 
 
-class Threads:
+class PassThreads:
     """The threads of a model's passes; as many as torch has here, but for small ones."""
 
     def __init__(self, mllm: MLLM):

@@ -97,6 +97,7 @@ class FakeEngine:
         self.numbers = {"running": 0, "waiting": 0, "slots": 2, "max_waiting": 2}
         self.script: tuple[Any, ...] = script or ("Hello", " world")
         self.requests: list[Request] = []
+        self.group = ""
         self.groups: list[str] = []
         self.completions: list[FakeCompletion] = []
         self.stopped: float | None = None
@@ -104,7 +105,7 @@ class FakeEngine:
 
     @contextmanager
     def turn(self, group: str = "") -> Iterator[FakeEngine]:
-        self.groups.append(group)
+        self.group = group
         yield self
 
     def check(self) -> None:
@@ -115,6 +116,7 @@ class FakeEngine:
         if self.refusal is not None:
             raise self.refusal
         self.requests.append(request)
+        self.groups.append(self.group)
         self.completions.append(FakeCompletion(self.script, self.diagnostics))
         return self.completions[-1]
 

@@ -11,6 +11,7 @@ import steering
 from steering import ContextOverflow, Fault, Icd, Request, RequestError, Sampling, TextBounds
 from steering.engine import admission
 from tests.server.fakes import checkpoint
+from tests.steering.chats import image, text
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +78,13 @@ def panicking(engine: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda target, name: monkeypatch.setattr(target, name, panic)
 
 
-def test_a_tokenizer_that_panics_refuses_the_request(engine: steering.Engine, panicking: Any) -> None:
-    panicking(type(engine.mllm.processor), "__call__")
+@pytest.mark.parametrize(("reader", "images"), [("tokenizer", 0), ("processor", 1)])
+def test_a_tokenizer_that_panics_refuses_the_request(
+    engine: steering.Engine, panicking: Any, reader: str, images: int
+) -> None:
+    panicking(type(getattr(engine.mllm, reader)), "__call__")
     with pytest.raises(RequestError, match="tokenizer cannot read") as caught:
-        engine.submit(Request(user("hi")))
+        engine.submit(Request(user([text("hi"), *map(image, range(images))])))
     assert caught.value.param == "messages"
 
 

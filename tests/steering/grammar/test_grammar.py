@@ -116,7 +116,7 @@ def test_a_row_without_a_grammar_keeps_every_bit(engine: Engine) -> None:
 
 def test_without_grammars_logits_are_not_touched(engine: Engine) -> None:
     logits = torch.randn(2, engine.mllm.vocab_size)
-    assert engine._runner.masks.apply([None, None], logits) is logits
+    assert engine._runner.choice._masks.apply([None, None], logits) is logits
 
 
 def only(engine: Engine, grammar: Grammar, **sampling: Any) -> Choice:

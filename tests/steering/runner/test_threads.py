@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from steering.runner import threads
-from steering.runner.threads import FEW, Threads
+from steering.runner.threads import FEW, PassThreads
 from tests.steering.conftest import LoadMLLM
 
 
@@ -24,7 +24,7 @@ def three() -> Iterator[None]:
 @pytest.mark.usefixtures("three")
 def test_a_pass_takes_one_thread_or_all(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     mllm = load_mllm("qwen2_vl")
-    small = Threads(mllm)
+    small = PassThreads(mllm)
     assert [small.of(tokens) for tokens in (1, FEW, FEW + 1)] == [1, 1, 3]
     for tokens in (1, FEW + 1):
         with small.taken(tokens):
@@ -35,4 +35,4 @@ def test_a_pass_takes_one_thread_or_all(load_mllm: LoadMLLM, monkeypatch: pytest
     assert torch.get_num_threads() == 3
     largest = max(one.weight.numel() for one in mllm.layers.modules() if isinstance(one, nn.Linear))
     monkeypatch.setattr(threads, "SMALL", largest)
-    assert Threads(mllm).of(1) == 3
+    assert PassThreads(mllm).of(1) == 3

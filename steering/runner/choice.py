@@ -1,0 +1,73 @@
+"""Which token comes next, of logits that a pass has made: as grammars, interventions and each row's sampling have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from steering.devices import sent
+from steering.grammar.masks import Masks
+from steering.model.mllm import MLLM
+from steering.protocol.sequence import Sequence
+from steering.protocol.signals import Signal
+from steering.protocol.slots import Slots
+from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
+
+
+class Choice:
+    """The sampling settings of every slot, and what they make of logits."""
+
+    def __init__(self, mllm: MLLM, slots: int):
+        self._ranks = mllm.ranks
+        self._masks = Masks(mllm.vocab_size, mllm.device)
+        self._rows = SamplerRows(slots, mllm.vocab_size, mllm.stop_ids, mllm.device)
+
+    def place(self, sequence: Sequence) -> None:
+        """Write a sequence's settings, and what it has said, into its slot."""
+        generated = torch.tensor(sequence.tokens, dtype=torch.int64)
+        spec = sequence.spec
+        self._rows.place(sequence.slot, spec.sampling, spec.seed, spec.prompt.ids, generated)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a slot's settings to another slot."""
+        self._rows.move(source, target)
+
+    def masked(self, sequences: list[Sequence], logits: torch.Tensor) -> torch.Tensor:
+        """Logits (rows, vocabulary) of what the sequences' grammars allow. Before any contrast, so that what is plausible is
+        so among these; those of a sequence that waits were masked when it began to."""
+        return self._masks.apply([None if one.held else one.matcher for one in sequences], logits)
+
+    def sampled(
+        self,
+        sequences: list[Sequence],
+        acting: Iterable[Slots],
+        rows: slice | torch.Tensor,
+        positions: torch.Tensor,
+        logits: torch.Tensor,
+    ) -> Sampled:
+        """One token for each row of logits (rows, vocabulary), as its interventions leave them."""
+        for part in acting:
+            changed = part.logits(sequences, rows, logits)
+            if changed.shape != logits.shape:
+                raise RuntimeError(f"{part.name} made logits {tuple(changed.shape)} of {tuple(logits.shape)}.")
+            logits = changed
+        scored = any(sequence.wants(Signal.LOGPROBS) for sequence in sequences)
+        needs = Needs.of([sequence.spec.sampling for sequence in sequences], scored=scored)
+        sampled = sample(logits, self._rows, rows, positions, needs).agreed(self._ranks)
+        _force(sampled, logits, sequences)
+        return sampled
+
+
+def _force(sampled: Sampled, logits: torch.Tensor, sequences: list[Sequence]) -> None:
+    """Let sequences say what they are to say, in place of what was sampled. logits: (rows, vocabulary)."""
+    forced = [
+        (row, one.spec.forced[len(one.tokens)])
+        for row, one in enumerate(sequences)
+        if len(one.tokens) < len(one.spec.forced)
+    ]
+    if forced:
+        rows, tokens = sent(torch.tensor(forced), logits.device).unbind(1)
+        sampled.tokens[rows] = tokens
+        if sampled.logprob is not None:
+            sampled.logprob[rows] = logits[rows].log_softmax(-1).gather(1, tokens[:, None])[:, 0]
