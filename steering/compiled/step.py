@@ -126,7 +126,7 @@ class DecodeStep(Step):
         angles = rope[:, None]
         if self._axes is not None:
             angles = angles.expand(self._axes, -1, -1)
-        step = Decode(KVPool.of(pooled), positions, column.shape[0], Hooks.of(hooks))
+        step = Decode(KVPool.of(pooled), positions, column.shape[0], Hooks.of(hooks), fused=True)
         return self._run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, given)
 
 

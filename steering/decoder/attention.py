@@ -219,6 +219,7 @@ class Decode:
 
     positions: (rows,) the column that each row writes. columns: how many columns are read, at least max(positions) + 1.
     Where few rows need as many, `apart` are those rows with how many each of them reads, and the others read `common`.
+    fused: a compiler makes loops of what is written out here, of its own.
     """
 
     pool: KVPool
@@ -227,6 +228,7 @@ class Decode:
     hooks: Hooks = NO_HOOKS
     common: int = 0
     apart: tuple[tuple[int, int], ...] = ()
+    fused: bool = False
     _writes: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
     _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
     _flat_masks: dict[tuple[int | None, int, torch.device], torch.Tensor] = field(default_factory=dict)
@@ -269,6 +271,8 @@ class Decode:
                 query[rows], key[near], value[near], visible[rows][..., :columns], scale=heads.scaling
             )
 
+        if self.fused:
+            return kernels.written_out(heads, query, key, value, visible)
         if not self.apart:
             return F.scaled_dot_product_attention(query, key, value, visible, scale=heads.scaling)
         out = product(slice(None), self.common)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from steering.decoder.kv import KVPool
-from steering.runner.room import COLUMN_BUCKET
 
 CALL_BYTES = {"cpu": 2**19}
 """By the kind of a device: how much is read in the time that one more call of a layer's attention takes (about 20 us)."""
 GPU_CALL_BYTES = 2**26
+BUCKET = {"cpu": 16}
+GPU_BUCKET = 64
+"""A multiple of so many columns is read: on a CPU as many numbers as a vector has, on a GPU so many that shapes repeat."""
 
 
 class Columns(NamedTuple):
@@ -25,12 +27,13 @@ class Columns(NamedTuple):
 
 def columns_of(lengths: Sequence[int], pool: KVPool, device: str) -> Columns:
     """How rows of so many columns are read in the least time."""
-    longest = _bucket(max(lengths), pool)
+    bucket = BUCKET.get(device, GPU_BUCKET)
+    longest = _bucket(max(lengths), pool, bucket)
     each = pool.column_bytes
     call = CALL_BYTES.get(device, GPU_CALL_BYTES) / each if each else float("inf")
     if len(lengths) * longest - sum(lengths) <= call:  # most steps: no way of reading saves more
         return Columns(longest, longest)
-    needed = [_bucket(length, pool) for length in lengths]
+    needed = [_bucket(length, pool, bucket) for length in lengths]
     order = sorted(range(len(needed)), key=needed.__getitem__, reverse=True)
     best, apart, own = float(len(needed) * longest), 0, 0
     for count, row in enumerate(order[:-1], 1):
@@ -44,5 +47,5 @@ def columns_of(lengths: Sequence[int], pool: KVPool, device: str) -> Columns:
     return Columns(longest, common, tuple((row, needed[row]) for row in rows), saved * each * pool.layers)
 
 
-def _bucket(length: int, pool: KVPool) -> int:
-    return min(-(-length // COLUMN_BUCKET) * COLUMN_BUCKET, pool.length)
+def _bucket(length: int, pool: KVPool, bucket: int) -> int:
+    return min(-(-length // bucket) * bucket, pool.length)

@@ -24,9 +24,9 @@ def a_pool(length: int = 8192, each: int = 2048, layers: int = 8) -> Any:
 
 def test_few_long_rows_read_by_themselves_where_that_is_less() -> None:
     found = columns_of([1000] * 31 + [8000], a_pool(), "cpu")
-    assert found == Columns(8000, 1024, ((31, 8000),), (32 * (8000 - 1024) - 8000) * 2048 * 8)
+    assert found == Columns(8000, 1008, ((31, 8000),), (32 * (8000 - 1008) - 8000) * 2048 * 8)
     assert columns_of([1000] * 31 + [8000], a_pool(each=0), "cpu") == Columns(8000, 8000)
-    assert columns_of([1000] * 32, a_pool(), "cpu") == Columns(1024, 1024)
+    assert columns_of([1000] * 32, a_pool(), "cpu") == Columns(1008, 1008)
     assert columns_of([8191], a_pool(8191), "cpu") == Columns(8191, 8191)
 
 
@@ -42,7 +42,7 @@ def test_no_other_choice_reads_less() -> None:
         pool = a_pool(each=columns.CALL_BYTES["cpu"] // call)
         for _ in range(20):
             lengths = torch.randint(1, 3000, (6,), generator=generator).tolist()
-            needed = [-(-length // 64) * 64 for length in lengths]
+            needed = [-(-length // 16) * 16 for length in lengths]
 
             def cost(apart: tuple[bool, ...], needed: list[int] = needed, call: int = call) -> int:
                 own = [need + call for need, alone in zip(needed, apart, strict=True) if alone]
