@@ -296,7 +296,7 @@ def stream(
                 yield AWAITED
                 continue
             if chunk.choice is not None:
-                if resume is not None:
+                if resume is not None and running.entry is not None:
                     yield BLOCKING
                 running.settle()
             if events := answer.events(chunk, with_usage):

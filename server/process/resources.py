@@ -35,7 +35,7 @@ class Pump:
             self._due.get()()
 
 
-class Threads:
+class RequestThreads:
     """A pool that knows how many requests, and how many bytes of them, wait for one of its threads."""
 
     def __init__(self, count: int, name: str):

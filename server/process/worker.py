@@ -34,7 +34,7 @@ from gunicorn.workers.base import Worker as BaseWorker
 from server.process.connection import Connection, Output
 from server.process.gateway import Delivery
 from server.process.intake import FULL, LATE, Intake, Refused
-from server.process.resources import Pump, Threads, raise_file_limit
+from server.process.resources import Pump, RequestThreads, raise_file_limit
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -96,9 +96,9 @@ class Worker(BaseWorker):
         self._wakes, self._wake_end = socket.socketpair()
         self._wakes.setblocking(False)
         self._wake_end.setblocking(False)
-        self._chats = Threads(max(1, self.cfg.threads - LIGHT), "helmsight-chat")
-        self._light = Threads(LIGHT, "helmsight-light")
-        self._settling = Threads(ENDS, "helmsight-end")
+        self._chats = RequestThreads(max(1, self.cfg.threads - LIGHT), "helmsight-chat")
+        self._light = RequestThreads(LIGHT, "helmsight-light")
+        self._settling = RequestThreads(ENDS, "helmsight-end")
         self._pump = Pump("helmsight-streams")
         self._most = max(16, min(self.cfg.worker_connections, raise_file_limit() - SPARE_FILES))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from gunicorn.config import Config
 
-from server.process.resources import Threads
+from server.process.resources import RequestThreads
 from server.process.worker import LIGHT
 from server.replicas.call import AnswerHead, Call
 from server.serving import gunicorn_options
@@ -49,8 +49,8 @@ class Answering:
             cfg.set(name, value)
         self._app = app
         self._access = cfg.logger_class(cfg)
-        self._chats = Threads(max(1, settings.worker_threads - LIGHT), "helmsight-chat")
-        self._light = Threads(LIGHT, "helmsight-light")
+        self._chats = RequestThreads(max(1, settings.worker_threads - LIGHT), "helmsight-chat")
+        self._light = RequestThreads(LIGHT, "helmsight-light")
 
     async def answer(self, call: Call) -> AsyncIterator[Piece]:
         """How the answer begins, then its bytes as they come. Whoever stops listening is a client that left."""

@@ -27,7 +27,7 @@ from steering import (
     Think,
     Vcd,
 )  # fmt: skip
-from steering.runner import runner
+from steering.runner import choice
 from tests import families
 from tests.steering.conftest import MakeEngine
 
@@ -141,7 +141,7 @@ def test_one_fault_ends_one_request_at_most(
         "runner": engine._runner,
         "twins": engine._steps.twins,
         "generate": engine._runner.interventions["sage.generate"],
-        "module": runner,
+        "module": choice,
     }[where]
     for at in (1, 2):
         once = Once(getattr(place, name), at, behind)

@@ -35,13 +35,15 @@ def a_request() -> Request:
     return Request(families.example_messages(FAMILY, 1), SAMPLING, interventions=CONTRASTED, diagnose=True)
 
 
-@pytest.mark.parametrize("stage", ["embed", "prefill", "next_tokens", "_decode", "read", "masked"])
+@pytest.mark.parametrize("stage", ["embed", "prefill", "next_tokens", "_decode", "read", "choice.masked"])
 def test_a_lost_device_ends_the_engine_wherever_it_is_heard_of(
     stage: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(FAMILY, slots=6)
-    loses = Loses(getattr(engine._runner, stage), 1, behind=False)
-    monkeypatch.setattr(engine._runner, stage, loses)
+    *part, name = stage.split(".")
+    owner = getattr(engine._runner, *part) if part else engine._runner
+    loses = Loses(getattr(owner, name), 1, behind=False)
+    monkeypatch.setattr(owner, name, loses)
     with pytest.raises(torch.AcceleratorError):
         engine.generate([a_request()])
     assert loses.calls == 1, "nothing is tried again"
