@@ -26,9 +26,9 @@ from prometheus_client import disable_created_metrics
 from demo import CHECKPOINT
 from server.allocator import bound_memory
 from server.openmp import set_wait_policy
-from server.process.signals import ignore_signals
 from server.process.worker import DRAIN_MARGIN, Worker
 from server.settings import Settings, SettingsError, warnings_for
+from server.signals import ignore_signals
 from server.telemetry.logs import logger_class, set_up_logging
 
 if TYPE_CHECKING:

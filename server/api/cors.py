@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask import Flask
+from flask import Flask, Response
 from flask_cors import CORS
 
 from server.settings import Settings
@@ -16,3 +16,11 @@ def register(app: Flask, settings: Settings) -> None:
     may do is what its key allows: cookies mean nothing here, and are not asked for."""
     if settings.cors_origin:
         CORS(app, origins=list(settings.cors_origin), send_wildcard=True, expose_headers=list(SHOWN), max_age=600)
+        if "*" not in settings.cors_origin:
+            app.after_request(_varying)
+
+
+def _varying(response: Response) -> Response:
+    """Also what another page, or none, is told must not be told to one of the origins by a cache between."""
+    response.vary.add("Origin")
+    return response

@@ -170,7 +170,7 @@ def openmp(environ: Mapping[str, str]) -> Finding:
 
 def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[Finding]:
     """Whether the model's files are whole, and whether it loads and passes its self-check; it is described in `able`."""
-    preflight(settings, place=False)
+    preflight(settings.model_copy(update={"api_key_file": None, "named_key_file": None}), place=False)
     if not load:
         yield Finding("model", "ok", f"{settings.model}: its files are whole; it was not loaded")
         return

@@ -33,7 +33,7 @@ QUEUED = 2000
 BATCH = 100
 """Rows of one commit at most: what came during the one before."""
 IDLE = 0.25
-PATIENCE = 0.05
+PATIENCE = 0.25
 """Seconds that an answer waits at most for its row to be on disk before its last bytes go out."""
 PRUNE_SECONDS = 60.0
 HEAVY = 4

@@ -35,6 +35,7 @@ from server.process.connection import Connection, Output
 from server.process.gateway import Delivery
 from server.process.intake import FULL, LATE, Intake, Refused
 from server.process.resources import Pump, RequestThreads, raise_file_limit
+from server.telemetry.refusals import count_unread
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -310,8 +311,7 @@ class Worker(BaseWorker):
         fields = {"event": "refused", "status": refusal.status, "error": refusal.code}
         log.info("refused a request from %s: %d %s", client, refusal.status, refusal.code, extra={"fields": fields})
         app = self.wsgi.extensions["helmsight"]
-        app.metrics.requests.labels("unread", "other", str(refusal.status)).inc()
-        app.metrics.refused(refusal.status, refusal.code)
+        count_unread(app.metrics.requests, app.metrics.refusals, refusal.status, refusal.code)
         self._reading.pop(connection, None)
         connection.intake.drop()
         connection.state = "answering"

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -18,6 +19,7 @@ from server.process.intake import FULL, LATE, Refused
 from server.replicas import gathered
 from server.replicas.call import AnswerHead, Call, Whole
 from server.settings import Settings
+from server.telemetry.refusals import count_unread, refusals_counter, requests_counter
 
 log = logging.getLogger("helmsight")
 
@@ -44,14 +46,16 @@ class Front:
         self._replicas = replicas
         self._settings = settings
         self._asked = replicas.options(method_name="answer", stream=True)
+        self._registry = CollectorRegistry()
+        self._counters = requests_counter(self._registry), refusals_counter(self._registry)
 
     async def __call__(self, request: Request) -> Response:
         """The answer to a request."""
         call = await self._read(request)
         if isinstance(call, Refused):
-            return _refused(call)
+            return self._refused(call)
         if call.method == "GET" and call.path in gathered.ROUTES:
-            said = gathered.ROUTES[call.path](await self._ask_all(call))
+            said = gathered.ROUTES[call.path](await self._ask_all(call), generate_latest(self._registry))
             return _response(said.head, said.body)
         return await self._answer(call)
 
@@ -83,7 +87,7 @@ class Front:
     async def _answer(self, call: Call) -> Response:
         """One replica's answer. One that dies before it has said anything is replaced by another."""
         if not self._replicas.running_replicas_populated() and not await self._ask_all(call):
-            return _refused(LOADING)
+            return self._refused(LOADING)
         for _ in range(TRIES if call.repeatable else 1):
             pieces = self._asked.remote(call)
             try:
@@ -92,15 +96,21 @@ class Front:
             except RayActorError as error:
                 log.warning("a replica ended while it answered: %s", type(error).__name__)
             except (BackPressureError, DeploymentUnavailableError):
-                return _refused(FULL)
+                return self._refused(FULL)
             except TimeoutError:
-                return _refused(SLOW)
+                return self._refused(SLOW)
             except Exception:
                 log.exception("a request could not be answered")
-                return _refused(BROKEN)
+                return self._refused(BROKEN)
             else:
                 return _response(head, _rest(head, pieces))
-        return _refused(LOST)
+        return self._refused(LOST)
+
+    def _refused(self, refusal: Refused) -> Response:
+        """A refusal of the front's own, which no replica counts."""
+        count_unread(*self._counters, refusal.status, refusal.code)
+        retry = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+        return Response(refusal.body(), refusal.status, retry, "application/json")
 
     # -- from all of them --------------------------------------------------------------------------------------------------
 
@@ -113,11 +123,6 @@ class Front:
         except (TimeoutError, DeploymentUnavailableError):
             return []
         return sorted((one for one in said if isinstance(one, Whole)), key=lambda one: one.replica)
-
-
-def _refused(refusal: Refused) -> Response:
-    retry = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
-    return Response(refusal.body(), refusal.status, retry, "application/json")
 
 
 def _response(head: AnswerHead, body: Any) -> Response:

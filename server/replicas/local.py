@@ -13,9 +13,9 @@ from typing import Any
 
 from gunicorn.arbiter import Arbiter
 
-from server.process.signals import ignore_signals
 from server.replicas.checks import check, most_replicas
 from server.settings import Settings, warnings_for
+from server.signals import ignore_signals
 from server.telemetry.logs import set_up_logging
 
 log = logging.getLogger("helmsight")
@@ -33,6 +33,7 @@ ENVIRONMENT = {
     "RAY_worker_niceness": "0",  # by default everything else on the machine goes before the replicas
     # A token then takes the front and the proxy 0.6 ms of a processor, instead of 1.6.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # else 4 MiB, of requests and of answers
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     # This machine's node has the address 127.0.0.1 then, and Ray's own ports are open there alone, but for the replicas'.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

@@ -10,6 +10,7 @@ from server.journal.scalars import scalars
 from server.journal.writer import Journal
 from server.process.runtime import Runtime
 from server.telemetry.collectors import EngineCollector, JournalCollector
+from server.telemetry.refusals import refusals_counter, requests_counter
 from steering import Choice, Request
 from steering.protocol.readout import REGISTRY as READOUTS
 
@@ -41,11 +42,7 @@ class Metrics:
         registry.register(EngineCollector(runtime))
         registry.register(JournalCollector(journal))
         ProcessCollector(registry=registry)
-        self.requests = Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
-        self.refusals = Counter(
-            "helmsight_refusals", "Requests that were refused, by the code of the error", ["status", "reason"],
-            registry=registry,
-        )  # fmt: skip
+        self.requests, self.refusals = requests_counter(registry), refusals_counter(registry)
         self.of_keys = Counter(
             "helmsight_key_requests", "HTTP requests by the name of their key", ["key", "status"], registry=registry
         )

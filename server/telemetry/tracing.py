@@ -27,6 +27,13 @@ NAMES = {
 """Attributes of a request's span, by what the log calls them; but for our own, OpenTelemetry's conventions have them."""
 
 
+def resource() -> Resource:
+    """Who sends: what OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME say, else this program's name."""
+    own = Resource.create()
+    named = not str(own.attributes["service.name"]).startswith("unknown_service")
+    return own if named else own.merge(Resource({"service.name": "helmsight"}))
+
+
 class Traces:
     """Spans, handed to a provider; nothing of what client and model said is in them."""
 
@@ -37,7 +44,7 @@ class Traces:
     @classmethod
     def sent(cls) -> Traces:
         """Traces that are sent as OTEL_EXPORTER_OTLP_ENDPOINT and its like say, in the background."""
-        provider = TracerProvider(resource=Resource.create({"service.name": "helmsight"}))
+        provider = TracerProvider(resource=resource())
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         return cls(provider)
 

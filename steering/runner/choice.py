@@ -15,7 +15,7 @@ from steering.protocol.slots import Slots
 from steering.runner.sampler import Needs, Sampled, SamplerRows, sample
 
 
-class Choice:
+class Chooser:
     """The sampling settings of every slot, and what they make of logits."""
 
     def __init__(self, mllm: MLLM, slots: int):

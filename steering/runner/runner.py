@@ -20,7 +20,7 @@ from steering.model.mllm import MLLM
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
-from steering.runner.choice import Choice
+from steering.runner.choice import Chooser
 from steering.runner.columns import columns_of
 from steering.runner.concerned import Concerned, Concerns
 from steering.runner.embedding import Embedder
@@ -75,7 +75,7 @@ class Runner:
         kept = image_cache_bytes + prefix_cache_bytes
         self.pool = allotted(mllm, slots, length, compiled, share, kept)
         slots, length = self.pool.slots, self.pool.length
-        self.choice = Choice(mllm, slots)
+        self.choice = Chooser(mllm, slots)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
         self.position = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
         self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=mllm.device)

@@ -69,3 +69,9 @@ def test_any_page_may_call_where_that_is_set(fake: FakeEngine) -> None:
 def test_what_is_no_origin_is_refused_at_the_start(origin: str) -> None:
     with pytest.raises(ValidationError, match="must be like https://app"):
         Settings(cors_origin=(origin,))
+
+
+def test_a_cache_between_tells_pages_apart(fake: FakeEngine) -> None:
+    for headers in ({}, {"Origin": PAGE}, {"Origin": "https://else.example"}):
+        assert "Origin" in client_of(fake, PAGE).get("/v1/models", headers=headers).headers["Vary"]
+        assert "Vary" not in client_of(fake, "*").get("/v1/models", headers=headers).headers

@@ -100,5 +100,10 @@ def test_what_nginx_says_itself_is_an_error_as_the_servers_are(front: Front) -> 
     large = requests.post(f"{url}/v1/chat/completions", data=bytes(34 * 2**20), headers=head, timeout=20)
     assert (large.status_code, large.json()["error"]["type"]) == (413, "invalid_request_error")
     assert [one.headers["Access-Control-Allow-Origin"] for one in (down, large)] == [PAGE, PAGE]
+    asking = {**head, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    preflight = requests.options(f"{url}/v1/chat/completions", headers=asking, timeout=20)
+    assert (preflight.status_code, preflight.headers["Access-Control-Allow-Headers"]) == (204, "authorization")
+    assert preflight.headers["Access-Control-Allow-Origin"] == PAGE
+    assert requests.options(url, headers={**asking, "Origin": "https://else.example"}, timeout=20).status_code == 503
     other = requests.post(f"{url}/v1/chat/completions", headers={**head, "Origin": "https://else.example"}, timeout=20)
     assert "Access-Control-Allow-Origin" not in other.headers

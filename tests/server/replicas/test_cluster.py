@@ -24,7 +24,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 import steering
-from server.process.signals import IGNORED
+from server.signals import IGNORED
 from tests.server.api.test_streams import post_and_hold, wait_for
 from tests.server.conftest import data_uri, user
 from tests.server.process.servers import PATIENCE, Server
@@ -213,6 +213,18 @@ def test_a_replica_dies_under_load_and_another_takes_its_place(
         server
     )
 
+    # What is larger than gRPC's usual message goes both ways.
+    large = body("red", 2)
+    large["messages"][0]["content"].append({"type": "text", "text": " " * 5 * 2**20})
+    too_long = requests.post(f"{server.url}/v1/chat/completions", json=large, timeout=PATIENCE)
+    assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    measures = {"n": 2, "max_tokens": 1450, "logprobs": True, "top_logprobs": 20, **ENDLESS}
+    whole_answer = requests.post(
+        f"{server.url}/v1/chat/completions", json=body("red", 1450, **measures), timeout=PATIENCE
+    )
+    assert len(whole_answer.content) > 2**22
+    assert len(whole_answer.json()["choices"][1]["logprobs"]["content"]) == 1450
+
     # A client that leaves frees its slots.
     connection = post_and_hold(server.url, stream=True, n=2, max_tokens=1800, **ENDLESS)
     wait_for(lambda: sum(measured(server, "helmsight_running").values()) == 2, PATIENCE)
@@ -220,7 +232,7 @@ def test_a_replica_dies_under_load_and_another_takes_its_place(
     wait_for(lambda: sum(measured(server, "helmsight_running").values()) == 0, PATIENCE)
 
     # All of them write one journal.
-    done = len(whole) + len(others) + len(asks) + 3 * len(shades)
+    done = len(whole) + len(others) + len(asks) + 3 * len(shades) + len(whole_answer.json()["choices"])
     with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as journal:
         count = "SELECT count(*) FROM helmsight_journal WHERE finish_reason = 'length'"
         wait_for(lambda: journal.execute(count).fetchone()[0] >= done, PATIENCE)

@@ -58,7 +58,11 @@ class Replicas:
 
 
 def asked(replicas: Replicas, method: str = "POST", path: str = CHAT, body: bytes = b"{}", **settings: Any) -> Any:
-    """(status, headers, body) of a request through the front."""
+    """(status, headers, body) of a request through a front."""
+    return through(Front(replicas, Settings(**settings)), method, path, body)
+
+
+def through(front: Front, method: str = "POST", path: str = CHAT, body: bytes = b"{}") -> Any:
     sent: list[Any] = []
     pieces = [body[at : at + 10] for at in range(0, len(body), 10)] or [b""]
 
@@ -76,7 +80,7 @@ def asked(replicas: Replicas, method: str = "POST", path: str = CHAT, body: byte
             "type": "http", "method": method, "path": path, "query_string": b"a=1", "scheme": "http",
             "headers": [(b"host", b"x")], "client": ("::1", 1), "server": ("::1", 2), "asgi": {"spec_version": "2.4"},
         }  # fmt: skip
-        response = await Front(replicas, Settings(**settings))(Request(scope, receive))
+        response = await front(Request(scope, receive))
         await response(scope, receive, send)
 
     ran(run())
@@ -144,3 +148,13 @@ def test_health_is_that_of_all_that_answer() -> None:
     ready = Whole("a", JSON, b'{"status": "ready"}')
     status, _, body = asked(Replicas(wholes=(ActorDiedError(), ready)), "GET", "/ready")
     assert (status, json.loads(body)) == (200, {"status": "ready", "replicas": {"a": {"status": "ready"}}})
+
+
+def test_what_the_front_refuses_is_counted() -> None:
+    replica = Whole("a", AnswerHead(200, ()), b"# TYPE up gauge\nup 1.0\n")
+    front = Front(Replicas((RuntimeError("of the inside"),), wholes=(replica,)), Settings())
+    assert through(front)[0] == 500
+    lines = through(front, "GET", "/metrics")[2].decode().splitlines()
+    assert 'helmsight_refusals_total{reason="internal_error",replica="front",status="500"} 1.0' in lines
+    assert 'helmsight_requests_total{method="other",replica="front",route="unread",status="500"} 1.0' in lines
+    assert 'up{replica="a"} 1.0' in lines

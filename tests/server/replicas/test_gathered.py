@@ -69,6 +69,23 @@ def test_metrics_have_the_replica_as_a_label_and_lose_nothing() -> None:
         assert found == alone
 
 
+def test_the_journal_is_that_of_all() -> None:
+    def with_journal(name: str, state: str, written: int) -> Whole:
+        journal = {"state": state, "written": written, "dropped": 0, "waiting": 1}
+        return Whole(name, AnswerHead(200, JSON), json.dumps({"status": "ready", "journal": journal}).encode())
+
+    both = [with_journal("a", "ok", 60), with_journal("b", "failing", 251)]
+    expected = {"state": "failing", "written": 311, "dropped": 0, "waiting": 2}
+    assert json.loads(ready(both).body)["journal"] == expected
+
+
+def test_what_the_front_counts_is_among_the_metrics() -> None:
+    replica = Whole("a", AnswerHead(200, ()), TEXT.encode())
+    text = metrics([replica], TEXT.replace("3.0", "9.0").encode()).body.decode()
+    assert 'answers_total{kind="a",replica="front"} 9.0' in text.splitlines()
+    assert 'answers_total{kind="a",replica="a"} 3.0' in text.splitlines()
+
+
 def test_a_refusal_of_metrics_is_handed_on() -> None:
     refused = said("a", 401, "no")
     assert metrics([Whole("b", AnswerHead(200, ()), TEXT.encode()), refused]) is refused

@@ -127,3 +127,14 @@ def test_nothing_is_imported_that_is_not_switched_on() -> None:
         for module in imports_at_the_top(ast.parse(path.read_text())):
             if path.name != "tracing.py":
                 assert not module.startswith(("opentelemetry", "server.telemetry.tracing")), path
+
+
+def test_who_sends_is_named_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from server.telemetry.tracing import resource
+
+    assert resource().attributes["service.name"] == "helmsight"
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=ours,deployment.environment=prod")
+    assert (resource().attributes["service.name"], resource().attributes["deployment.environment"]) == ("ours", "prod")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    assert resource().attributes["service.name"] == "mine"
