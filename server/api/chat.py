@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 blueprint = Blueprint("chat", __name__)
 
+CLIENT_GONE = "client_closed"
+
 
 @blueprint.post("/v1/chat/completions")
 @documented(
@@ -156,7 +158,7 @@ class Measuring:
 def check_watch(app: AppContext, watch: Watch) -> None:
     """Raise if a request was given up: its client is gone, or it took too long."""
     if watch.outcome == "gone":
-        raise ApiError(CLIENT_CLOSED, "The client closed the connection.", code="client_closed")
+        raise ApiError(CLIENT_CLOSED, "The client closed the connection.", code=CLIENT_GONE)
     if watch.outcome == "late":
         limit = app.settings.request_timeout
         raise ApiError(504, f"The answer took longer than {limit:g} seconds.", code="request_timeout")
@@ -206,6 +208,7 @@ class Running:
 
     def __post_init__(self) -> None:
         self.unfinished = set(range(self.n))
+        self._closed = False
 
     def chunks(self, source: Iterable[steering.Chunk | None]) -> Iterator[steering.Chunk | None]:
         """The engine's chunks, counted; raises when the answer was given up."""
@@ -267,8 +270,15 @@ class Running:
 
     def close(self) -> None:
         """Stop watching and give up what is still running; harmless when repeated and after the end."""
+        if self._closed:
+            return
+        self._closed = True
         self.app.watcher.remove(self.watch)
         self.completion.cancel()
+        if self.unfinished and self.broken == "cancelled" and self.watch.outcome is None:
+            self.watch.outcome = "gone"  # a write has noticed that before the watcher did
+        if self.watch.outcome == "gone":
+            self.notes["error"] = CLIENT_GONE
         generated = sum(map(self.completion.generated, range(self.n)))
         self.notes |= {"prompt_tokens": self.completion.prompt_tokens, "completion_tokens": generated}
         self._time_first_token()
@@ -280,7 +290,6 @@ class Running:
             self.entry = None
         if self.watch.outcome:
             self.app.metrics.disconnects.labels(self.watch.outcome).inc()
-            self.watch.outcome = None
 
 
 def stream(

@@ -24,6 +24,9 @@ from steering.tools.formats import format_of
 
 log = logging.getLogger("helmsight")
 
+LEAST_STEP = 60.0
+"""Seconds that a step may take at least, however short answers are to be, before its thread is taken to hang."""
+
 Servable = ServedEngine | steering.Engine
 
 
@@ -179,6 +182,7 @@ def make_engine(settings: Settings, tell: Tell = lambda stage, share: None) -> s
         compiled=pays(mllm) if settings.compiled is None else settings.compiled,
         compiled_folder=settings.compiled_folder,
         kv_share=settings.kv_share,
+        max_step=max(LEAST_STEP, settings.request_timeout),
         died=_end_process,
     )
 

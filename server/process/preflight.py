@@ -97,6 +97,8 @@ def _check_division(settings: Settings) -> None:
                 raise SettingsError(f"{flag} and {other} exclude one another")
         if find_spec("accelerate") is None:
             raise SettingsError(f"{flag} needs accelerate: pip install 'helmsight[parallel]'")
+    if settings.device_map is not None and (for_cpu_alone() or not sees_gpu()):
+        raise SettingsError("--device-map lays a model over the GPUs of a machine, and torch can use none here")
     if settings.tensor_parallel > 1:
         if settings.replicas is not None:
             raise SettingsError("--tensor-parallel and --replicas exclude one another: start several servers instead")

@@ -39,7 +39,7 @@ class Completion:
         self._around = around
         self._parts = parts  # takes an answer apart, where it may call tools
         self._streams = [] if parts is None else [parts() for _ in range(n)]
-        self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob], bool]] = SimpleQueue()
+        self._events: SimpleQueue[tuple[Sequence, str, list[TokenLogprob], bool] | None] = SimpleQueue()
         self._in_pieces = True
         self._resume: Callable[[], object] | None = None
         self._roles: dict[Sequence, tuple[int, bool]] = {}
@@ -58,7 +58,11 @@ class Completion:
                 self._resume()
 
     def cancel(self) -> None:
-        """Stop generating; the slots are free at the next step. Harmless when the request is finished."""
+        """Stop generating; the slots are free at the next step, and whoever waits hears at once that nothing more comes.
+        Harmless when the request is finished."""
+        self._events.put(None)  # before the engine is told, which may hang
+        if self._resume is not None:
+            self._resume()
         self._cancel(self)
 
     def end(self) -> None:
@@ -104,11 +108,14 @@ class Completion:
         finished: dict[tuple[int, bool], Sequence] = {}
         held: dict[int, Chunk] = {}
         while len(self._choices) < self._n:
-            try:  # the sequence may be further on than its event
-                sequence, text, logprobs, last = self._events.get(block=waits)
+            try:
+                event = self._events.get(block=waits)
             except Empty:
                 yield None
                 continue
+            if event is None:
+                return
+            sequence, text, logprobs, last = event  # the sequence may be further on than its event
             if sequence.error is not None:
                 self.cancel()
                 raise sequence.error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -48,7 +50,7 @@ class Engine:
     `focus_layers` is N of the focus metrics (default: the model's own). What was registered by now can be asked for:
     `interventions` and `readouts` are its names. `compiled` has the decode step compiled, as `steering.engine.compilation`
     tells; what was is kept in `compiled_folder` (None: the user's cache, "off": nowhere). `died` is called where the thread
-    that steps ends by a fault.
+    that steps ends by a fault; one that has been at a step for more than `max_step` seconds hangs, and is not `healthy`.
     Raises UnsupportedModel when the self-check finds a difference from the plain model.
     """
 
@@ -71,6 +73,7 @@ class Engine:
         self_check: bool = True,
         compiled: bool = False,
         compiled_folder: str | None = None,
+        max_step: float | None = None,
         died: Callable[[], None] | None = None,
     ):
         if not isinstance(mllm, MLLM):
@@ -93,17 +96,9 @@ class Engine:
         mllm.settle(compiled)
         self._grammars = Grammars(mllm)
         self.compilation = Compilation(mllm, compiled, compiled_folder)
-        caches = (image_cache_bytes, prefix_cache_bytes)
-        self._runner = Runner(
-            mllm,
-            slots,
-            self.max_length,
-            max_images,
-            *caches,
-            self.compilation.by_torch,
-            kv_share,
-            self.compilation.steps,
-        )
+        sizes = (slots, self.max_length, max_images, image_cache_bytes, prefix_cache_bytes)
+        compiled_steps = self.compilation.steps
+        self._runner = Runner(mllm, *sizes, compiled=self.compilation.by_torch, share=kv_share, steps=compiled_steps)
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)
@@ -116,7 +111,8 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._fatal: BaseException | None = None
-        self._died = died
+        self._died, self._max_step = died, max_step
+        self._stepping_since = math.inf
         if self.compilation.by_torch:
             compiled_now(self.generate, self._scheduler.slots, mllm.name)
             self._count_anew()
@@ -198,6 +194,7 @@ class Engine:
 
     def step(self) -> None:
         """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
+        self._stepping_since = time.monotonic()
         room = self._steps.next_room()
         if self._lockstep is not None:
             with self._changed:
@@ -205,6 +202,7 @@ class Engine:
             self._lockstep.tell(news, self._alive, room)
             self._apply(self._lockstep, news, joined)
         self._steps.step(room)
+        self._stepping_since = math.inf
 
     def follow(self) -> None:
         """Take the steps of the first rank's engine until that is stopped: what the engines of all other ranks are for."""
@@ -248,7 +246,9 @@ class Engine:
     @property
     def healthy(self) -> bool:
         """Whether requests are being worked on."""
-        return self._fatal is None and not self._stopping and self._thread is not None and self._thread.is_alive()
+        hangs = self._max_step is not None and time.monotonic() - self._stepping_since > self._max_step
+        alive = self._thread is not None and self._thread.is_alive()
+        return alive and not hangs and not self._stopping and self._fatal is None
 
     def stats(self) -> dict[str, float]:
         """Counters since the start and gauges of now."""

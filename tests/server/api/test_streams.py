@@ -117,12 +117,28 @@ def test_a_client_that_leaves_is_noticed_while_nothing_is_written(fake: FakeEngi
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_slots(engine: steering.Engine, app: Flask, live: Live, stream: bool) -> None:
     endless = {"logit_bias": dict.fromkeys(map(str, engine.mllm.stop_ids), -100), "max_tokens": 1800, "n": 4}
-    before = engine.stats()["cancelled"]
+    before, left = engine.stats()["cancelled"], gone(app)
     connection = post_and_hold(live(app), stream, **endless)
     wait_for(lambda: engine.stats()["running"] == 4)
     connection.close()
     wait_for(lambda: engine.stats()["running"] == 0, seconds=10.0)
     assert engine.stats()["cancelled"] == before + 4
+    wait_for(lambda: gone(app) == left + 1)
+
+
+def test_a_stream_that_finds_its_client_gone_is_counted(fake: FakeEngine) -> None:
+    fake.script = ("one", "two")
+    app = create_app(Settings(), engine=fake)  # type: ignore[arg-type]
+    body = {"messages": [user("hi")], "stream": True}
+    response = app.test_client().post("/v1/chat/completions", json=body, buffered=False)
+    next(response.iter_encoded())
+    response.close()  # as where a write fails
+    assert gone(app) == 1
+
+
+def gone(app: Flask) -> float:
+    """How many requests were counted whose client left."""
+    return app.extensions["helmsight"].metrics.disconnects.labels("gone")._value.get()  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -203,6 +203,7 @@ def test_what_the_engine_cannot_serve_is_said(
 
 def test_a_division_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(preflight, "sees_gpu", lambda: False)
     for given, why in (
         ({"device_map": "auto", "device": "cpu"}, "--device-map and --device exclude"),
         ({"device_map": "auto", "compiled": True}, "--device-map and --compiled exclude"),
@@ -216,6 +217,8 @@ def test_a_division_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(SettingsError, match=why):
             preflight.look(Settings(**given))  # type: ignore[arg-type]
     preflight.look(Settings(tensor_parallel=2))
+    with pytest.raises(SettingsError, match="torch can use none here"):
+        preflight.look(Settings(device_map="auto"))
     monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(SettingsError, match="it has started none"):
         preflight.look(Settings(tensor_parallel=2))

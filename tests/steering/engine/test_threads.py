@@ -57,6 +57,37 @@ def test_tokens_of_a_stream_arrive_while_it_runs(running: Engine) -> None:
     assert running.stats()["running"] == 0
 
 
+def test_a_step_that_hangs_holds_up_nobody_who_gives_up(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine("qwen2_vl", max_step=0.2)
+    request = Request(conversations("qwen2_vl")[0], greedy(400))
+    engine.generate([Request(request.messages, greedy(1))])
+    decode, go_on, hangs = engine._runner.decode, threading.Event(), threading.Event()
+
+    def hanging(*given: Any) -> Any:
+        hangs.set()
+        assert go_on.wait(timeout=30)
+        return decode(*given)
+
+    monkeypatch.setattr(engine._runner, "decode", hanging)
+    engine.start()
+    completions = [engine.submit(request) for _ in range(2)]
+    try:
+        assert hangs.wait(timeout=30)
+        assert engine.healthy
+        threading.Timer(0.3, completions[0].cancel).start()
+        with pytest.raises(Fault, match="cancelled"):
+            completions[0].result()
+        assert not engine.healthy
+    finally:
+        go_on.set()
+    while not engine.healthy:
+        time.sleep(0.01)
+    assert len(completions[1].result().choices[0].token_ids) == 400
+    engine.stop()
+
+
 def test_stopping_lets_running_answers_finish_and_refuses_new_ones(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     engine.generate([Request(conversations("qwen2_vl")[0], greedy(1))])
