@@ -24,7 +24,8 @@ from steering.protocol.slots import Computed, PrefillChunk
 from steering.runner.concerned import Concerns
 
 WORTH = 4
-"""Blocks that must be spared where a prompt is to wait a step for them: fewer take no longer than the step does."""
+"""Blocks that must be spared where a prompt is to wait a step for them, and more than which it must have to be kept: so few
+take no longer than the step does."""
 SHARE = 9
 """What is known must be one part in so many of a prompt: what runs behind it has a mask, which takes longer."""
 POSITIONS = "positions"
@@ -188,7 +189,7 @@ class PrefixCache:
 
     def _planned(self, sequence: Sequence) -> _Plan | None:
         spec, prompt = sequence.spec, sequence.prompt
-        if spec.edit is not None:
+        if spec.edit is not None or prompt.length <= WORTH * SIZE:
             return None
         settings: list[Hashable] = [spec.salt]
         rows, needed, generated = prompt.length - 1, set(), True  # the last one says what comes next

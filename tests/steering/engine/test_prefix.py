@@ -292,3 +292,13 @@ def test_what_cannot_be_kept_is_answered(fresh: steering.Engine, monkeypatch: py
     monkeypatch.setattr("steering.runner.prefix.KVBlocks", full)
     assert [reused(fresh, a_request()) for _ in range(2)] == [0, 0]
     assert (fresh.stats()["finished"], fresh.stats()["faults"]) == (2, 0)
+
+
+def test_a_short_prompt_is_not_kept(fresh: steering.Engine) -> None:
+    short = Request([{"role": "user", "content": "What is this? " * 9}], Sampling(max_tokens=2))
+    (answer,) = fresh.generate([short])
+    assert SIZE < answer.prompt_tokens <= WORTH * SIZE
+    assert reused(fresh, short) == fresh.stats()["prefix_cache_bytes"] == 0
+    longer = replace(short, messages=[{"role": "user", "content": "What is this? " * 20}])
+    assert reused(fresh, longer) == 0
+    assert reused(fresh, longer) >= WORTH * SIZE
