@@ -132,7 +132,7 @@ def test_what_breaks_or_is_left_is_no_answer(url: str) -> None:
 def test_the_table_and_the_file(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sides = [f"plain={url}=m", f"mixed={url}=m"]
     out = tmp_path / "load.json"
-    command = [*sides, "--fields", "mixed=mixed", "--clients", "2", "--repeats", "1", "--out", str(out)]
+    command = [*sides, "--rest", "0", "--fields", "mixed=mixed", "--clients", "2", "--repeats", "1", "--out", str(out)]
     assert run.main(command) == 0
     assert capsys.readouterr().out.count("| short | 2 |") == 2
     rows = json.loads(out.read_text())["rows"]

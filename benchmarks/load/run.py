@@ -16,6 +16,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -79,6 +80,10 @@ def _options() -> argparse.ArgumentParser:
         "--leaving", type=float, default=0.0, metavar="SHARE", help="streams left after their first text"
     )
     parser.add_argument(
+        "--rest", type=float, default=2.0, metavar="SECONDS", help="between two loads: vLLM's worker spins for one second "
+        "behind its last answer, on a processor that the other server is to have",
+    )  # fmt: skip
+    parser.add_argument(
         "--fields", nargs="+", default=[], metavar="NAME=JSON", help="more fields of requests, or 'mixed'"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
@@ -107,6 +112,7 @@ def _compared(servers: Sequence[Server], options: Any, workload: str, clients: i
         seeds = range(repeat * count, (repeat + 1) * count) if repeat >= 0 else range(10**6, 10**6 + min(count, 4))
         bodies = [{"messages": WORKLOADS[workload](seed), **shape(options.tokens, not options.whole)} for seed in seeds]
         for server in servers if repeat % 2 else reversed(servers):
+            time.sleep(options.rest)
             outcome = send(server, Load(bodies, clients, options.leaving), key)
             if repeat >= 0:
                 found[server.name].append(outcome)
