@@ -35,7 +35,6 @@ from server.process.connection import Connection, Output
 from server.process.gateway import Delivery
 from server.process.intake import FULL, LATE, Intake, Refused
 from server.process.resources import Pump, RequestThreads, raise_file_limit
-from server.telemetry.refusals import count_unread
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -311,7 +310,7 @@ class Worker(BaseWorker):
         fields = {"event": "refused", "status": refusal.status, "error": refusal.code}
         log.info("refused a request from %s: %d %s", client, refusal.status, refusal.code, extra={"fields": fields})
         app = self.wsgi.extensions["helmsight"]
-        count_unread(app.metrics.requests, app.metrics.refusals, refusal.status, refusal.code)
+        app.metrics.unread(refusal.status, refusal.code)
         self._reading.pop(connection, None)
         connection.intake.drop()
         connection.state = "answering"

@@ -19,7 +19,7 @@ from server.process.intake import FULL, LATE, Refused
 from server.replicas import gathered
 from server.replicas.call import AnswerHead, Call, Whole
 from server.settings import Settings
-from server.telemetry.refusals import count_unread, refusals_counter, requests_counter
+from server.telemetry.refusals import RequestCounters
 
 log = logging.getLogger("helmsight")
 
@@ -46,8 +46,7 @@ class Front:
         self._replicas = replicas
         self._settings = settings
         self._asked = replicas.options(method_name="answer", stream=True)
-        self._registry = CollectorRegistry()
-        self._counters = requests_counter(self._registry), refusals_counter(self._registry)
+        self._counters = RequestCounters(CollectorRegistry())
 
     async def __call__(self, request: Request) -> Response:
         """The answer to a request."""
@@ -55,7 +54,7 @@ class Front:
         if isinstance(call, Refused):
             return self._refused(call)
         if call.method == "GET" and call.path in gathered.ROUTES:
-            said = gathered.ROUTES[call.path](await self._ask_all(call), generate_latest(self._registry))
+            said = gathered.ROUTES[call.path](await self._ask_all(call), generate_latest(self._counters.registry))
             return _response(said.head, said.body)
         return await self._answer(call)
 
@@ -108,7 +107,7 @@ class Front:
 
     def _refused(self, refusal: Refused) -> Response:
         """A refusal of the front's own, which no replica counts."""
-        count_unread(*self._counters, refusal.status, refusal.code)
+        self._counters.unread(refusal.status, refusal.code)
         retry = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
         return Response(refusal.body(), refusal.status, retry, "application/json")
 

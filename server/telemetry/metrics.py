@@ -10,7 +10,7 @@ from server.journal.scalars import scalars
 from server.journal.writer import Journal
 from server.process.runtime import Runtime
 from server.telemetry.collectors import EngineCollector, JournalCollector
-from server.telemetry.refusals import refusals_counter, requests_counter
+from server.telemetry.refusals import RequestCounters
 from steering import Choice, Request
 from steering.protocol.readout import REGISTRY as READOUTS
 
@@ -34,15 +34,15 @@ CORRECT = "correct"
 """The truth that has a counter of its own, which is no flag."""
 
 
-class Metrics:
+class Metrics(RequestCounters):
     """The counters of one application in a registry of its own, so that a process may hold several."""
 
     def __init__(self, runtime: Runtime, journal: Journal):
-        self.registry = registry = CollectorRegistry()
+        registry = CollectorRegistry()
         registry.register(EngineCollector(runtime))
         registry.register(JournalCollector(journal))
         ProcessCollector(registry=registry)
-        self.requests, self.refusals = requests_counter(registry), refusals_counter(registry)
+        super().__init__(registry)
         self.of_keys = Counter(
             "helmsight_key_requests", "HTTP requests by the name of their key", ["key", "status"], registry=registry
         )
@@ -80,10 +80,6 @@ class Metrics:
         self.focus = Counter(
             "helmsight_focus", "Finished answers whose focused image was the target", ["correct"], registry=registry
         )
-
-    def refused(self, status: int, reason: str) -> None:
-        """Count a request that got an error instead of an answer."""
-        self.refusals.labels(str(status), reason).inc()
 
     def asked(self, request: Request) -> None:
         """Count what an accepted request asks of the model."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter
 
 
-def requests_counter(registry: CollectorRegistry) -> Counter:
-    """Requests by how they ended."""
-    return Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
+class RequestCounters:
+    """Requests by how they ended, and those that got an error."""
 
+    def __init__(self, registry: CollectorRegistry):
+        self.registry = registry
+        self.requests = Counter("helmsight_requests", "HTTP requests", ["route", "method", "status"], registry=registry)
+        said = "Requests that were refused, by the code of the error"
+        self.refusals = Counter("helmsight_refusals", said, ["status", "reason"], registry=registry)
 
-def refusals_counter(registry: CollectorRegistry) -> Counter:
-    """Those that got an error."""
-    said = "Requests that were refused, by the code of the error"
-    return Counter("helmsight_refusals", said, ["status", "reason"], registry=registry)
+    def refused(self, status: int, reason: str) -> None:
+        """Count a request that got an error instead of an answer."""
+        self.refusals.labels(str(status), reason).inc()
 
-
-def count_unread(requests: Counter, refusals: Counter, status: int, reason: str) -> None:
-    """Count one that no application has read."""
-    requests.labels("unread", "other", str(status)).inc()
-    refusals.labels(str(status), reason).inc()
+    def unread(self, status: int, reason: str) -> None:
+        """Count one that no application has read."""
+        self.requests.labels("unread", "other", str(status)).inc()
+        self.refused(status, reason)

@@ -73,7 +73,7 @@ class Engine:
         self_check: bool = True,
         compiled: bool = False,
         compiled_folder: str | None = None,
-        max_step: float | None = None,
+        max_step: float = math.inf,
         died: Callable[[], None] | None = None,
     ):
         if not isinstance(mllm, MLLM):
@@ -246,7 +246,7 @@ class Engine:
     @property
     def healthy(self) -> bool:
         """Whether requests are being worked on."""
-        hangs = self._max_step is not None and time.monotonic() - self._stepping_since > self._max_step
+        hangs = time.monotonic() - self._stepping_since > self._max_step
         alive = self._thread is not None and self._thread.is_alive()
         return alive and not hangs and not self._stopping and self._fatal is None
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from steering.decoder.kv import KVPool
+from steering.runner.room import COLUMN_BUCKET
 
 CALL_BYTES = {"cpu": 2**19}
 """By the kind of a device: how much is read in the time that one more call of a layer's attention takes (about 20 us)."""
 GPU_CALL_BYTES = 2**26
 BUCKET = {"cpu": 16}
-GPU_BUCKET = 64
-"""A multiple of so many columns is read: on a CPU as many numbers as a vector has, on a GPU so many that shapes repeat."""
+"""A multiple of so many columns is read: as many numbers as a vector of the processor has; on a GPU `COLUMN_BUCKET`."""
 
 
 class Columns(NamedTuple):
@@ -27,7 +27,7 @@ class Columns(NamedTuple):
 
 def columns_of(lengths: Sequence[int], pool: KVPool, device: str) -> Columns:
     """How rows of so many columns are read in the least time."""
-    bucket = BUCKET.get(device, GPU_BUCKET)
+    bucket = BUCKET.get(device, COLUMN_BUCKET)
     longest = _bucket(max(lengths), pool, bucket)
     each = pool.column_bytes
     call = CALL_BYTES.get(device, GPU_CALL_BYTES) / each if each else float("inf")

@@ -16,7 +16,7 @@ from steering.model.mllm import MLLM
 log = logging.getLogger(__name__)
 
 COLUMN_BUCKET = 64
-"""Decode reads a multiple of this many columns, so that shapes repeat."""
+"""A decode on a GPU reads a multiple of this many columns, so that shapes repeat."""
 SHARE = 0.9
 """Of a GPU's memory that is free once the model is there, what keys and values may take."""
 
