@@ -61,6 +61,8 @@ class CharSpans:
 
     def without_joiners(self, offsets: torch.Tensor) -> torch.Tensor:
         """(tokens,) bool: False for the tokens that spell a joiner; RequestError when one is glued to other text."""
+        if not self._joiners:
+            return torch.ones(len(offsets), dtype=torch.bool)
         marks = torch.zeros(len(self.text) + 1, dtype=torch.int64)
         marks[torch.tensor(self._joiners, dtype=torch.int64) + 1] = 1
         before = marks.cumsum(0)

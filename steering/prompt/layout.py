@@ -288,17 +288,18 @@ def _encode(
     def refusal(panic: str) -> RequestError:
         return RequestError(f"The model's tokenizer cannot read these messages: {panic}", param="messages")
 
-    read = {"return_tensors": "pt", "return_offsets_mapping": True, "add_special_tokens": add_special_tokens}
+    read = {"return_offsets_mapping": True, "add_special_tokens": add_special_tokens}
     try:
         with panics_raise(refusal):
-            if not images and mllm.beside_text is not None:  # which takes a third of the time
-                encoded = dict(mllm.tokenizer([text], **read))
+            if not images and mllm.beside_text is not None:  # takes a quarter of the time
+                encoded = {name: torch.tensor(value) for name, value in mllm.tokenizer([text], **read).items()}
                 return encoded | {name: torch.zeros_like(encoded["input_ids"]) for name in mllm.beside_text}
             return dict(
                 mllm.processor(
                     text=[text],
                     images=[images] if images else None,
                     return_text_replacement_offsets=True,
+                    return_tensors="pt",
                     **read,
                     **({} if size is None else {"images_kwargs": {"size": size}}),
                 )
