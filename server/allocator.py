@@ -17,9 +17,14 @@ ARENAS = 2
 MAPPED = 4 * 2**20
 """Bytes from which a block is mapped, and given back as soon as it is freed; Pillow's blocks have 16 MiB."""
 
+KEPT = 64 * 2**20
+"""Bytes that may be free at the end of an arena before they are given back. Where the bound above is set, GNU's library
+gives back from 128 KiB on, which each step of an engine frees and asks for again: it took 6 % of its time."""
+
 _SETTINGS = (
     (-8, ARENAS, ("MALLOC_ARENA_MAX", "MALLOC_ARENA_TEST"), ("arena_max", "arena_test")),
     (-3, MAPPED, ("MALLOC_MMAP_THRESHOLD_",), ("mmap_threshold",)),
+    (-1, KEPT, ("MALLOC_TRIM_THRESHOLD_",), ("trim_threshold",)),
 )
 """(mallopt's number of it as in malloc.h, value, variables that set it, GLIBC_TUNABLES that do)."""
 

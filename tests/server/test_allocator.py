@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from server.allocator import ARENAS, MAPPED, parameters
+from server.allocator import ARENAS, KEPT, MAPPED, parameters
 
 ROOT = Path(__file__).parents[2]
-ARENA_MAX, MMAP_THRESHOLD = -8, -3
+ARENA_MAX, MMAP_THRESHOLD, TRIM_THRESHOLD = -8, -3, -1
 """As malloc.h counts."""
 
 BEGINS = {
@@ -88,12 +88,16 @@ def test_a_user_who_wants_arenas_gets_them() -> None:
 @pytest.mark.parametrize(
     ("environ", "left"),
     [
-        ({}, {ARENA_MAX: ARENAS, MMAP_THRESHOLD: MAPPED}),
+        ({}, {ARENA_MAX: ARENAS, MMAP_THRESHOLD: MAPPED, TRIM_THRESHOLD: KEPT}),
+        ({"MALLOC_TOP_PAD_": "1"}, {ARENA_MAX: ARENAS, MMAP_THRESHOLD: MAPPED, TRIM_THRESHOLD: KEPT}),
+        ({"MALLOC_ARENA_MAX": "8"}, {MMAP_THRESHOLD: MAPPED, TRIM_THRESHOLD: KEPT}),
+        ({"MALLOC_MMAP_THRESHOLD_": "131072"}, {ARENA_MAX: ARENAS, TRIM_THRESHOLD: KEPT}),
+        (
+            {"GLIBC_TUNABLES": "glibc.malloc.arena_max=8:glibc.rtld.nns=2"},
+            {MMAP_THRESHOLD: MAPPED, TRIM_THRESHOLD: KEPT},
+        ),
         ({"MALLOC_TRIM_THRESHOLD_": "1"}, {ARENA_MAX: ARENAS, MMAP_THRESHOLD: MAPPED}),
-        ({"MALLOC_ARENA_MAX": "8"}, {MMAP_THRESHOLD: MAPPED}),
-        ({"MALLOC_MMAP_THRESHOLD_": "131072"}, {ARENA_MAX: ARENAS}),
-        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=8:glibc.rtld.nns=2"}, {MMAP_THRESHOLD: MAPPED}),
-        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1", "MALLOC_ARENA_TEST": "2"}, {}),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1", "MALLOC_ARENA_TEST": "2"}, {TRIM_THRESHOLD: KEPT}),
     ],
 )
 def test_a_variable_of_the_user_wins(environ: dict[str, str], left: dict[int, int]) -> None:
