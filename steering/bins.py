@@ -13,9 +13,16 @@ class Bins:
     `bounds` are the upper bounds of its parts, ascending; a last part has none. `total` is the sum of what was added.
     """
 
-    def __init__(self, bounds: Sequence[float]):
+    def __init__(self, bounds: Sequence[float], counts: Sequence[int] | None = None, total: float = 0.0):
+        """With `counts` of its parts and their `total`, as it was found elsewhere."""
         self.bounds = tuple(bounds)
-        self.clear()
+        self._counts = [0] * (len(self.bounds) + 1) if counts is None else list(counts)
+        self.total = total
+
+    @property
+    def counts(self) -> list[int]:
+        """(bounds + 1) how many values there are in each part."""
+        return list(self._counts)
 
     def add(self, value: float) -> None:
         """Count a value; one that is a bound is counted below it."""

@@ -25,6 +25,7 @@ FLOORS = (
     "interventions",
     "compiled",
     "runner",
+    "relay",
     "engine",
     "auto",
     "bench",

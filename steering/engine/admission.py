@@ -218,14 +218,20 @@ def _surroundings(
     )
 
 
-def too_many(request: Request, answers: int, slots: int) -> RequestError:
-    """The error of a request that needs more slots than there are, in words of what it needs them for."""
+def count_answers(request: Request, slots: int) -> int:
+    """How many slots a request needs, for its answers, baselines and twins; raises RequestError where that is none, or more
+    than there are."""
+    if request.n < 1:
+        raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
+    answers = request.n * (1 + request.baseline + any(one.twin for one in request.asked.values()))
+    if answers <= slots:
+        return answers
     if request.n > 1:
         said = f"'n' is too large: this server runs {slots} answers at once (baselines and twins count)."
-        return RequestError(said, param="n")
+        raise RequestError(said, param="n")
     names = [".".join(one.path) for one in request.asked.values() if one.twin] + ["baseline"] * request.baseline
     said = " and ".join(f"'{name}'" for name in names)
-    return RequestError(
+    raise RequestError(
         f"{said} {'needs' if len(names) == 1 else 'need'} {answers} slots, one for each answer and twin; this server has "
         f"{slots}.",
         param=names[0],

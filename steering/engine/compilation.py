@@ -38,6 +38,12 @@ def pays(mllm: MLLM) -> bool:
     return here and not mllm.packs and shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
+def check_compilable(mllm: MLLM) -> None:
+    """Raise UnsupportedModel for a model whose decode step cannot be compiled."""
+    if len(mllm.devices) > 1:
+        raise UnsupportedModel(f"{mllm.name} lies on {len(mllm.devices)} devices: its decode step cannot be compiled.")
+
+
 class Compilation:
     """The compiled steps of one engine. `steps` are those that its runner takes, None where there are none to come;
     `by_torch` says that torch is to compile at the first use."""

@@ -13,22 +13,22 @@ from contextlib import contextmanager, suppress
 import torch
 
 from steering.bins import Bins
-from steering.engine import relay
-from steering.engine.admission import Limits, check_request, prepare, seeded, too_many
-from steering.engine.compilation import Compilation, compiled_now
+from steering.engine.admission import Limits, check_request, count_answers, prepare, seeded
+from steering.engine.compilation import Compilation, check_compilable, compiled_now
 from steering.engine.completion import Completion
 from steering.engine.gate import Gate
 from steering.engine.lockstep import Lockstep, News
 from steering.engine.pace import Pace
 from steering.engine.steps import Steps
 from steering.engine.turn import Turn
-from steering.errors import Fault, RequestError, UnsupportedModel
+from steering.errors import Fault, RequestError
 from steering.grammar.compiled import Grammars
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, readout
 from steering.protocol.request import Request, Result
 from steering.protocol.sequence import Sequence
 from steering.protocol.wording import shown
+from steering.relay import relay
 from steering.runner.room import SHARE
 from steering.runner.runner import Runner
 from steering.runner.selfcheck import check_model
@@ -78,10 +78,8 @@ class Engine:
     ):
         if not isinstance(mllm, MLLM):
             raise TypeError(f"An Engine is made of the model that steering.load returns; got {shown(mllm)}.")
-        if compiled and len(mllm.devices) > 1:
-            raise UnsupportedModel(
-                f"{mllm.name} lies on {len(mllm.devices)} devices: its decode step cannot be compiled."
-            )
+        if compiled:
+            check_compilable(mllm)
         if threads is not None:
             torch.set_num_threads(threads)
         self.mllm = mllm
@@ -125,13 +123,7 @@ class Engine:
         Raises RequestError, ContextOverflow or VectorError when it is wrong, Busy when the queue is full.
         """
         check_request(request)
-        contrasts = any(one.twin for one in request.asked.values())
-        answers = request.n * (1 + request.baseline + contrasts)
-        if request.n < 1:
-            raise RequestError(f"'n' must be at least 1; got {request.n}.", param="n")
-        if answers > self._scheduler.slots:
-            raise too_many(request, answers, self._scheduler.slots)
-        self.check(turn, answers)  # before the work of preparing
+        self.check(turn, count_answers(request, self._scheduler.slots))  # before the work of preparing
         return self._enqueue(request, lambda answers: self._refuse(answers, turn), turn)
 
     def check(self, turn: Turn | None, answers: int = 1) -> None:
@@ -218,12 +210,15 @@ class Engine:
 
     def start(self) -> None:
         """Step in a background thread from now on; raises RuntimeError when one does already."""
-        if self._thread is not None:
-            raise RuntimeError("The engine was started before.")
-        self._count_anew()
-        self._steps.pace = self._pace
-        self._thread = threading.Thread(target=self._run, name="helmsight-engine", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(self._await_work,), name="helmsight-engine", daemon=True)
+        self._begin(thread)
+        thread.start()
+
+    def run(self, heed: Callable[[bool], object]) -> None:
+        """Step in the calling thread until the engine is stopped; raises RuntimeError as `start`. Before each step `heed` is
+        called, to submit and cancel what came in meanwhile, and told whether there is work: without any it may wait."""
+        self._begin(threading.current_thread())
+        self._run(heed)
 
     def stop(self, drain: float = 0.0) -> None:
         """Refuse new requests, let running ones finish for `drain` seconds, cancel the rest, end the thread."""
@@ -375,14 +370,23 @@ class Engine:
                 self._refuse_when_closed()
                 self._changed.wait(timeout=0.1)
 
-    def _run(self) -> None:
+    def _begin(self, thread: threading.Thread) -> None:
+        if self._thread is not None:
+            raise RuntimeError("The engine was started before.")
+        self._count_anew()
+        self._steps.pace = self._pace
+        self._thread = thread
+
+    def _await_work(self, busy: bool) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_work() or (self._stopping and self._idle()))
+
+    def _run(self, heed: Callable[[bool], object]) -> None:
         try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._has_work() or (self._stopping and self._idle()))
-                    if not self._has_work():
-                        break
-                self.step()
+            while (busy := self._has_work()) or not (self._stopping and self._idle()):
+                heed(busy)
+                if self._has_work():
+                    self.step()
             self._release()
         except BaseException as error:
             log.critical("The engine thread died.", exc_info=error)

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from steering.decoder.ranks import Ranks
-from steering.engine import relay
 from steering.engine.completion import Completion
 from steering.engine.pace import Room
 from steering.protocol.sequence import Sequence
+from steering.relay import relay
 
 PATIENCE = timedelta(days=3650)
 """How long a rank waits to hear of the next step, which is as long as nobody asks anything."""

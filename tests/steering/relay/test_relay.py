@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 import steering
 from steering import Diagnose, Earlier, Request, RequestError, Sampling, Tools
-from steering.engine import relay
 from steering.protocol import intervention
+from steering.relay import relay
 from tests.steering.parallel.asking import chat, picture, requests
 from tests.toys.nudge import Nudge
 

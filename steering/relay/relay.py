@@ -1,0 +1,165 @@
+"""Requests as bytes, for the other processes that run a model together with this one.
+
+Data alone is sent, and of what is received data is made alone: numbers, texts, tensors, pictures, and the dataclasses and
+options of the modules in which requests and interventions are defined, by their constructors, which check what they are
+given; and those of modules in which `more` kinds are, which writer and reader agree on. A pickle would run whatever code
+its sender likes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Mapping, Sequence, Set
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from pydantic import BaseModel
+
+from steering.errors import RequestError
+from steering.grammar.grammar import Grammar
+from steering.protocol import intervention
+from steering.protocol.readout import Diagnose
+from steering.protocol.request import Request
+from steering.tools.tools import Tools
+from steering.vectors.vector import SteeringVector
+
+_SCALARS = {type(None), bool, int, float, str}
+_RAW = ("L", "RGB", "RGBA")
+"""Modes of pictures whose pixels say all; others have a palette, or the like, and are sent as PNG."""
+_HEAD = 8
+
+
+def written(value: Any, more: Sequence[type] = ()) -> bytes:
+    """A request, or what consists of the same parts. Raises RequestError for what is neither."""
+    return b"".join(parts(value, more))
+
+
+def parts(value: Any, more: Sequence[type] = ()) -> list[bytes]:
+    """What `written` gives, in pieces, of which those behind the first may be large."""
+    writer = _Writer(_modules(more))
+    head = json.dumps([writer.plain(value), [len(blob) for blob in writer.blobs]]).encode()
+    return [len(head).to_bytes(_HEAD, "big") + head, *writer.blobs]
+
+
+def read(data: bytes | bytearray, more: Sequence[type] = ()) -> Any:
+    """What was written; raises ValueError for anything else."""
+    end = _HEAD + int.from_bytes(data[:_HEAD], "big")
+    value, sizes = json.loads(data[_HEAD:end])
+    view, blobs = memoryview(data), []
+    for size in sizes:
+        blobs.append(view[end : end + size])
+        end += size
+    return _Reader(_modules(more), blobs).made(value)
+
+
+class _Writer:
+    """Puts what is large, or no text, among the blobs, and tells of the rest in JSON. modules: whose kinds may be sent."""
+
+    def __init__(self, modules: frozenset[str]):
+        self.blobs: list[bytes] = []
+        self._modules = modules
+
+    def plain(self, value: Any) -> Any:
+        """A value as JSON."""
+        if type(value) in _SCALARS:
+            return value
+        if isinstance(value, list | tuple):
+            parts = list(value) if _SCALARS.issuperset(map(type, value)) else [self.plain(one) for one in value]
+            return {"tuple": parts} if isinstance(value, tuple) else parts
+        if isinstance(value, Mapping):
+            return {"dict": [[self.plain(key), self.plain(one)] for key, one in value.items()]}
+        if isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, bytes):
+            return {"bytes": self._blob(value)}
+        if isinstance(value, torch.Tensor):
+            tensor = value.detach().to("cpu").contiguous()
+            raw = tensor.flatten().view(torch.uint8).numpy().tobytes()
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            return {"tensor": dtype, "shape": list(tensor.shape), "blob": self._blob(raw)}
+        if isinstance(value, Image.Image):
+            raw = value.tobytes() if value.mode in _RAW else _png(value)
+            return {"image": value.mode, "size": list(value.size), "blob": self._blob(raw)}
+        if isinstance(value, Set):
+            return {"set": [self.plain(one) for one in sorted(value)]}
+        if isinstance(value, Sequence):
+            return [self.plain(one) for one in value]
+        name = f"{type(value).__module__}:{type(value).__qualname__}"
+        if (kind := _kind(name, self._modules)) is None:
+            raise RequestError(f"{type(value).__name__} cannot be sent to the other processes that run this model.")
+        fields = {key: self.plain(getattr(value, key)) for key in _fields(kind)}
+        return {"made": name, "of": fields}
+
+    def _blob(self, data: bytes) -> int:
+        self.blobs.append(data)
+        return len(self.blobs) - 1
+
+
+class _Reader:
+    """Makes what was written of JSON and blobs."""
+
+    def __init__(self, modules: frozenset[str], blobs: Sequence[memoryview]):
+        self._blobs = blobs
+        self._modules = modules
+
+    def made(self, value: Any) -> Any:
+        """The value that was told of."""
+        if isinstance(value, list):
+            return value if _SCALARS.issuperset(map(type, value)) else [self.made(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        match value:
+            case {"tuple": list(members)}:
+                return tuple(self.made(members))
+            case {"made": str(name), "of": dict(fields)} if (kind := _kind(name, self._modules)) is not None:
+                return kind(**{key: self.made(one) for key, one in fields.items()})
+            case {"dict": list(pairs)}:
+                return {self.made(key): self.made(one) for key, one in pairs}
+            case {"set": list(members)}:
+                return frozenset(self.made(members))
+            case {"bytes": int(blob)}:
+                return bytes(self._blobs[blob])
+            case {"tensor": str(dtype), "shape": list(shape), "blob": int(blob)}:
+                raw = torch.from_numpy(np.frombuffer(self._blobs[blob], np.uint8).copy())
+                return raw.view(getattr(torch, dtype)).view(shape)
+            case {"image": str(mode), "size": list(size), "blob": int(blob)}:
+                if mode in _RAW:
+                    return Image.frombytes(mode, tuple(size), self._blobs[blob])
+                return Image.open(io.BytesIO(self._blobs[blob]))
+        raise ValueError(f"What was received is no part of a request: {str(value)[:200]}.")
+
+
+def _modules(more: Sequence[type]) -> frozenset[str]:
+    """In which modules kinds may be that are sent."""
+    of = (Request, Diagnose, Grammar, Tools, SteeringVector, *(asked for asked, _ in intervention.REGISTRY.values()))
+    return frozenset(kind.__module__ for kind in (*of, *more))
+
+
+@lru_cache(maxsize=1024)
+def _kind(name: str, modules: frozenset[str]) -> Any:
+    """A dataclass or options of one of some modules; None for anything else."""
+    module, _, qualified = name.partition(":")
+    if module not in modules:
+        return None
+    found = vars(sys.modules[module]).get(qualified)
+    data = isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, BaseModel))
+    return found if data else None
+
+
+@lru_cache(maxsize=1024)
+def _fields(kind: Any) -> list[str]:
+    if issubclass(kind, BaseModel):
+        return list(kind.model_fields)
+    return [field.name for field in dataclasses.fields(kind) if field.init]
+
+
+def _png(image: Image.Image) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
