@@ -34,6 +34,8 @@ from server.telemetry.logs import logger_class, set_up_logging
 if TYPE_CHECKING:
     from flask import Flask
 
+    from server.apart.process import EngineProcess
+
 log = logging.getLogger("helmsight")
 
 
@@ -42,6 +44,7 @@ class Gunicorn(BaseApplication):
 
     def __init__(self, settings: Settings):
         self.settings = settings
+        self.engine: EngineProcess | None = None
         self.begun = time.monotonic()
         super().__init__()
 
@@ -49,6 +52,8 @@ class Gunicorn(BaseApplication):
         for name, value in gunicorn_options(self.settings).items():
             self.cfg.set(name, value)
         self.cfg.set("pre_fork", self._fork)
+        if self.settings.apart:
+            self.cfg.set("post_fork", self._fork_engine)
         if self.settings.tensor_parallel > 1:
             self.cfg.set("child_exit", _end_with_worker)
 
@@ -57,8 +62,15 @@ class Gunicorn(BaseApplication):
         if worker.age > 1:
             self.begun = time.monotonic()
 
+    def _fork_engine(self, arbiter: Arbiter, worker: Worker) -> None:
+        """The engine's process comes from the worker's before that has threads."""
+        from server.apart.process import EngineProcess
+
+        prepare_process(self.settings)
+        self.engine = EngineProcess(self.settings)
+
     def load(self) -> Flask:
-        return worker_app(self.settings, self.begun)
+        return worker_app(self.settings, self.begun, engine=self.engine)
 
 
 def _end_with_worker(arbiter: Arbiter, worker: Worker) -> None:
@@ -100,6 +112,7 @@ def import_ahead() -> None:
     set_wait_policy()
     bound_memory()
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU is told without using it
+    import server.apart.process
     import server.app
     import server.process.runtime  # noqa: F401
 
@@ -111,24 +124,34 @@ def end_server() -> None:
     os._exit(Arbiter.APP_LOAD_ERROR)
 
 
-def worker_app(settings: Settings, begun: float | None = None, give_up: Callable[[], None] = end_server) -> Flask:
-    """The application inside a worker process; its model starts loading now. `begun` is when the server was started, on the
-    monotonic clock; `give_up` is called where the model cannot be loaded."""
+def prepare_process(settings: Settings) -> None:
+    """What a process of the server needs before it loads a model."""
     import_ahead()
     from transformers.utils import logging as transformers_logging
-
-    from server.app import create_app
-    from server.process.resources import keep_what_is_loaded, share_interpreter
-    from server.process.runtime import Runtime
 
     transformers_logging.disable_progress_bar()  # it would be a smear in a log
     transformers_logging.disable_default_handler()  # what it has to say goes where all else is said
     transformers_logging.enable_propagation()
     set_up_logging(settings.log_level, settings.log_format)
-    disable_created_metrics()  # one more series for each counter, which nobody asks for
 
+
+def worker_app(
+    settings: Settings,
+    begun: float | None = None,
+    give_up: Callable[[], None] = end_server,
+    engine: EngineProcess | None = None,
+) -> Flask:
+    """The application inside a worker process; its model starts loading now, unless the `engine`'s process does that.
+    `begun` is when the server was started, on the monotonic clock; `give_up` is called where the model cannot be loaded."""
+    prepare_process(settings)
+    from server.app import create_app
+    from server.process import local
+    from server.process.resources import keep_what_is_loaded, share_interpreter
+    from server.process.runtime import Runtime
+
+    disable_created_metrics()  # one more series for each counter, which nobody asks for
     share_interpreter()
-    runtime = Runtime(settings, on_failure=give_up, begun=begun)
+    runtime = Runtime(settings, on_failure=give_up, begun=begun, make=local.load if engine is None else engine.load)
     runtime.checks.append(lambda serving: keep_what_is_loaded())
     try:
         app = create_app(settings, runtime=runtime)

@@ -94,6 +94,10 @@ class Settings(BaseModel):
         description="folder in which compiled steps are kept, which nobody else may write; off for none "
         "(default: ~/.cache/helmsight/compiled)",
     )
+    engine_process: bool = Field(
+        default=True,
+        description="run the engine in a process of its own, so that many clients do not slow its steps down",
+    )
     threads: int | None = Field(
         default=None,
         ge=1,
@@ -307,6 +311,11 @@ class Settings(BaseModel):
     def follows(self) -> bool:
         """Whether this process is one of several that share a model, and not the one that serves."""
         return self.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0"
+
+    @property
+    def apart(self) -> bool:
+        """Whether the engine has a process of its own; those that torchrun starts have no other beside them."""
+        return self.engine_process and self.tensor_parallel == 1
 
     @property
     def max_request_bytes(self) -> int:

@@ -98,10 +98,9 @@ def submit(
             if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
                 with skipping.of(steering.Steering.name()):
                     resolved = decided(app, turn, resolved, auto)
-            with serving.preparing:
-                resolved, completion = skipping.until_it_applies(
-                    resolved, lambda one: turn.submit(with_readouts(one, hidden_readouts(app, serving, one)))
-                )
+            resolved, completion = skipping.until_it_applies(
+                resolved, lambda one: turn.submit(with_readouts(one, hidden_readouts(app, serving, one)))
+            )
     except steering.Fault:
         app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
         raise

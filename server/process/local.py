@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +20,8 @@ from server.process.resources import processors
 from server.settings import Settings
 from steering import Auto, Request, Steer
 from steering.engine.compilation import pays
+from steering.prompt.bounds import texts_of
+from steering.prompt.chat import pictures_of
 from steering.runner import selfcheck
 from steering.tools.formats import format_of
 
@@ -27,31 +30,38 @@ log = logging.getLogger("helmsight")
 LEAST_STEP = 60.0
 """Seconds that a step may take at least, however short answers are to be, before its thread is taken to hang."""
 
+LIGHT = 8192
+"""Characters of the texts of a request that takes little."""
+
 Servable = ServedEngine | steering.Engine
 
 
 class LocalTurn:
     """A `server.engine.ServedTurn`."""
 
-    def __init__(self, turn: steering.Turn):
+    def __init__(self, turn: steering.Turn, preparing: AbstractContextManager[object]):
         self._turn = turn
+        self._preparing = preparing
 
     def check(self) -> None:
         self._turn.check()
 
     def submit(self, request: Request) -> ServedCompletion:
-        return self._turn.submit(request)
+        with self._preparing:
+            return self._turn.submit(request)
 
     def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
         return steering.decide(self._turn, request, auto, begun)
 
 
 class LocalEngine:
-    """A `server.engine.ServedEngine` in this process."""
+    """A `server.engine.ServedEngine` in this process. A request is prepared within `preparing`, which bounds how many are at
+    once: that work is the part of a request whose memory and CPU time the engine's queue does not bound."""
 
-    def __init__(self, engine: steering.Engine):
+    def __init__(self, engine: steering.Engine, preparing: AbstractContextManager[object] | None = None):
         mllm = engine.mllm
         self._engine = engine
+        self._preparing = threading.BoundedSemaphore(max(2, processors())) if preparing is None else preparing
         self.capabilities = Capabilities(
             name=mllm.name,
             fingerprint=mllm.fingerprint,
@@ -80,16 +90,20 @@ class LocalEngine:
     def start(self) -> None:
         self._engine.start()
 
+    def run(self, heed: Callable[[bool], object]) -> None:
+        """Work on requests in the calling thread, as `steering.Engine.run`."""
+        self._engine.run(heed)
+
     def stop(self, drain: float = 0.0) -> None:
         self._engine.stop(drain)
 
     @contextmanager
     def turn(self, group: str = "") -> Iterator[LocalTurn]:
         with self._engine.turn(group) as turn:
-            yield LocalTurn(turn)
+            yield LocalTurn(turn, self._preparing)
 
     def stats(self) -> Mapping[str, float]:
-        return self._engine.stats()
+        return {**self._engine.stats(), **gpu_memory(self._engine.mllm.devices)}
 
     @property
     def bins(self) -> Mapping[str, steering.Bins]:
@@ -103,6 +117,26 @@ class LocalEngine:
 
     def check_auto(self, auto: Auto) -> None:
         steering.check_auto(self._engine.mllm, auto)
+
+
+def is_light(request: Request) -> bool:
+    """Whether a request takes little to prepare, and its answer little to put into words: a short text without pictures,
+    grammar or readouts."""
+    if request.readouts is not None or request.grammar is not None or request.tools is not None:
+        return False
+    return not pictures_of(request.messages) and sum(map(len, texts_of(request.messages))) <= LIGHT
+
+
+def gpu_memory(devices: Sequence[torch.device]) -> dict[str, float]:
+    """What of each GPU's memory tensors take, torch holds and all processes have left: "gpu_memory_KIND_bytes DEVICE"."""
+    kinds: dict[str, Callable[[torch.device], int]] = {
+        "allocated": torch.cuda.memory_allocated,
+        "reserved": torch.cuda.memory_reserved,
+        "free": lambda device: torch.cuda.mem_get_info(device)[0],
+        "total": lambda device: torch.cuda.mem_get_info(device)[1],
+    }
+    gpus = [device for device in devices if device.type == "cuda"]
+    return {f"gpu_memory_{kind}_bytes {device}": size(device) for kind, size in kinds.items() for device in gpus}
 
 
 def about(mllm: steering.MLLM) -> dict[str, Any]:
@@ -146,13 +180,20 @@ def adapted(engine: Servable) -> ServedEngine:
     return LocalEngine(engine) if isinstance(engine, steering.Engine) else engine
 
 
-def load(settings: Settings, tell: Tell = lambda stage, share: None) -> LocalEngine:
+def load(
+    settings: Settings,
+    tell: Tell = lambda stage, share: None,
+    preparing: AbstractContextManager[object] | None = None,
+    died: Callable[[], None] | None = None,
+) -> LocalEngine:
     """Load the model of the settings, check it, and make an engine, which is not started yet; `tell` hears how far it is.
     Raises steering.UnsupportedModel and what loading raises."""
-    return LocalEngine(make_engine(settings, tell))
+    return LocalEngine(make_engine(settings, tell, died), preparing)
 
 
-def make_engine(settings: Settings, tell: Tell = lambda stage, share: None) -> steering.Engine:
+def make_engine(
+    settings: Settings, tell: Tell = lambda stage, share: None, died: Callable[[], None] | None = None
+) -> steering.Engine:
     """The engine of `load`, as the library has it."""
     with weights_told(tell, "reading the weights"):
         mllm = steering.load(
@@ -182,12 +223,17 @@ def make_engine(settings: Settings, tell: Tell = lambda stage, share: None) -> s
         compiled=pays(mllm) if settings.compiled is None else settings.compiled,
         compiled_folder=settings.compiled_folder,
         kv_share=settings.kv_share,
-        max_step=max(LEAST_STEP, settings.request_timeout),
-        died=_end_process,
+        max_step=longest_step(settings),
+        died=died or end_process,
     )
 
 
-def _end_process() -> None:
+def longest_step(settings: Settings) -> float:
+    """Seconds after which a step is taken to hang."""
+    return max(LEAST_STEP, settings.request_timeout)
+
+
+def end_process() -> None:
     """Leave: a device that failed does so until its process ends. gunicorn, or Ray, starts another one; of several that
     share a model none can go on, and torchrun starts all anew."""
     time.sleep(1)  # for what clients are still to be told

@@ -31,8 +31,8 @@ State = Literal["loading", "ready", "draining", "failed"]
 class Serving:
     """A loaded model with its engine and its vectors.
 
-    `preparing` bounds how many requests decode images and tokenise at the same time: that work is the part of a
-    request whose memory and CPU time the engine's queue does not bound.
+    `preparing` bounds how many requests decode images at the same time, whose memory and CPU time the engine's queue does
+    not bound.
     """
 
     engine: ServedEngine
@@ -81,10 +81,14 @@ def vector_store(settings: Settings, model_folder: Path | None, fingerprint: str
     return VectorStore(*folders, fingerprint=fingerprint)
 
 
-def load(settings: Settings, tell: Tell = lambda stage, share: None) -> Serving:
-    """Load the model, check it and start its engine; raises what `local.load` raises."""
+def load(
+    settings: Settings,
+    tell: Tell = lambda stage, share: None,
+    make: Callable[[Settings, Tell], ServedEngine] = local.load,
+) -> Serving:
+    """Load the model, check it and start the engine that is made of it; raises what `make` raises."""
     tell("importing", None)
-    engine = local.load(settings, tell)
+    engine = make(settings, tell)
     serving = Serving.of(engine, settings)
     if Steering.name() in engine.capabilities.interventions:
         tell("measuring its magnitudes", None)
@@ -104,6 +108,7 @@ class Runtime:
         loader: Callable[[Settings], Serving] | None = None,
         on_failure: Callable[[], None] | None = None,
         begun: float | None = None,
+        make: Callable[[Settings, Tell], ServedEngine] = local.load,
     ):
         self.settings = settings
         self.error: str | None = None
@@ -111,7 +116,7 @@ class Runtime:
         self.checks: list[Callable[[Serving], None]] = []
         """What is asked of the model once it is loaded; where one raises, it is not served."""
         self.progress = LoadProgress()
-        self._loader = loader or partial(load, tell=self.progress.tell)
+        self._loader = loader or partial(load, tell=self.progress.tell, make=make)
         self._on_failure = on_failure
         self._begun = time.monotonic() if begun is None else begun
         self._draining = False
@@ -150,7 +155,7 @@ class Runtime:
             slots,
             able.dtype,
             able.device,
-            torch.get_num_threads(),
+            local.engine_threads(self.settings),
         )
 
     def _checked(self) -> Serving:

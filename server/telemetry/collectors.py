@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 
 import torch
@@ -33,6 +33,7 @@ _GAUGES = {
     "image_cache_bytes": ("image_cache_bytes", "Bytes of cached image embeddings"),
     "compiled_in_use": ("compiled_in_use", "Compiled decode steps that are in use, 0 while steps run as they are"),
     "prefix_cache_bytes": ("prefix_cache_bytes", "Bytes of what is kept of the beginnings of prompts"),
+    "resident_bytes": ("engine_resident_memory_bytes", "Bytes of memory of the engine's process, where it has its own"),
 }
 _COUNTERS = {
     "steps": "Engine steps",
@@ -49,6 +50,13 @@ _BINS = {
     "prefill_seconds": "Time from an answer's slot to its first token",
     "inter_token_seconds": "Time between two tokens of an answer",
     "batch_size": "Rows of one decode: answers, and twins of those that are contrasted",
+}
+
+_GPU_MEMORY = {
+    "allocated": "Bytes of GPU memory that tensors take",
+    "reserved": "Bytes of GPU memory that torch holds",
+    "free": "Bytes of GPU memory that nobody holds",
+    "total": "Bytes of GPU memory",
 }
 
 
@@ -89,7 +97,7 @@ class EngineCollector(Collector):
             tokens.add_metric([kind], stats.get(name, 0))
         yield tokens
         yield from _histograms(engine.bins)
-        yield from _gpu_memory(able.device)
+        yield from _gpu_memory(stats)
 
 
 class JournalCollector(Collector):
@@ -118,17 +126,13 @@ def _histograms(found: Mapping[str, Bins]) -> Iterable[Metric]:
             yield HistogramMetricFamily(f"helmsight_{name}", text, buckets=buckets, sum_value=bins.total)
 
 
-def _gpu_memory(devices: str) -> Iterable[Metric]:
-    """What of each GPU's memory tensors take, torch holds, and all processes have left; none without a GPU."""
-    found = [device for device in devices.split(", ") if device.startswith("cuda")]
-    told: tuple[tuple[str, str, Callable[[str], float]], ...] = (
-        ("allocated", "Bytes of GPU memory that tensors take", torch.cuda.memory_allocated),
-        ("reserved", "Bytes of GPU memory that torch holds", torch.cuda.memory_reserved),
-        ("free", "Bytes of GPU memory that nobody holds", lambda device: torch.cuda.mem_get_info(device)[0]),
-        ("total", "Bytes of GPU memory", lambda device: torch.cuda.mem_get_info(device)[1]),
-    )
-    for kind, text, size in told if found else ():
-        family = GaugeMetricFamily(f"helmsight_gpu_memory_{kind}_bytes", text, labels=["device"])
-        for device in found:
-            family.add_metric([device], size(device))
-        yield family
+def _gpu_memory(stats: Mapping[str, float]) -> Iterable[Metric]:
+    """What the engine says of each GPU's memory; none without a GPU."""
+    for kind, text in _GPU_MEMORY.items():
+        start = f"gpu_memory_{kind}_bytes "
+        found = {name.removeprefix(start): value for name, value in stats.items() if name.startswith(start)}
+        if found:
+            family = GaugeMetricFamily(f"helmsight_gpu_memory_{kind}_bytes", text, labels=["device"])
+            for device, value in found.items():
+                family.add_metric([device], value)
+            yield family

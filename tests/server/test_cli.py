@@ -151,7 +151,7 @@ def test_a_value_may_look_like_an_option_where_it_is_attached() -> None:
 def test_a_switch_can_be_turned_both_ways_and_help_shows_the_one_that_changes_something() -> None:
     options = {option.opts[0]: option for option in ALL["helmsight serve"].params}
     assert {name for name, field in Settings.model_fields.items() if field.annotation is bool} == {
-        "download", "allow_remote_images", "allow_uploads", "journal_texts", "access_log", "traces",
+        "download", "allow_remote_images", "allow_uploads", "journal_texts", "access_log", "engine_process", "traces",
     }  # fmt: skip
     assert (options["--download"].hidden, options["--no-download"].hidden) == (False, True)
     assert (options["--access-log"].hidden, options["--no-access-log"].hidden) == (True, False)

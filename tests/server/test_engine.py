@@ -10,6 +10,7 @@ from flask.testing import FlaskClient
 
 import steering
 from server import engine as protocols
+from server.apart.remote import RemoteCompletion, RemoteEngine, RemoteTurn
 from server.app import create_app
 from server.process.local import LocalEngine, LocalTurn, adapted
 from server.settings import Settings
@@ -25,9 +26,9 @@ def methods(kind: type) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("protocol", "kinds"),
     [
-        (protocols.ServedEngine, (LocalEngine, FakeEngine)),
-        (protocols.ServedTurn, (LocalTurn, FakeEngine)),
-        (protocols.ServedCompletion, (steering.Completion, FakeCompletion)),
+        (protocols.ServedEngine, (LocalEngine, RemoteEngine, FakeEngine)),
+        (protocols.ServedTurn, (LocalTurn, RemoteTurn, FakeEngine)),
+        (protocols.ServedCompletion, (steering.Completion, RemoteCompletion, FakeCompletion)),
     ],
 )
 def test_own_and_fake_take_what_the_protocol_says(protocol: type[Protocol], kinds: tuple[type, ...]) -> None:

@@ -18,6 +18,11 @@ PATIENCE = 90
 """Seconds that a busy machine may take for what takes one on a quiet one."""
 
 
+def children(process: int) -> list[int]:
+    """The processes that a process has forked."""
+    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
 class Server:
     """A server process on a free port."""
 

@@ -22,7 +22,7 @@ import requests
 from tests.server.api.test_streams import post_and_hold, wait_for
 from tests.server.conftest import user
 from tests.server.fakes import checkpoint
-from tests.server.process.servers import PATIENCE, Server
+from tests.server.process.servers import PATIENCE, Server, children
 
 pytestmark = pytest.mark.slow
 
@@ -79,14 +79,30 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
     # A worker that dies in the middle of an answer: the client's connection ends, another takes its place.
     connection = post_and_hold(server.url, stream=True, max_tokens=1800, **ENDLESS)
     wait_for(lambda: server.stats("helmsight_running") == 1)  # else the next worker would take it
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    (dead,) = children.read_text().split()
-    os.kill(int(dead), signal.SIGKILL)
+    (dead,) = children(server.process.pid)
+    (engine,) = children(dead)
+    os.kill(dead, signal.SIGKILL)
     with contextlib.suppress(ConnectionResetError):
         while connection.recv(65_536):
             pass
     connection.close()
-    wait_for(lambda: children.read_text().split() not in ([], [dead]))
+    wait_for(lambda: children(server.process.pid) not in ([], [dead]))
+    wait_for(lambda: not Path(f"/proc/{engine}").exists())
+    server.wait_until_ready()
+    assert server.post(max_tokens=4).json()["usage"]["completion_tokens"] == 4
+
+    # The engine's process that dies: the client is told, and both are replaced.
+    connection = post_and_hold(server.url, stream=True, max_tokens=1800, **ENDLESS)
+    wait_for(lambda: server.stats("helmsight_running") == 1)
+    (worker,) = children(server.process.pid)
+    (engine,) = children(worker)
+    os.kill(engine, signal.SIGKILL)
+    received = b""
+    while piece := connection.recv(65_536):
+        received += piece
+    connection.close()
+    assert b"model_failed" in received
+    wait_for(lambda: children(server.process.pid) not in ([], [worker]))
     server.wait_until_ready()
     assert server.post(max_tokens=4).json()["usage"]["completion_tokens"] == 4
 
@@ -110,11 +126,14 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
 )
 def test_no_signal_starts_a_second_engine_or_ends_what_runs(start: Start, command: list[str]) -> None:
     server = start(command, HELMSIGHT_THREADS="1").wait_until_ready()
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-    (worker,) = children.read_text().split()
+    (worker,) = children(server.process.pid)
+    engines = children(worker)
     connection = post_and_hold(server.url, stream=True, max_tokens=400, **ENDLESS)
     wait_for(lambda: server.stats("helmsight_running") == 1)
-    for process in (server.process.pid, int(worker)):
+    for process in engines:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):  # it ends as its worker does
+            os.kill(process, number)
+    for process in (server.process.pid, worker, *engines):
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
             os.kill(process, number)
     received = b""
@@ -122,7 +141,7 @@ def test_no_signal_starts_a_second_engine_or_ends_what_runs(start: Start, comman
         received += (piece := connection.recv(65_536))
         assert piece, "the stream was cut off"
     connection.close()
-    assert children.read_text().split() == [worker]
+    assert (children(server.process.pid), children(worker)) == ([worker], engines)
 
 
 def test_the_last_answers_are_in_the_journal_when_the_server_has_ended(start: Start, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from flask.testing import FlaskClient
 
 import steering
 from server.app import create_app
+from server.process import local
 from server.settings import Settings
-from server.telemetry import collectors
 from steering import Bins
 from tests.server.api.test_operations import samples
 from tests.server.conftest import ask, data_uri
@@ -88,21 +88,25 @@ def test_memory_and_builds(engine: steering.Engine, settings: Settings) -> None:
     assert not any(name.startswith("helmsight_gpu") for name in found)
 
 
-def test_memory_of_a_gpu(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_gpus(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     told = SimpleNamespace(
-        mem_get_info=lambda device: (10, 80), memory_allocated=lambda device: 50, memory_reserved=lambda device: 60
+        mem_get_info=lambda device: (10 + device.index, 80),
+        memory_allocated=lambda device: 50,
+        memory_reserved=lambda device: 60,
     )
-    monkeypatch.setattr(collectors.torch, "cuda", told)
-    fake.can(device="cuda:1")
+    monkeypatch.setattr(local.torch, "cuda", told)
+    memory = local.gpu_memory([torch.device(name) for name in ("cpu", "cuda:0", "cuda:1")])
+    fake.numbers |= memory
     found = samples(create_app(Settings(), engine=fake).test_client())  # type: ignore[arg-type]
     sizes = {
-        kind: found[f'helmsight_gpu_memory_{kind}_bytes{{device="cuda:1"}}']
-        for kind in ("allocated", "reserved", "free", "total")
+        name.removeprefix("helmsight_gpu_memory_"): size
+        for name, size in found.items()
+        if name.startswith("helmsight_gpu_memory_")
     }
-    assert sizes == {"allocated": 50, "reserved": 60, "free": 10, "total": 80}
-    fake.can(device="cuda:0, cuda:1")
-    found = samples(create_app(Settings(), engine=fake).test_client())  # type: ignore[arg-type]
-    assert [found[f'helmsight_gpu_memory_total_bytes{{device="cuda:{index}"}}'] for index in range(2)] == [80, 80]
+    expected = {"allocated": (50, 50), "reserved": (60, 60), "free": (10, 11), "total": (80, 80)}
+    assert sizes == {
+        f'{kind}_bytes{{device="cuda:{index}"}}': both[index] for kind, both in expected.items() for index in range(2)
+    }
 
 
 def test_refusals_are_counted_by_reason(fake: FakeEngine) -> None:

@@ -1,0 +1,372 @@
+"""The worker's side: an engine in another process, known as any `server.engine.ServedEngine`."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+
+from server.apart.clock import StepClock
+from server.apart.link import Link, raised, told
+from server.engine import Capabilities, ServedCompletion
+from server.process.local import is_light
+from server.process.resources import processors
+from steering import Auto, Bins, Busy, Chunk, Fault, Request, Result, Steer
+from steering.protocol.request import Choice
+
+log = logging.getLogger("helmsight")
+
+PATIENCE = 2.0
+"""Seconds that an answer to what takes no step may take."""
+LAST = 10.0
+"""Seconds more than running answers get, for an engine to stop."""
+REMEMBERED = 0.05
+"""Seconds for which nobody is asked again whether there is room, if nothing ends meanwhile."""
+_GONE = "The engine's process has ended."
+
+
+class RemoteCompletion:
+    """A `ServedCompletion` of what runs in the other process."""
+
+    def __init__(self, engine: RemoteEngine, number: int, n: int):
+        self.prompt_tokens = self.max_tokens = 0
+        self.first_at: float | None = None
+        self.n = n
+        self._engine = engine
+        self._number = number
+        self._events: SimpleQueue[Chunk | Exception | None] = SimpleQueue()
+        self._resume: Callable[[], object] | None = None
+        self._choices: dict[int, Choice] = {}
+        self._left = n
+        self._cached = 0
+        self._said: list[list[Any]] = []
+        self.settled = threading.Event()
+        self._cancelled = False
+
+    # -- by the thread that receives ---------------------------------------------------------------------------------------
+
+    def hear(self, name: str, *rest: Any) -> None:
+        """Take a message about it."""
+        match name:
+            case "began":
+                (self.first_at,) = rest
+                return
+            case "text":
+                self._tell(Chunk(*rest))
+            case "chunk":
+                chunk, self._cached = rest
+                self._left -= chunk.choice is not None
+                if not self._left:
+                    self.settled.set()
+                self._tell(chunk)
+            case "gone":
+                self.first_at, self._said = rest
+                self._end(None)
+            case "failed":
+                self._end(raised(rest[0]))
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more comes."""
+        self._end(error)
+
+    def _end(self, last: Exception | None) -> None:
+        self.settled.set()
+        self._tell(last)
+
+    def _tell(self, event: Chunk | Exception | None) -> None:
+        self._events.put(event)
+        if self._resume is not None:
+            self._resume()
+
+    # -- by whoever consumes it --------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return (chunk for chunk in self._chunks(waits=True) if chunk is not None)
+
+    def whole(self) -> Iterator[Chunk]:
+        """The last chunk of each choice: the other process sends no others from now on."""
+        self._engine.send("whole", self._number)
+        return (chunk for chunk in self if chunk.choice is not None)
+
+    def paused(self, resume: Callable[[], object]) -> Iterator[Chunk | None]:
+        """Chunks, None where there is none yet."""
+        self._resume = resume
+        return self._chunks(waits=False)
+
+    def _chunks(self, waits: bool) -> Iterator[Chunk | None]:
+        while len(self._choices) < self.n:
+            try:
+                event = self._events.get(block=waits)
+            except Empty:
+                yield None
+                continue
+            if event is None:
+                return
+            if isinstance(event, Exception):
+                raise event
+            if event.choice is not None:
+                self._choices[event.index] = event.choice
+            yield event
+
+    def result(self) -> Result:
+        """Wait for the whole of it."""
+        for _ in self._chunks(waits=True):
+            pass
+        if len(self._choices) < self.n:
+            raise Fault("The request was cancelled.")
+        choices = tuple(self._choices[index] for index in sorted(self._choices))
+        generated = sum(len(choice.token_ids) for choice in choices)
+        return Result(choices, self.prompt_tokens, generated, self._cached)
+
+    def generated(self, index: int) -> int:
+        """Tokens of a choice: all of one that ended; of another, as many as there were when it was cancelled."""
+        choice = self._choices.get(index)
+        return len(choice.token_ids) if choice is not None else int(self._so_far(index)[0])
+
+    def said(self, index: int) -> str:
+        """The text of a choice, as `generated` counts it."""
+        choice = self._choices.get(index)
+        return choice.text if choice is not None else str(self._so_far(index)[1])
+
+    def _so_far(self, index: int) -> list[Any]:
+        if self._cancelled:
+            self.settled.wait(PATIENCE)
+        return self._said[index] if self._said else [0, ""]
+
+    def cancel(self) -> None:
+        """Stop generating; harmless at the end."""
+        if not self.settled.is_set():
+            self._cancelled = True
+            self._tell(None)
+            self._engine.send("cancel", self._number, self.n)
+
+
+class RemoteTurn:
+    """A `ServedTurn`; the other process knows of it from its first request on."""
+
+    def __init__(self, engine: RemoteEngine, number: int, group: str):
+        self.number, self.group = number, group
+        self.known = False
+        self._engine = engine
+
+    def check(self) -> None:
+        """Raise what the engine would, as far as it is known here."""
+        self._engine.check(self.group)
+
+    def submit(self, request: Request) -> ServedCompletion:
+        """Have the other process prepare and queue a request."""
+        self.known = True
+        with nullcontext() if is_light(request) else self._engine.preparing:
+            return self._engine.submit(self, request)
+
+    def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
+        """Have the other process find the way."""
+        self.known = True
+        return self._engine.decide(self, request, auto, begun)
+
+
+class RemoteEngine:
+    """Made of a link to a `Host` that has said what it serves (`connected`). `died` is called where that ends by itself."""
+
+    def __init__(
+        self, link: Link, clock: StepClock, able: Capabilities, magnitudes: torch.Tensor | None, stats: Mapping[str, float],
+        max_step: float, died: Callable[[], object] = lambda: None,
+    ):  # fmt: skip
+        self.capabilities = able
+        self._link = link
+        self._clock = clock
+        self._magnitudes = magnitudes
+        self._stats, self._bins = dict(stats), dict[str, Bins]()
+        self._max_step = max_step
+        self._died = died
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, SimpleQueue[Any]] = {}
+        self._running: dict[int, RemoteCompletion] = {}
+        self._refusals: dict[str, tuple[int, float, Busy]] = {}
+        self._ended = 0
+        self._stopping = self._gone = False
+        self.preparing = threading.BoundedSemaphore(max(2, processors()))
+        """Held by requests whose pictures and texts are on their way: both processes have them then."""
+
+    def start(self) -> None:
+        """Hear what the other process says, which is at work already."""
+        threading.Thread(target=self._receive, name="helmsight-link", daemon=True).start()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it is there, takes requests, and is at no step for too long."""
+        return not self._gone and not self._stopping and self._clock.stepping <= self._max_step
+
+    def stop(self, drain: float = 0.0) -> None:
+        """Let running answers end for so long; then the other process is gone."""
+        self._stopping = True
+        with suppress(Fault):
+            self._ask("call", "stop", [drain], patience=drain + LAST)
+        self._link.close()
+
+    @contextmanager
+    def turn(self, group: str = "") -> Iterator[RemoteTurn]:
+        """A place in the other process's queue."""
+        turn = RemoteTurn(self, next(self._numbers), group)
+        try:
+            yield turn
+        finally:
+            if turn.known:
+                self.send("leave", turn.number)
+
+    def check(self, group: str) -> None:
+        """Raise Fault where it is stopped; Busy where every place is taken, or one more of that group was just refused and
+        nothing has ended since. What else it would refuse it refuses itself."""
+        if self._stopping or self._gone:
+            raise Fault("The server is shutting down.")
+        waiting = int(sum(one.n for one in list(self._running.values())) - self._stats["slots"])
+        ended, until, busy = self._refusals.get(group, (-1, 0.0, None))
+        if busy is not None and ended == self._ended and time.monotonic() < until:
+            raise raised(told(busy))
+        if waiting >= self._stats["max_waiting"] and waiting > 0:
+            raise Busy(waiting, 1.0 if busy is None else busy.retry_after)
+
+    def submit(self, turn: RemoteTurn, request: Request) -> RemoteCompletion:
+        """Queue a request in a turn; raises what the other engine raises."""
+        number = next(self._numbers)
+        completion = self._running[number] = RemoteCompletion(self, number, request.n)
+        try:
+            found = self._ask("submit", turn.number, turn.group, request, number=number, patience=self._max_step)
+        except Exception as error:
+            self._running.pop(number, None)
+            if isinstance(error, Busy) and request.n == 1:
+                self._refusals[turn.group] = (self._ended, time.monotonic() + REMEMBERED, error)
+            elif isinstance(error, Fault):  # it may be queued yet
+                self.send("cancel", number, 0)
+            raise
+        completion.prompt_tokens, completion.max_tokens = found
+        return completion
+
+    def decide(
+        self, turn: RemoteTurn, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]
+    ) -> Request:
+        """The request, steered as the other process finds; `begun` is given what cancels that."""
+        number = next(self._numbers)
+        begun(RemoteCompletion(self, number, 0))
+        found = self._ask("call", "decide", [turn.number, turn.group, request, auto], number=number)
+        return replace(request, interventions=found)
+
+    def stats(self) -> Mapping[str, float]:
+        """The engine's; those that were found last where it does not say."""
+        self._look()
+        return self._stats
+
+    @property
+    def bins(self) -> Mapping[str, Bins]:
+        """The engine's, as `stats`."""
+        self._look()
+        return self._bins
+
+    def magnitudes(self) -> torch.Tensor:
+        """(layers,) mean |h|."""
+        assert self._magnitudes is not None
+        return self._magnitudes
+
+    def check_steer(self, steer: Steer, images: int | None = None) -> None:
+        """Have the other engine check it."""
+        self._ask("ask", "check_steer", [steer, images])
+
+    def check_auto(self, auto: Auto) -> None:
+        """Have the other engine check it."""
+        self._ask("ask", "check_auto", [auto])
+
+    # -- messages ----------------------------------------------------------------------------------------------------------
+
+    def send(self, name: str, number: int, *rest: Any) -> None:
+        """Tell the other process, if it is there."""
+        with suppress(OSError):
+            self._link.send([name, number, *rest])
+
+    def _look(self) -> None:
+        if not (self._gone or self._stopping):
+            with suppress(Fault):
+                self._stats, bins = self._ask("ask", "stats", [], patience=PATIENCE)
+                self._bins = {name: Bins(*of) for name, of in bins.items()}
+
+    def _ask(self, name: str, *rest: Any, number: int | None = None, patience: float | None = None) -> Any:
+        """What the other process answers; raises what it raises, Fault where it is gone or says nothing in time."""
+        number = next(self._numbers) if number is None else number
+        answer = self._waiting[number] = SimpleQueue()
+        try:
+            self._link.send([name, number, *rest])
+            if self._gone:  # it may have ended before it could be known that somebody waits
+                raise Fault(_GONE)
+            found = answer.get(timeout=patience)
+        except OSError as error:
+            raise Fault(_GONE) from error
+        except Empty as error:
+            raise Fault("The engine's process does not answer.") from error
+        finally:
+            self._waiting.pop(number, None)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                for name, number, *rest in self._link.receive():
+                    self._hear(name, number, rest)
+        except EOFError:
+            pass
+        except Exception:
+            log.exception("what the engine's process has sent cannot be read")
+        self._gone = True
+        for answer in list(self._waiting.values()):
+            answer.put(Fault(_GONE))
+        for completion in list(self._running.values()):
+            completion.fail(Fault(_GONE))
+        if not self._stopping:
+            log.critical("the engine's process has ended by itself")
+            self._died()
+
+    def _hear(self, name: str, number: int, rest: list[Any]) -> None:
+        if name in ("done", "refused"):
+            answer = self._waiting.get(number)
+            if answer is not None:
+                answer.put(raised(rest[0]) if name == "refused" else rest[0])
+            return
+        completion = self._running.get(number)
+        if completion is not None:
+            completion.hear(name, *rest)
+            if completion.settled.is_set() and self._running.pop(number, None) is not None:
+                self._ended += 1
+
+
+def connected(
+    link: Link,
+    clock: StepClock,
+    tell: Callable[[str, float | None], object],
+    max_step: float,
+    died: Callable[[], object],
+) -> RemoteEngine:
+    """The engine at the other end, once it has loaded; `tell` hears how far it is. Raises what loading raises, Fault where
+    the process ends instead."""
+    while True:
+        try:
+            messages = link.receive()
+        except EOFError as error:
+            raise Fault(_GONE) from error
+        for name, _, *rest in messages:
+            if name == "refused":
+                raise raised(rest[0])
+            if name == "told":
+                tell(*rest)
+            else:
+                able, folder, magnitudes, stats = rest[0]
+                able = replace(able, folder=None if folder is None else Path(folder))
+                return RemoteEngine(link, clock, able, magnitudes, stats, max_step, died)

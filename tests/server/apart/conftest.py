@@ -1,0 +1,70 @@
+"""An engine at the other end of a link, with its host in a thread instead of a process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import steering
+from server.apart import host
+from server.apart.clock import StepClock
+from server.apart.link import Link
+from server.apart.remote import RemoteEngine, connected
+from server.process.local import LocalEngine
+from tests.server.fakes import checkpoint
+
+
+@dataclass
+class Apart:
+    """Both ends: what the worker has, and what steps."""
+
+    engine: RemoteEngine
+    own: steering.Engine
+    clock: StepClock
+    link: Link
+    died: threading.Event
+
+
+@pytest.fixture(scope="session")
+def model() -> steering.MLLM:
+    return steering.load(checkpoint(), device="cpu")
+
+
+@pytest.fixture
+def apart(model: steering.MLLM) -> Iterator[Callable[..., Apart]]:
+    """Engines with the options that are given, each served by a host."""
+    with ExitStack() as stack:
+
+        def made(**options: Any) -> Apart:
+            own = steering.Engine(model, **{"slots": 4, "max_waiting": 8, "threads": 1, "self_check": False} | options)
+            ours, theirs = (Link(one) for one in socket.socketpair())
+            clock, died = StepClock(), threading.Event()
+
+            def serve() -> None:
+                loaded = host.load(theirs, lambda tell: LocalEngine(own, nullcontext()))
+                assert loaded is not None
+                host.Host(theirs, loaded, clock, alone=lambda: None).run()
+
+            stepping = threading.Thread(target=serve, daemon=True)
+            stepping.start()
+            engine = connected(ours, clock, lambda stage, share: None, 60.0, died.set)
+            engine.start()
+
+            def stop() -> None:
+                engine.stop()
+                own.stop()
+                stepping.join(20)
+                assert not stepping.is_alive()
+                for link in (ours, theirs):
+                    link.close()
+
+            stack.callback(stop)
+            return Apart(engine, own, clock, theirs, died)
+
+        yield made
