@@ -164,11 +164,13 @@ class Completion:
             parts = self._parts()
             parts.feed(text, last=True)
             text, calls = parts.text, parts.calls
+            if calls and reason == "stop" and not parts.cut:  # as a text to stop at may have it
+                reason = "tool_calls"
         return Choice(
             index=index,
             text=text,
             token_ids=tuple(sequence.tokens),
-            finish_reason="tool_calls" if calls and reason == "stop" else reason,
+            finish_reason=reason,
             logprobs=None if sampling.logprobs is None else tuple(sequence.logprobs),
             applied=applied(sequence.spec.asked, sequence.taken),
             diagnostics=self._diagnostics(sequence, baseline),

@@ -63,6 +63,11 @@ class CallStream:
         self._said, self._pieces = [], []
         return said, pieces
 
+    @property
+    def cut(self) -> bool:
+        """Whether the arguments of the last call have not come to their end."""
+        return self._part == self._arguments
+
     # Each part takes what it can from the front of what is left; True where another one has to go on.
 
     def _speech(self, last: bool) -> bool:

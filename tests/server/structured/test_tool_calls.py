@@ -116,6 +116,16 @@ def test_the_beginning_of_a_call_that_must_be_is_no_text(caller: Flask) -> None:
     assert not any(event["delta"].get("content") for event in events(client.post(CHAT, json=body | {"stream": True})))
 
 
+def test_half_a_call_is_none_to_act_upon(caller: Flask) -> None:
+    client, body = caller.test_client(), asking(tool_choice=NAMED, stop=["top", "bottom"])
+    choice = choice_of(client.post(CHAT, json=body))
+    (call,) = choice["message"]["tool_calls"]
+    with pytest.raises(ValueError, match="Unterminated"):
+        json.loads(call["function"]["arguments"])
+    assert choice["finish_reason"] == "stop"
+    assert events(client.post(CHAT, json=body | {"stream": True}))[-1]["finish_reason"] == "stop"
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice", "must name one of the tools"),
     ({"tool_choice": {"type": "function"}}, "tool_choice.function", "is required"),

@@ -118,3 +118,15 @@ def test_texts_in_tags_are_not_held_back() -> None:
     assert "".join(one.arguments for one in begun) == '{"at": "the \\"to'
     assert [one.arguments for one in stream.feed("p</arg_v")[1]] == ["p"]
     assert [one.arguments for one in stream.feed("al</arg_value></tool_call>")[1]] == ['</arg_val"}']
+
+
+def test_a_call_is_cut_until_its_arguments_are_whole() -> None:
+    text = call(COUNT) + call(LOOK)
+    found = set()
+    for end in range(len(text) + 1):
+        stream = CallStream(HERMES, NAMES)
+        stream.feed(text[:end], last=True)
+        last = stream.calls[-1].arguments if stream.calls else "{}"
+        assert stream.cut == (last not in (COUNTED.arguments, LOOKED.arguments)), text[:end]
+        found.add((stream.cut, len(stream.calls)))
+    assert found == {(False, 0), (True, 1), (False, 1), (True, 2), (False, 2)}
