@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-import re
 import time
-import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +22,7 @@ from server.process.local import Servable, adapted
 from server.process.runtime import Runtime, Serving
 from server.process.watcher import Watcher
 from server.settings import Settings, SettingsError
-from server.telemetry.logs import NOTES, current
+from server.telemetry.logs import NOTES, current, request_id
 from server.telemetry.metrics import Metrics
 from server.web import page
 from server.wire.chat import ChatRequest, with_interventions
@@ -33,9 +31,6 @@ if TYPE_CHECKING:
     from server.telemetry.tracing import Traces
 
 log = logging.getLogger("helmsight")
-
-WELL_FORMED = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
-"""An id of a request that is taken over."""
 
 
 def create_app(
@@ -123,11 +118,6 @@ def _begin() -> None:
         g.span = traces.begun(request.method, g.notes["route"], dict(request.headers))
         g.notes |= traces.ids(g.span)
     log.debug("begun: %s %s", request.method, request.path, extra={"fields": {"event": "begun", **g.notes}})
-
-
-def request_id(given: str | None) -> str:
-    """The id that a client or a proxy gave, where it is well formed, else a new one."""
-    return given if given and WELL_FORMED.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
 
 def grouped(asked: Request) -> str:

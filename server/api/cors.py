@@ -20,6 +20,20 @@ def register(app: Flask, settings: Settings) -> None:
             app.after_request(_varying)
 
 
+def headers(settings: Settings, origin: str | None) -> dict[str, str]:
+    """The same for an answer that the application does not make, to a request of a page of this origin."""
+    if not settings.cors_origin:
+        return {}
+    anyone = "*" in settings.cors_origin
+    found = {} if anyone else {"Vary": "Origin"}
+    if origin is not None and (anyone or origin.lower() in settings.cors_origin):
+        found |= {
+            "Access-Control-Allow-Origin": "*" if anyone else origin,
+            "Access-Control-Expose-Headers": ", ".join(SHOWN),
+        }
+    return found
+
+
 def _varying(response: Response) -> Response:
     """Also what another page, or none, is told must not be told to one of the origins by a cache between."""
     response.vary.add("Origin")

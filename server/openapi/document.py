@@ -47,6 +47,11 @@ ERRORS = {
     504: "The answer took longer than the server allows.",
     507: "The disk is full.",
 }
+UNREAD = (
+    "Any request that cannot be read, behind which the connection ends: 400 (not HTTP, or wrong chunks), "
+    "408 (it did not arrive in time), 413 (too many chunks), 414 and 431 (its line, its head), 417 (what it expects), 501 "
+    "(its transfer coding); `code` says which."
+)
 HEADERS = {
     401: {"WWW-Authenticate": "Asks for a bearer token."},
     429: {"Retry-After": "Seconds to wait."},
@@ -74,7 +79,9 @@ def _made(app: Flask, context: AppContext) -> dict[str, Any]:
         path = _VARIABLE.sub(r"{\1}", rule.rule)
         for method in methods(rule):
             paths.setdefault(path, {})[method] = _operation(rule, operation, description, context, schemas)
-    errors = {status: _error(status, schemas) for status in ERRORS}
+    errors = {
+        status: _with_headers(_error(about, schemas), HEADERS.get(status, {})) for status, about in ERRORS.items()
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Helmsight", "version": versions()["helmsight"], "description": ABOUT},
@@ -84,7 +91,8 @@ def _made(app: Flask, context: AppContext) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": dict(sorted(schemas.found.items())),
-            "responses": {_name(status): error for status, error in errors.items()},
+            "responses": {_name(status): error for status, error in errors.items()}
+            | {"Unread": _error(UNREAD, schemas)},
             "securitySchemes": {
                 BEARER: {
                     "type": "http",
@@ -151,6 +159,7 @@ def _operation(
         for status in errors
         if status not in operation.answers
     }
+    responses["default"] = {"$ref": "#/components/responses/Unread"}
     found: dict[str, Any] = {
         "operationId": rule.endpoint.rpartition(".")[2],
         "tags": [operation.tag],
@@ -175,9 +184,8 @@ def _response(operation: Operation, status: int, answers: Mapping[str, Content],
     return _with_headers({"description": HTTPStatus(status).phrase, "content": content}, headers)
 
 
-def _error(status: int, schemas: Schemas) -> dict[str, Any]:
-    content = {JSON: {"schema": schemas.of(ErrorBody)}}
-    return _with_headers({"description": ERRORS[status], "content": content}, HEADERS.get(status, {}))
+def _error(about: str, schemas: Schemas) -> dict[str, Any]:
+    return {"description": about, "content": {JSON: {"schema": schemas.of(ErrorBody)}}}
 
 
 def _with_headers(response: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:

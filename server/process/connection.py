@@ -65,6 +65,8 @@ class Connection:
         self.watched = 0
         """The events that the loop is told of."""
         self.drained = 0
+        self.ends = 0.0
+        """Bytes that were read of one that is about to be closed, and when it will be, whatever still comes."""
         self._output = output
         self._patience = patience
         self._wake = wake

@@ -8,13 +8,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 
 from gunicorn.http import wsgi
 from gunicorn.http.message import Request
 
+from server.api import unread
 from server.process.connection import Connection
-from server.process.intake import Refused
+from server.process.intake import Refused, field
 from server.process.pauses import AWAITED, BLOCKING, RESUME
 from server.process.resources import Pump
 
@@ -91,7 +93,7 @@ class Delivery:
             log.error("a request could not be answered", exc_info=error)
             if self._response is None or not self._response.headers_sent:
                 with contextlib.suppress(OSError):
-                    self._connection.sendall(_BROKEN.response())
+                    self._connection.sendall(unread.answer(_BROKEN, self._app, partial(field, self._request)))
         self._done(self._keep)
         return None
 
@@ -100,9 +102,8 @@ class Delivery:
         self._keep = False  # until it has come to a good end
         try:
             response, environ = wsgi.create(request, connection, connection.client, connection.server, self._cfg)
-        except Exception as error:  # of what the request says: a path outside of a SCRIPT_NAME, for one
-            log.info("refused a request from %s: 400 %s", connection.client or "a local client", type(error).__name__)
-            connection.sendall(_UNFIT.response())
+        except Exception:  # of what the request says: a path outside of a SCRIPT_NAME, for one
+            connection.sendall(unread.refused(_UNFIT, self._app, connection.client, partial(field, request)))
             return
         self._response = response
         environ["wsgi.multithread"] = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -44,14 +45,14 @@ class Refused(Exception):
 
     def body(self) -> str:
         """The error in OpenAI's format."""
-        kind = (
-            "server_error" if self.status >= 500 else "timeout_error" if self.status == 408 else "invalid_request_error"
-        )
+        kind = "timeout_error" if self.status == 408 else "invalid_request_error"
+        if self.status >= 500 and self.status != 501:  # what RFC 9112 asks for where a client's coding is not known
+            kind = "server_error"
         error = {"message": str(self), "type": kind, "param": None, "code": self.code}
         return json.dumps({"error": error}, separators=(",", ":"))
 
-    def response(self) -> bytes:
-        """The whole answer."""
+    def response(self, headers: Mapping[str, str]) -> bytes:
+        """The whole answer, with further headers."""
         body = self.body()
         lines = [
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
@@ -59,6 +60,7 @@ class Refused(Exception):
             f"Content-Length: {len(body)}",
             "Connection: close",
             *([] if self.retry_after is None else [f"Retry-After: {self.retry_after}"]),
+            *(f"{name}: {value}" for name, value in headers.items()),
         ]
         return "\r\n".join((*lines, "", body)).encode()
 
@@ -70,11 +72,11 @@ LATE = Refused(408, "request_timeout", "The request did not arrive in time.")
 class Intake:
     """The next request of a connection. `feed` it until `state` is "whole"; `take` it; go on with what was `left`.
 
-    A body of more than `max_body` bytes is cut one byte beyond: the application sees that it is too long, and `complete`
-    is False, because where the next request begins is not known then.
+    A body of more bytes than `limit` has for its path is cut one byte beyond: the application sees that it is too long, and
+    `complete` is False, because where the next request begins is not known then.
     """
 
-    def __init__(self, cfg: Any, client: Any, max_body: int):
+    def __init__(self, cfg: Any, client: Any, limit: Callable[[str], int]):
         self.request: Request | None = None
         self.body = bytearray()
         self.state: State = "head"
@@ -85,7 +87,8 @@ class Intake:
         """Requests whose head was read on this connection."""
         self._cfg = cfg
         self._client = client
-        self._max_body = max_body
+        self._limit = limit
+        self._max_body = 0
         self._buffer = bytearray()
         self._searched = 0
         self._length: int | None = None
@@ -125,6 +128,15 @@ class Intake:
         self._searched = self._chunks = self._trailers = 0
         return request
 
+    def field(self, name: str) -> str | None:
+        """A field of the head as far as it has come, also of one that is refused."""
+        if self.request is not None:
+            return field(self.request, name)
+        end = _END_OF_HEAD.search(self._buffer)
+        line = re.compile(rb"\n%b:[ \t]*([!-~]+)[ \t]*\r?\n" % name.encode(), re.IGNORECASE)
+        found = line.search(self._buffer, 0, MAX_HEAD if end is None else end.end())
+        return None if found is None else found[1].decode()
+
     def drop(self) -> None:
         """Forget what was read: the connection ends."""
         self._buffer, self.body = bytearray(), bytearray()
@@ -141,18 +153,19 @@ class Intake:
         if end is None:
             return
         head = bytes(self._buffer[: end.end()])
-        del self._buffer[: end.end()]
         self.number += 1
         try:
             request = Request(self._cfg, IterUnreader([head]), self._client, self.number)
         except (http.ParseException, http.NoMoreData, StopIteration) as error:
             raise refused(error) from None
+        del self._buffer[: end.end()]  # not of a head that is refused: `field` looks there
         self.request = request
+        self._max_body = self._limit(request.path)
         codings = [value.strip().lower() for name, value in request.headers if name == "TRANSFER-ENCODING"]
         if codings and codings != ["chunked"]:  # the parser lets compressed bodies pass, which nobody here undoes
             raise refused(http.UnsupportedTransferCoding(", ".join(codings)))
         _find_host(request)
-        expect = next((value for name, value in request.headers if name == "EXPECT"), "")
+        expect = field(request, "Expect") or ""
         self.expects = expect.lower() == "100-continue" and request.version >= (1, 1)
         reader = request.body.reader
         if isinstance(reader, ChunkedReader):
@@ -215,6 +228,11 @@ class Intake:
                 self._chunk = int(size[1], 16) + 2 if int(size[1], 16) else -2
         finally:
             del self._buffer[:at]
+
+
+def field(request: Request, name: str) -> str | None:
+    """The first value of a request's header field."""
+    return next((value for found, value in request.headers if found == name.upper()), None)
 
 
 def refused(error: Exception) -> Refused:

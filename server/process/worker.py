@@ -31,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 from gunicorn.http.message import Request
 from gunicorn.workers.base import Worker as BaseWorker
 
+from server.api import unread
+from server.api.body import most_bytes
 from server.process.connection import Connection, Output
 from server.process.gateway import Delivery
 from server.process.intake import FULL, LATE, Intake, Refused
@@ -55,9 +57,9 @@ QUEUED = 256
 ALL_INPUT = 512 * 2**20
 """Bytes of all requests that are still coming in, beyond which the largest of them is refused."""
 LINGER = 2.0
-LINGER_BYTES = 64 * 2**20
-"""Seconds and bytes for which a closing connection is read on: a client that still sends would otherwise see it reset
-before it has read the answer."""
+LINGER_BYTES = 256 * 2**20
+"""Seconds without a byte, and bytes, for which a closing connection is read on, for as long as a request may take to arrive:
+a client that still sends would otherwise see it reset before it has read the answer."""
 SWEEP = 0.25
 """Seconds between two looks at the deadlines."""
 ACCEPTED = 64
@@ -217,7 +219,7 @@ class Worker(BaseWorker):
                 return
             sock.setblocking(False)
             settings = self._settings
-            intake = Intake(self.cfg, client, settings.max_request_bytes)
+            intake = Intake(self.cfg, client, partial(most_bytes, settings))
             connection = Connection(
                 sock, client, listener.getsockname(), intake, self._output, settings.read_timeout, self._to_send
             )
@@ -306,29 +308,24 @@ class Worker(BaseWorker):
 
     def _refuse(self, connection: Connection, refusal: Refused) -> None:
         """Answer a request that no thread gets to see, and close its connection."""
-        client = connection.client or "a local client"
-        fields = {"event": "refused", "status": refusal.status, "error": refusal.code}
-        log.info("refused a request from %s: %d %s", client, refusal.status, refusal.code, extra={"fields": fields})
-        app = self.wsgi.extensions["helmsight"]
-        app.metrics.unread(refusal.status, refusal.code)
+        said = unread.refused(refusal, self.wsgi, connection.client, connection.intake.field)
         self._reading.pop(connection, None)
         connection.intake.drop()
         connection.state = "answering"
         with contextlib.suppress(OSError):
-            connection.sendall(refusal.response())
+            connection.sendall(said)
         self._answered(connection, keep=False)
 
     # -- answering ---------------------------------------------------------------------------------------------------------
 
     def _dispatch(self, connection: Connection) -> None:
-        del self._reading[connection]
-        keep = connection.intake.complete
-        request = connection.intake.take()
-        size = request.body.getbuffer().nbytes
+        keep, size = connection.intake.complete, len(connection.intake.body)
         threads = self._chats if size else self._light
         if threads.queued >= QUEUED or threads.queued_bytes + size > ALL_INPUT:
             self._refuse(connection, FULL)
             return
+        del self._reading[connection]
+        request = connection.intake.take()
         connection.state = "answering"
         self._watch(connection, selectors.EVENT_WRITE if connection.sending else 0)
         threads.submit(size, partial(self._answer, connection, request, keep))
@@ -382,7 +379,9 @@ class Worker(BaseWorker):
             self._watch(connection, selectors.EVENT_READ)
             self._feed(connection, b"")
         else:
-            connection.state, connection.deadline = "lingering", time.monotonic() + LINGER
+            connection.state, connection.ends = "lingering", time.monotonic() + self._settings.read_timeout
+            connection.intake.drop()
+            self._reading[connection] = None  # it makes room for others, too
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_WR)
             self._watch(connection, selectors.EVENT_READ)
@@ -395,5 +394,6 @@ class Worker(BaseWorker):
         except OSError:
             data = b""
         connection.drained += len(data or b"")
+        connection.deadline = min(time.monotonic() + LINGER, connection.ends)
         if data == b"" or connection.drained > LINGER_BYTES:
             self._close(connection)

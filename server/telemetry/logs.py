@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import uuid
 import warnings
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -23,6 +25,13 @@ NOTES = "helmsight.notes"
 
 current: ContextVar[str | None] = ContextVar("helmsight_request_id", default=None)
 """The id of the request that this thread answers."""
+WELL_FORMED = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
+"""An id of a request that is taken over."""
+
+
+def request_id(given: str | None) -> str:
+    """The id that a client or a proxy gave, where it is well formed, else a new one."""
+    return given if given and WELL_FORMED.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
 
 def printable(text: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 from flask.testing import FlaskClient
 from pydantic import ValidationError
 
+from server.api import cors
 from server.app import create_app
 from server.settings import Settings
 from tests.server.conftest import user
@@ -47,6 +48,19 @@ def test_answers_streams_and_errors_can_be_read(fake: FakeEngine) -> None:
     refused = client_of(fake, PAGE, key=KEY).get("/v1/models", headers={"Origin": PAGE})
     assert (refused.status_code, refused.headers[ALLOW]) == (401, PAGE)
     assert client.get("/nowhere", headers={"Origin": PAGE}).headers[ALLOW] == PAGE
+
+
+@pytest.mark.parametrize("origins", [(), (PAGE,), (PAGE, "http://localhost:3000"), ("*",)])
+@pytest.mark.parametrize("origin", [PAGE, PAGE.upper(), f"{PAGE}.evil.example"])
+def test_what_the_application_has_not_read_says_the_same(
+    fake: FakeEngine, origins: tuple[str, ...], origin: str
+) -> None:
+    client = client_of(fake, *origins, key=KEY)
+    found = client.get("/v1/models", headers={"Origin": origin}).headers
+    said = cors.headers(client.application.extensions["helmsight"].settings, origin)
+    assert {name: sorted(found.get(name, "").split(", ")) for name in (ALLOW, EXPOSE, "Vary")} == {
+        name: sorted(said.get(name, "").split(", ")) for name in (ALLOW, EXPOSE, "Vary")
+    }
 
 
 def test_other_pages_are_told_nothing(fake: FakeEngine) -> None:

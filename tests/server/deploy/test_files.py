@@ -17,11 +17,11 @@ import yaml
 import steering
 from server import settings as server_settings
 from server.api.auth import OPEN_ROUTES
-from server.app import WELL_FORMED
 from server.commands.example import example
 from server.process.sources import PREFIX
 from server.process.worker import DRAIN_MARGIN
 from server.settings import Settings
+from server.telemetry.logs import WELL_FORMED
 from tests.server.telemetry.exposed import families
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from gunicorn.http.errors import (
+    ExpectationFailed,
+    LimitRequestHeaders,
+    LimitRequestLine,
+    UnsupportedTransferCoding,
+)
 from jsonschema import Draft202012Validator, ValidationError
 from openapi_spec_validator import validate
 from pydantic import SecretStr
@@ -17,6 +23,7 @@ from pydantic import SecretStr
 import steering
 from server.app import create_app
 from server.openapi.examples import chat
+from server.process.intake import refused
 from server.process.runtime import Runtime
 from server.settings import Settings
 from steering import Options
@@ -68,6 +75,21 @@ def test_every_route_is_in_it_and_nothing_else(app: Flask, document: dict[str, A
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
     }
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == routes
+
+
+def test_every_route_may_answer_what_the_server_answers_before_it(document: dict[str, Any]) -> None:
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert operation["responses"]["default"] == {"$ref": "#/components/responses/Unread"}, path
+    said = document["components"]["responses"]["Unread"]
+    for error in (
+        LimitRequestLine(1, 1),
+        LimitRequestHeaders(""),
+        ExpectationFailed(""),
+        UnsupportedTransferCoding(""),
+    ):
+        assert str(refused(error).status) in said["description"]
+    assert said["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
 
 
 def test_every_parameter_of_a_path_is_described(document: dict[str, Any]) -> None:

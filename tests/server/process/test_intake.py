@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import ssl
+from contextlib import suppress
 
 import pytest
 from gunicorn.config import Config
@@ -18,7 +20,7 @@ CHUNKED = (
 
 
 def intake(max_body: int = 1000) -> Intake:
-    return Intake(Config(), ("127.0.0.1", 1), max_body)
+    return Intake(Config(), ("127.0.0.1", 1), lambda path: max_body)
 
 
 def read_all(pieces: list[bytes]) -> list[tuple[str, str, bytes]]:
@@ -50,7 +52,7 @@ def test_requests_that_follow_one_another_are_told_apart_however_they_are_cut(si
 def refused(data: bytes, max_body: int = 1000) -> tuple[int, str]:
     with pytest.raises(Refused) as caught:
         intake(max_body).feed(data)
-    assert f" {caught.value.status} ".encode() in caught.value.response()
+    assert f" {caught.value.status} ".encode() in caught.value.response({})
     return caught.value.status, caught.value.code
 
 
@@ -76,6 +78,26 @@ def refused(data: bytes, max_body: int = 1000) -> tuple[int, str]:
 )
 def test_heads_that_are_refused(head: bytes, status: int) -> None:
     assert refused(head)[0] == status
+
+
+def test_what_a_refused_head_names_is_known_as_far_as_it_has_come() -> None:
+    for head, found in (
+        (b"GET / HTTP/1.1\r\nORIGIN: \thttp://a \r\nHo", "http://a"),
+        (b"GET / HTTP/1.1\r\nOrigin: http://a", None),  # http://a.example, it may be
+        (b"nonsense\r\nOrigin: http://a\r\n\r\n", "http://a"),
+        (b"nonsense\r\n\r\nOrigin: http://a\r\n", None),  # that is a body
+        (b"GET / HTTP/1.1\r\nHost: h\r\nOrigin: http://a\r\nTransfer-Encoding: zip\r\n\r\n", "http://a"),
+    ):
+        reader = intake()
+        with suppress(Refused):
+            reader.feed(head)
+        assert reader.field("Origin") == found, head
+
+
+def test_a_coding_that_is_not_known_is_the_clients_mistake() -> None:
+    with pytest.raises(Refused) as caught:
+        intake().feed(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip, chunked\r\n\r\n")
+    assert json.loads(caught.value.body())["error"]["type"] == "invalid_request_error"
 
 
 def test_a_client_that_speaks_tls_is_told_before_its_time_is_over() -> None:
