@@ -27,7 +27,7 @@ def close(root: Schema) -> None:
     """Forbid properties that are not named in every schema that names some and does not speak of others. Where several
     schemas hold for the same object (`allOf`, or a reference with more beside it), each would forbid what the others name:
     they stay as they are."""
-    nodes = list(_nodes(root))
+    nodes = list(nodes_of(root))
     several = [node for node in nodes if len(_parts(root, node)) + _names(node) > 1]
     together = _same(root, several)
     for node in nodes:
@@ -46,7 +46,7 @@ def _asks_for_more(node: Schema) -> bool:
     return beyond or any(name in node for name in _OPENING)
 
 
-def _nodes(root: Schema) -> Iterator[Schema]:
+def nodes_of(root: Schema) -> Iterator[Schema]:
     """All schemas within one."""
     left: list[Any] = [root]
     while left:

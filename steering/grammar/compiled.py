@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar
+from weakref import WeakSet
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
@@ -18,38 +21,66 @@ from steering.model.mllm import MLLM
 
 T = TypeVar("T")
 
-KEPT = 32
+KEPT = 16
 """Compiled grammars that are kept, those that were used last."""
-STATES = 40_000
-"""That the automaton of a grammar may grow to while it is followed; each takes about 400 bytes for as long as it is kept."""
+FOLLOWED = 10_000
+"""Tokens, of all answers that follow a compiled grammar, after which it is no longer kept: its automaton, which they share,
+grows with each that is new, and goes with the last of them. Compiling takes some milliseconds."""
+STATES = 20_000
+"""That an automaton may grow to while it is followed, about 60 MB of the worst that was found."""
+FUEL, MOST_FUEL = 100_000, 400_000
+"""What a grammar may take before its first token, as the library counts: up to about 85 bytes each. The first is enough for
+nearly all; a schema of 65,536 characters with a thousand properties takes 375,000."""
+LARGE = 8
+"""Compiled grammars of more than `FUEL` that may be there at once, kept or followed."""
 SECONDS = 10.0
 """That compiling one may take; the library's own bounds end it within about one."""
 STACK = 256 * 2**20
 """Bytes of stack to compile on: references from one definition to the next are followed recursively, and the end of the
 stack would be that of the process."""
-LIMITS = LLParserLimits(max_lexer_states=STATES, verbose_errors=False)
-"""The library's own, but for memory; they bound the time of a step to some tens of milliseconds."""
 BESIDE = ("Unimplemented keys", "Unknown format", "oneOf")
 """What a lenient grammar does without, as the library names it."""
 SHOWN = 240
 """Characters of what the library says that a message repeats."""
 
 
+def limits(fuel: int) -> LLParserLimits:
+    """The library's own, but for memory; they bound the time of a step to some tens of milliseconds."""
+    return LLParserLimits(initial_lexer_fuel=fuel, max_lexer_states=STATES, verbose_errors=False)
+
+
+class Compiled:
+    """A grammar where answers start, and the automaton that all of them share."""
+
+    def __init__(self, start: LLMatcher):
+        self.start = start
+        self.followed = 0
+        self.spoilt = False
+
+    @property
+    def worn(self) -> bool:
+        """Whether it is not to be kept."""
+        return self.spoilt or self.followed >= FOLLOWED
+
+
 class Matcher:
     """Where one answer stands in its grammar; of one thread at a time."""
 
-    def __init__(self, inner: LLMatcher, param: str):
+    def __init__(self, compiled: Compiled, inner: LLMatcher, param: str):
         self.inner = inner
+        self._compiled = compiled
         self._param = param
 
     def copy(self) -> Matcher:
         """One that stands where this one does, and goes on alone."""
-        return Matcher(self.inner.deep_copy(), self._param)
+        return Matcher(self._compiled, self.inner.deep_copy(), self._param)
 
     def advance(self, token: int) -> None:
         """Go on by a token that was generated; raises RequestError where following the grammar takes too much."""
+        self._compiled.followed += 1
         self.inner.consume_token(token)
         if self.inner.is_error():
+            self._compiled.spoilt = True
             raise _refusal(self._param, "became too complex while it was followed", self.inner)
 
 
@@ -58,7 +89,8 @@ class Grammars:
 
     def __init__(self, mllm: MLLM):
         self._mllm = mllm
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[str, Compiled] = OrderedDict()
+        self._large: WeakSet[Compiled] = WeakSet()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
 
@@ -67,30 +99,65 @@ class Grammars:
         compiled = self._found(grammar)
         if compiled is None:
             with self._compiling:  # one at a time: of several requests of one grammar, the others find it
-                compiled = self._found(grammar) or _aside(lambda: self._compiled(grammar), grammar.param)
-                self._keep(grammar, compiled)
-        return Matcher(compiled, grammar.param).copy()
+                compiled = self._found(grammar) or self._made(grammar)
+        return Matcher(compiled, compiled.start.deep_copy(), grammar.param)
 
-    def _found(self, grammar: Grammar) -> LLMatcher | None:
+    def _found(self, grammar: Grammar) -> Compiled | None:
+        """What is kept of a grammar; all that is worn goes."""
         with self._lock:
+            for text in [text for text, compiled in self._kept.items() if compiled.worn]:
+                del self._kept[text]
             if (found := self._kept.get(grammar.text)) is not None:
                 self._kept.move_to_end(grammar.text)
             return found
 
-    def _keep(self, grammar: Grammar, compiled: LLMatcher) -> None:
+    def _made(self, grammar: Grammar) -> Compiled:
+        try:
+            compiled = _aside(lambda: self._compiled(grammar), grammar.param)
+        except RequestError:
+            _give_back()
+            raise
         with self._lock:
             self._kept[grammar.text] = compiled
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
+        return compiled
 
-    def _compiled(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=LIMITS)
-        tried = matcher.deep_copy()
-        if not matcher.is_error():
-            tried.compute_bitmask()  # that a grammar is too large often shows only here
+    def _compiled(self, grammar: Grammar) -> Compiled:
+        start, tried = self._tried(grammar, FUEL)
+        large = _OUT_OF_FUEL.search(tried.get_error()) is not None
+        if large:
+            self._make_room(grammar.param)
+            start, tried = self._tried(grammar, MOST_FUEL)
         if tried.is_error():
-            raise _refusal(grammar.param, "cannot be enforced", tried, grammar.strict)
-        return matcher
+            refusal = _refusal(grammar.param, "cannot be enforced", tried, grammar.strict)
+            del start, tried  # the traceback would hold them
+            raise refusal
+        compiled = Compiled(start)
+        if large:
+            self._large.add(compiled)
+        return compiled
+
+    def _tried(self, grammar: Grammar, fuel: int) -> tuple[LLMatcher, LLMatcher]:
+        """A matcher, and one that was asked what an answer may begin with: that a grammar is too large often shows only
+        there, and where the first token is certain only when it is asked again."""
+        start = LLMatcher(self._tokenizer, grammar.text, log_level=0, limits=limits(fuel))
+        tried = start.deep_copy()
+        for _ in range(2):
+            if not tried.is_error():
+                tried.compute_bitmask()
+        return start, tried
+
+    def _make_room(self, param: str) -> None:
+        """Let go of large grammars that are only kept; raises RequestError where too many are followed."""
+        with self._lock:
+            for text in [text for text, compiled in self._kept.items() if compiled in self._large]:
+                if len(self._large) < LARGE:
+                    return
+                del self._kept[text]
+            if len(self._large) >= LARGE:
+                said = f"'{param}' is a large grammar, and {LARGE} such are in use; try again when an answer has ended."
+                raise RequestError(said, param=param, code="unsupported_value")
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -130,10 +197,28 @@ def _aside(work: Callable[[], T], param: str) -> T:
 
 def _refusal(param: str, what: str, matcher: LLMatcher, strict: bool = False) -> RequestError:
     said = _line(_OWN_WORDS.sub("", matcher.get_error().partition("\n<non-verbose/>")[0]))
+    for own, plain in _PLAIN:
+        said = plain if said.startswith(own) else said
     aside = ' With "strict": false it is left aside.' if strict and said.startswith(BESIDE) else ""
     return RequestError(f"'{param}' {what}: {said}.{aside}", param=param, code="unsupported_value")
 
 
+def _give_back() -> None:
+    """Have the C library, where it is GNU's, give back what a refused grammar took: up to 300 MB would stay with it."""
+    library = ctypes.CDLL(None) if os.name == "posix" else None
+    if library is not None and hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+
+
+_OUT_OF_FUEL = re.compile("too many expressions constructed|fuel|limit for this grammar")
+"""How the library says that a grammar takes more before its first token than it may."""
+_PLAIN = (
+    ("NoExtensionBias", "nothing matches it, or it refers to itself alone"),
+    ("oneOf constraints", "oneOf of schemas that may hold together is not supported; anyOf is"),
+    ("lexer error: too many expressions", "it is too large"),
+    ("initial lexer configuration", "it is too large"),
+)
+"""What the library says in words that no client knows, by how it begins, and what is said instead."""
 _OWN_WORDS = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?|\n *\d+ \|.*", re.DOTALL)
 """Where in rules that no client wrote a schema is wrong."""
 

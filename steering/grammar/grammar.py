@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from steering.errors import RequestError
-from steering.grammar.closing import close
+from steering.grammar.closing import close, nodes_of
 
 MAX_SCHEMA = 65_536
 """Characters of a schema or an expression: what is compiled on a stack of `compiled.STACK` bytes, with room to spare."""
@@ -72,6 +72,9 @@ def written_schema(schema: Mapping[str, Any], strict: bool, param: str) -> str:
     try:
         copied: dict[str, Any] = json.loads(_short(json.dumps(schema, allow_nan=False), param))
         close(copied)
+        for node in nodes_of(copied):
+            if node.get("uniqueItems") is False:  # asserts nothing, and would be refused as what does
+                del node["uniqueItems"]
         return json.dumps({"x-guidance": options, **copied})
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"'{param}' cannot be written as JSON: {error}.", param=param) from error

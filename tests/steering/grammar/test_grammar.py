@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import resource
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from jsonschema import Draft202012Validator
-from llguidance import LLParserLimits
 
 from steering import Choice, Engine, Grammar, Icd, Request, RequestError, Sampling, Steer, Steering, Vcd
 from steering.grammar import compiled
@@ -239,14 +242,114 @@ def test_a_grammar_whose_automaton_grows_without_end_is_bounded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has a state for every set of places where some letters stood within the last thirty characters."""
-    assert compiled.LIMITS.max_lexer_states == compiled.STATES
-    monkeypatch.setattr(compiled, "LIMITS", LLParserLimits(max_lexer_states=2000, verbose_errors=False))
+    assert compiled.limits(1).max_lexer_states == compiled.STATES
+    monkeypatch.setattr(compiled, "STATES", 2000)
     grown = Request(
         CHAT, Sampling(max_tokens=200, temperature=2.0), grammar=Grammar.regex("(.*[abc].{30}|.*[def].{31})")
     )
     with pytest.raises(RequestError, match=r"'grammar' (cannot be enforced|became too complex)"):
         engine.generate([grown] * 20)
     assert only(engine, Grammar.regex("[ab]"), max_tokens=3).text in ("a", "b")
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """A schema in which each definition holds the next one thrice."""
+    held: dict[str, Any] = {"0": {"enum": ["a0"]}}
+    for level in range(1, levels + 1):
+        below = {"$ref": f"#/$defs/{level - 1}"}
+        held[str(level)] = {"oneOf": [below, {"enum": [f"a{level}"]}, {"allOf": [below, below]}]}
+    return {"$defs": held, "$ref": f"#/$defs/{levels}"}
+
+
+def test_grammars_of_a_hostile_client_do_not_fill_the_memory(engine: Engine) -> None:
+    """Each of these took 26 to 83 MiB, or 220 that stayed with the C library after it was refused."""
+    grammars = Grammars(engine.mllm)
+    grammars.start(Grammar.regex("ab"))
+    before = resident_mib()
+    held = []
+    for count in [*range(80_000, 80_012), *range(1_000_000, 1_000_012)]:
+        with suppress(RequestError):
+            held.append(grammars.start(Grammar.regex(f"a{{{count}}}")))
+    for levels in (5, 25):
+        with pytest.raises(RequestError, match="schema too large"):
+            grammars.start(Grammar.json_schema(doubling(levels)))
+    assert resident_mib() - before < 300
+
+
+def large_schema(which: int) -> Grammar:
+    digests = [hashlib.sha256(b"%d %d" % (which, i)).hexdigest() for i in range(1000)]
+    return Grammar.json_schema(
+        {"properties": {digest[:8]: {"type": "number", "maximum": int(digest[8:12], 16)} for digest in digests}}
+    )
+
+
+def test_only_so_many_large_grammars_are_there_at_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "LARGE", 2)
+    grammars = Grammars(engine.mllm)
+    large = [large_schema(which) for which in range(3)]
+    for grammar in large:
+        grammars.start(grammar)  # those that nobody follows make room
+    followed = [grammars.start(grammar) for grammar in large[1:]]
+    with pytest.raises(RequestError, match="2 such are in use; try again"):
+        grammars.start(large[0])
+    grammars.start(Grammar.regex("[ab]"))
+    del followed[0]
+    assert not grammars.start(large[0]).inner.is_error()
+
+
+def test_a_grammar_that_was_followed_for_long_or_failed_is_compiled_anew(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The automaton that all answers share grows with what they say, and would be kept with all of it."""
+    monkeypatch.setattr(compiled, "FOLLOWED", 10)
+    asked: list[str] = []
+    compile_ = Grammars._compiled
+    monkeypatch.setattr(
+        Grammars, "_compiled", lambda self, grammar: asked.append(grammar.text) or compile_(self, grammar)
+    )
+    grammars = Grammars(engine.mllm)
+    grammar = Grammar.regex("[ad]{40}")
+    letter = engine.mllm.tokenizer.convert_tokens_to_ids("a")
+    for _ in range(2):
+        matcher = grammars.start(grammar)
+        for _ in range(6):
+            matcher.advance(letter)
+    assert asked == [grammar.text]
+    matcher = grammars.start(grammar)
+    assert asked == [grammar.text] * 2
+    with pytest.raises(RequestError, match="became too complex"):
+        matcher.advance(next(iter(engine.mllm.stop_ids)))
+    grammars.start(grammar)
+    assert asked == [grammar.text] * 3
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (Grammar.json_schema({"$ref": "#"}), "nothing matches it, or it refers to itself alone"),
+        (Grammar.regex(r"[^\s\S]"), "nothing matches it, or it refers to itself alone"),
+        (
+            Grammar.json_schema({"oneOf": [{"type": "integer", "minimum": 2}, {"type": "integer", "maximum": 5}]}),
+            "anyOf is",
+        ),
+        (large_schema(0), "it is too large"),
+    ],
+)
+def test_refusals_are_in_words_that_a_client_knows(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, grammar: Grammar, said: str
+) -> None:
+    monkeypatch.setattr(compiled, "MOST_FUEL", compiled.FUEL + 1)
+    with pytest.raises(RequestError, match=rf"^'grammar' cannot be enforced: .*{said}"):
+        engine.submit(Request(CHAT, grammar=grammar))
+
+
+def test_what_asserts_nothing_is_not_refused(engine: Engine) -> None:
+    grammar = Grammar.json_schema({"type": "array", "uniqueItems": False, "items": {"enum": ["uniqueItems"]}})
+    assert set(json.loads(only(engine, grammar, max_tokens=200).text)) <= {"uniqueItems"}
 
 
 def test_a_compilation_that_takes_too_long_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
