@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import time
@@ -88,8 +89,14 @@ def _listed(value: Any) -> Iterable[float]:
 
 def send(server: Server, load: Load, key: str | None = None) -> Outcome:
     """Have so many clients share the requests, each asking the next one when it has its answer; or by rate."""
-    with ThreadPoolExecutor(1) as own:  # a caller may have a loop of its own
-        return own.submit(asyncio.run, _send(server, load, key)).result()
+    collecting = gc.isenabled()
+    gc.disable()  # it would stop all clients at once, for up to a tenth of a second where there are many
+    try:
+        with ThreadPoolExecutor(1) as own:  # a caller may have a loop of its own
+            return own.submit(asyncio.run, _send(server, load, key)).result()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 async def _send(server: Server, load: Load, key: str | None) -> Outcome:
@@ -101,13 +108,15 @@ async def _send(server: Server, load: Load, key: str | None) -> Outcome:
     timeout, connector = aiohttp.ClientTimeout(TIMEOUT), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         started = time.perf_counter()
-        if load.rate is None:
-            clients = [_client(session, server, bodies, left, load.again, found) for _ in range(load.clients)]
-        else:
-            arrivals = random.Random(0)
-            waits = accumulate(arrivals.expovariate(load.rate) for _ in load.bodies)
-            clients = [_client(session, server, islice(bodies, 1), left, load.again, found, wait) for wait in waits]
-        await asyncio.gather(*clients)
+        async with asyncio.TaskGroup() as clients:
+            if load.rate is None:
+                for _ in range(load.clients):
+                    clients.create_task(_client(session, server, bodies, left, load.again, found))
+            else:
+                arrivals = random.Random(0)
+                for due in accumulate(arrivals.expovariate(load.rate) for _ in load.bodies):
+                    await asyncio.sleep(started + due - time.perf_counter())
+                    clients.create_task(_client(session, server, islice(bodies, 1), left, load.again, found))
         return Outcome(found, time.perf_counter() - started)
 
 
@@ -118,9 +127,7 @@ async def _client(
     left: Iterator[bool],
     again: float | None,
     found: list[Seen],
-    wait: float = 0.0,
 ) -> None:
-    await asyncio.sleep(wait)
     for body in bodies:
         leaves = next(left)
         while True:

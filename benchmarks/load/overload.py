@@ -60,7 +60,7 @@ def _measured(server: Server, options: Any) -> bool:
         ]
         return send(server, Load(made, clients, rate=rate, again=AGAIN if clients > 1 else None), key)
 
-    outcome(4, 1)  # which also tell a server with a longest wait how long answers are
+    outcome(2 * options.clients, options.clients)  # memory is there, and it is known how long answers are
     alone = outcome(options.alone, 1)
     print(_line(server, "alone", alone, alone), flush=True)
     busy = outcome(8 * options.clients, options.clients)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -16,7 +15,8 @@ from typing import Any
 import torch
 
 from server.apart.clock import StepClock
-from server.apart.link import Link, raised, told
+from server.apart.link import Link, raised
+from server.apart.room import Room
 from server.engine import Capabilities, ServedCompletion
 from server.process.local import is_light
 from server.process.resources import processors
@@ -29,18 +29,16 @@ PATIENCE = 2.0
 """Seconds that an answer to what takes no step may take."""
 LAST = 10.0
 """Seconds more than running answers get, for an engine to stop."""
-REMEMBERED = 0.05
-"""Seconds for which nobody is asked again whether there is room, if nothing ends meanwhile."""
 _GONE = "The engine's process has ended."
 
 
 class RemoteCompletion:
     """A `ServedCompletion` of what runs in the other process."""
 
-    def __init__(self, engine: RemoteEngine, number: int, n: int):
+    def __init__(self, engine: RemoteEngine, number: int, n: int, group: str):
         self.prompt_tokens = self.max_tokens = 0
         self.first_at: float | None = None
-        self.n = n
+        self.n, self.group = n, group
         self._engine = engine
         self._number = number
         self._events: SimpleQueue[Chunk | Exception | None] = SimpleQueue()
@@ -191,8 +189,7 @@ class RemoteEngine:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, SimpleQueue[Any]] = {}
         self._running: dict[int, RemoteCompletion] = {}
-        self._refusals: dict[str, tuple[int, float, Busy]] = {}
-        self._ended = 0
+        self._room = Room()
         self._stopping = self._gone = False
         self.preparing = threading.BoundedSemaphore(max(2, processors()))
         """Held by requests whose pictures and texts are on their way: both processes have them then."""
@@ -225,27 +222,24 @@ class RemoteEngine:
 
     def check(self, group: str) -> None:
         """Raise Fault where it is stopped; Busy where every place is taken, or one more of that group was just refused and
-        nothing has ended since. What else it would refuse it refuses itself."""
+        too few have ended since. What else it would refuse it refuses itself."""
         if self._stopping or self._gone:
             raise Fault("The server is shutting down.")
         waiting = int(sum(one.n for one in list(self._running.values())) - self._stats["slots"])
-        ended, until, busy = self._refusals.get(group, (-1, 0.0, None))
-        if busy is not None and ended == self._ended and time.monotonic() < until:
-            raise raised(told(busy))
         if waiting >= self._stats["max_waiting"] and waiting > 0:
-            raise Busy(waiting, 1.0 if busy is None else busy.retry_after)
+            raise Busy(waiting, 1.0)
+        self._room.check(group)
 
     def submit(self, turn: RemoteTurn, request: Request) -> RemoteCompletion:
         """Queue a request in a turn; raises what the other engine raises."""
+        self._room.take(turn.group, request.n)
         number = next(self._numbers)
-        completion = self._running[number] = RemoteCompletion(self, number, request.n)
+        completion = self._running[number] = RemoteCompletion(self, number, request.n, turn.group)
         try:
             found = self._ask("submit", turn.number, turn.group, request, number=number, patience=self._max_step)
         except Exception as error:
             self._running.pop(number, None)
-            if isinstance(error, Busy) and request.n == 1:
-                self._refusals[turn.group] = (self._ended, time.monotonic() + REMEMBERED, error)
-            elif isinstance(error, Fault):  # it may be queued yet
+            if isinstance(error, Fault):  # it may be queued yet
                 self.send("cancel", number, 0)
             raise
         completion.prompt_tokens, completion.max_tokens = found
@@ -256,7 +250,7 @@ class RemoteEngine:
     ) -> Request:
         """The request, steered as the other process finds; `begun` is given what cancels that."""
         number = next(self._numbers)
-        begun(RemoteCompletion(self, number, 0))
+        begun(RemoteCompletion(self, number, 0, turn.group))
         found = self._ask("call", "decide", [turn.number, turn.group, request, auto], number=number)
         return replace(request, interventions=found)
 
@@ -335,16 +329,18 @@ class RemoteEngine:
             self._died()
 
     def _hear(self, name: str, number: int, rest: list[Any]) -> None:
+        completion = self._running.get(number)
         if name in ("done", "refused"):
+            found = raised(rest[0]) if name == "refused" else rest[0]
+            if completion is not None:
+                self._room.answered(completion.group, completion.n, found)
             answer = self._waiting.get(number)
             if answer is not None:
-                answer.put(raised(rest[0]) if name == "refused" else rest[0])
-            return
-        completion = self._running.get(number)
-        if completion is not None:
+                answer.put(found)
+        elif completion is not None:
             completion.hear(name, *rest)
             if completion.settled.is_set() and self._running.pop(number, None) is not None:
-                self._ended += 1
+                self._room.ended(completion.n)
 
 
 def connected(
