@@ -16,7 +16,7 @@ import torch
 
 from server.apart.clock import StepClock
 from server.apart.link import Link, raised
-from server.apart.room import Room
+from server.apart.room import RemoteRoom
 from server.engine import Capabilities, ServedCompletion
 from server.process.local import is_light
 from server.process.resources import processors
@@ -189,7 +189,7 @@ class RemoteEngine:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, SimpleQueue[Any]] = {}
         self._running: dict[int, RemoteCompletion] = {}
-        self._room = Room()
+        self._room = RemoteRoom()
         self._stopping = self._gone = False
         self.preparing = threading.BoundedSemaphore(max(2, processors()))
         """Held by requests whose pictures and texts are on their way: both processes have them then."""

@@ -22,7 +22,7 @@ class _Refusal:
     probing: bool = False
 
 
-class Room:
+class RemoteRoom:
     """By group: after a refusal, as many requests as answers have ended since. Any thread may call it."""
 
     def __init__(self) -> None:

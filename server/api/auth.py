@@ -8,6 +8,7 @@ from server.errors import ApiError
 from server.keys.limiter import Limiter
 from server.keys.named import Role
 from server.keys.ring import ANYONE, Holder, KeyRing
+from server.process.intake import VECTORS
 
 OPEN_ROUTES = ("/health", "/ready", "/", "/vectors", "/model", "/dashboard", "/docs", "/openapi.json")
 OPEN_FOLDER = "/static/"
@@ -15,7 +16,6 @@ OPEN_FOLDER = "/static/"
 which says nothing that the source does not."""
 CHAT = "/v1/chat/completions"
 """The route that rates and numbers at once are of: the others cost little, and a page asks many of them."""
-VECTORS = "/v1/steering/vectors"
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="helmsight"'}
 
 

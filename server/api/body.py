@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import io
-from urllib.parse import unquote
 
 from flask import request
 
-from server.api.auth import VECTORS
 from server.api.context import AppContext
 from server.errors import ApiError
-from server.settings import Settings
-
-
-def most_bytes(settings: Settings, path: str) -> int:
-    """Bytes that the body of a request to a path may have, which ends as its route does, whatever the server lies below."""
-    uploads = settings.allow_uploads and unquote(path).endswith(VECTORS)
-    return settings.max_vector_bytes if uploads else settings.max_body
 
 
 def read_json(app: AppContext) -> bytes:

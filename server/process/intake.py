@@ -12,12 +12,14 @@ import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gunicorn.http import errors as http
 from gunicorn.http.body import ChunkedReader
 from gunicorn.http.message import Request
 from gunicorn.http.unreader import IterUnreader
+
+from server.settings import Settings
 
 MAX_HEAD = 65_536
 """Bytes of a request line with its header fields."""
@@ -31,7 +33,15 @@ _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _HANDSHAKE = b"\x16\x03"
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
 
+VECTORS = "/v1/steering/vectors"
+
 State = Literal["head", "body", "whole"]
+
+
+def most_bytes(settings: Settings, path: str) -> int:
+    """Bytes that the body of a request to a path may have, which ends as its route does, whatever the server lies below."""
+    uploads = settings.allow_uploads and unquote(path).endswith(VECTORS)
+    return settings.max_vector_bytes if uploads else settings.max_body
 
 
 class Refused(Exception):

@@ -32,10 +32,9 @@ from gunicorn.http.message import Request
 from gunicorn.workers.base import Worker as BaseWorker
 
 from server.api import unread
-from server.api.body import most_bytes
 from server.process.connection import Connection, Output
 from server.process.gateway import Delivery
-from server.process.intake import FULL, LATE, Intake, Refused
+from server.process.intake import FULL, LATE, Intake, Refused, most_bytes
 from server.process.resources import Pump, RequestThreads, raise_file_limit
 
 if TYPE_CHECKING:
