@@ -16,10 +16,9 @@ import torch
 
 from steering.compiled.building import build
 from steering.compiled.examples import example_step, manifest
-from steering.compiled.step import constants
+from steering.compiled.step import Variant, constants
 from steering.compiled.store import Store
 from steering.model.loading import load
-from steering.protocol.signals import Signal
 
 
 def main() -> int:
@@ -36,7 +35,7 @@ def main() -> int:
         try:
             with store.turn(one["key"]), store.room() as room:
                 if store.find(one["key"]) is None:
-                    asked = one["kind"], frozenset(Signal[name] for name in one["signals"]), one["axes"]
+                    asked = Variant(*one["variant"]), one["axes"]
                     step, _ = example_step(mllm, *asked)
                     _fill(constants(step), one["small"])
                     if [step.shape.text(), manifest(step)] != [one["shape"], one["manifest"]]:

@@ -129,8 +129,7 @@ class Compiling:
             "steps": [
                 {
                     "key": one.key,
-                    "kind": one.kind,
-                    "signals": sorted(s.name for s in one.signals),
+                    "variant": [*one.variant],
                     "axes": one.axes,
                     "shape": one.shape.text(),
                     "manifest": one.manifest,

@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from steering.compiled.step import STEPS, Kind, Step, StepSizes, constants
+from steering.compiled.step import STEPS, Step, StepSizes, Variant, constants
 from steering.compiled.tensors import taken_apart
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
@@ -14,13 +14,13 @@ from steering.model.pixels import picture
 from steering.prompt.layout import build_prompt
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence, Spec, State
-from steering.protocol.signals import Signal
-from steering.protocol.slots import DecodeBatch, Pool
+from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, of_scope
 from steering.protocol.text import TextStream
+from steering.recorders.attention import span_count
 
 INLINED = 64
 """torch writes tensors of up to 8 numbers into its code, and more than these nowhere."""
-EXAMPLES = (StepSizes(5, 37, 83, 11, 167), StepSizes(7, 41, 89, 13, 173))
+EXAMPLES = (StepSizes(5, 37, 83, 11, 167, 19), StepSizes(7, 41, 89, 13, 173, 23))
 """All sizes differ, within one example and from the other, so that each size of a tensor is known for what it is."""
 
 
@@ -38,29 +38,32 @@ def manifest(step: Step) -> str:
 
 
 def example_step(
-    mllm: MLLM, kind: Kind, signals: frozenset[Signal], axes: int | None, sizes: StepSizes = EXAMPLES[0]
+    mllm: MLLM, variant: Variant, axes: int | None, sizes: StepSizes = EXAMPLES[0]
 ) -> tuple[Step, list[torch.Tensor]]:
-    """The step of rows that want these signals, and the tensors of its hooks in an example of these sizes."""
-    shape, given = taken_apart([] if kind == "prefill" else _decode_hooks(mllm, signals, sizes))
-    return STEPS[kind](mllm, shape, axes), given
+    """The step that is asked for, and the tensors of its hooks in an example of these sizes."""
+    shape, given = taken_apart(_hooks(mllm, variant, sizes))
+    return STEPS[variant.kind](mllm, shape, axes), given
 
 
-def _decode_hooks(mllm: MLLM, signals: frozenset[Signal], sizes: StepSizes) -> list[Hook]:
-    """The hooks of a decode of rows that want these signals, in their order."""
-    pool = Pool(mllm, sizes.slots, sizes.length, 1)
+def _hooks(mllm: MLLM, variant: Variant, sizes: StepSizes) -> list[Hook]:
+    """The hooks of a pass, in their order."""
+    pool = Pool(mllm, sizes.slots, sizes.length, sizes.spans - span_count(0))
     interventions = {name: made for name, (_, made) in intervention.REGISTRY.items() if made is not None}
     parts = [made(name, pool) for name, made in (interventions | recorder.REGISTRY).items()]
     words = [{"type": "image", "image": picture()}, {"type": "text", "text": "?"}]
-    spec = Spec(build_prompt(mllm, [{"role": "user", "content": words}]), signals=signals)
+    spec = Spec(build_prompt(mllm, [{"role": "user", "content": words}]))
     sequences = [
         Sequence(spec, TextStream(mllm.tokenizer, ()), notify=lambda *_: None, slot=slot, state=State.RUNNING)
         for slot in range(sizes.rows)
     ]
-    batch = DecodeBatch(
-        sequences,
-        torch.zeros(sizes.rows, dtype=torch.int64, device=mllm.device),
-        sizes.columns,
-        torch.ones(sizes.rows, 1, 1, device=mllm.device),
-    )
-    hooks = [part.decode(batch) for part in parts if part.concerns((), signals)]
+    parts, uniform = of_scope(parts, variant.scope), variant.scope != "plain"
+    if variant.kind == "prefill":
+        lengths = [sizes.width] * sizes.rows
+        chunk = PrefillChunk(sequences, [0] * sizes.rows, lengths, complete=True, uniform=uniform)
+        hooks = [part.prefill(chunk) for part in parts]
+    else:
+        positions = torch.zeros(sizes.rows, dtype=torch.int64, device=mllm.device)
+        active = torch.ones(sizes.rows, 1, 1, device=mllm.device)
+        batch = DecodeBatch(sequences, positions, sizes.columns, active, uniform)
+        hooks = [part.decode(batch) for part in parts]
     return [hook for hook in hooks if hook is not None]

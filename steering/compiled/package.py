@@ -41,14 +41,12 @@ class Package:
 
         given: the hooks' tensors. tokens, positions, rope: (rows,). columns: how many are read.
         """
-        given = [one.contiguous() for one in given]
-        hidden, logits, *made = self._run([tokens, positions, rope], columns, given, pool)
-        for hook, left in zip(hooks, put_together(self._left, [*given, *made]), strict=True):
-            vars(hook).update(vars(left))
-        return hidden, logits
+        return self._run(hooks, given, [tokens, positions, rope], columns, pool)
 
     def prefill(
         self,
+        hooks: list[Hook],
+        given: list[torch.Tensor],
         embeds: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
@@ -58,14 +56,17 @@ class Package:
         pool: KVPool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalised states (rows, n, d) and logits (rows, vocabulary) of each row's last token; arguments as those of
-        `PrefillStep`. columns: how many are read."""
+        `PrefillStep`, hooks and columns as those of a decode."""
         fed = [one.contiguous() for one in (embeds, positions)]
-        hidden, logits = self._run([*fed, slots, starts, last], columns, [], pool)
-        return hidden, logits
+        return self._run(hooks, given, [*fed, slots, starts, last], columns, pool)
 
     def _run(
-        self, fed: list[torch.Tensor], columns: int, given: list[torch.Tensor], pool: KVPool
-    ) -> list[torch.Tensor]:
+        self, hooks: list[Hook], given: list[torch.Tensor], fed: list[torch.Tensor], columns: int, pool: KVPool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if len(self._column) < pool.length:
             self._column = torch.zeros(pool.length)
-        return self._library([*fed, self._column[:columns], *given, *pool.tensors])
+        given = [one.contiguous() for one in given]
+        hidden, logits, *made = self._library([*fed, self._column[:columns], *given, *pool.tensors])
+        for hook, left in zip(hooks, put_together(self._left, [*given, *made]), strict=True):
+            vars(hook).update(vars(left))
+        return hidden, logits

@@ -14,18 +14,28 @@ from steering.decoder.attention import Decode, Placed
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
+from steering.protocol.slots import Scope
 
 Kind = Literal["prefill", "decode", "decode many"]
 
 
+class Variant(NamedTuple):
+    """Which step: its kind, and what it is for."""
+
+    kind: Kind
+    scope: Scope = "plain"
+
+
 class StepSizes(NamedTuple):
-    """What varies from one pass to the next; width: tokens of each row."""
+    """What varies from one pass to the next, and from one engine to another; width: tokens of each row; spans: of a prompt
+    with as many images as there may be."""
 
     rows: int
     width: int
     columns: int
     slots: int
     length: int
+    spans: int
 
 
 class Step(nn.Module):
@@ -90,6 +100,7 @@ class Step(nn.Module):
                 step=step,
             ).last_hidden_state
             logits = mllm.head(hidden[at, last])
+        step.hooks.settle()
         left, found = taken_apart(hooks)
         known = {id(one): number for number, one in enumerate(given)}
         made = [one for one in found if id(one) not in known]
@@ -138,7 +149,7 @@ class ManyStep(DecodeStep):
 
 
 class PrefillStep(Step):
-    """Some tokens of some prompts, a prompt a row, that nobody looks at."""
+    """Some tokens of some prompts, a prompt a row."""
 
     kind = "prefill"
     packs = True
@@ -165,8 +176,9 @@ class PrefillStep(Step):
     ) -> list[torch.Tensor]:
         """embeds: (rows, n, d). positions: (rows, n), or (axes, rows, n), rotary. slots, starts, last: (rows,), where each
         row lies, its first column, and which of its tokens is the last. The others: as those of a decode."""
-        step = Placed(KVPool.of(pooled), slots, starts, column.shape[0])
-        return self._run(embeds, positions, step, last, [], given)
+        hooks: list[Hook] = put_together(self.shape.tree, given)
+        step = Placed(KVPool.of(pooled), slots, starts, column.shape[0], Hooks.of(hooks))
+        return self._run(embeds, positions, step, last, hooks, given)
 
 
 STEPS: dict[Kind, type[Step]] = {one.kind: one for one in (PrefillStep, DecodeStep, ManyStep)}

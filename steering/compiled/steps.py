@@ -17,14 +17,13 @@ import transformers
 from steering.compiled.examples import example_step, manifest, small
 from steering.compiled.package import Package
 from steering.compiled.packing import packed_weights
-from steering.compiled.step import STEPS, Kind, constants
+from steering.compiled.step import STEPS, Kind, Variant, constants
 from steering.compiled.store import StoredStep
 from steering.compiled.tensors import Foreign, Pattern, taken_apart
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
-from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, PrefillChunk
+from steering.protocol.slots import Computed, PrefillChunk, Scope
 
 FORMAT = 4
 LONGEST = 512
@@ -37,11 +36,10 @@ MANY = 4
 
 
 class WantedStep(NamedTuple):
-    """A step that may be compiled: of which kind and signals, under which hooks, with how many axes of rotary positions;
-    `key` says all that it depends on, `manifest` how the model's tensors lie, `small` what is in the small ones."""
+    """A step that may be compiled: which, under hooks of which shape, with how many axes of rotary positions; `key` says all
+    that it depends on, `manifest` how the model's tensors lie, `small` what is in the small ones."""
 
-    kind: Kind
-    signals: frozenset[Signal]
+    variant: Variant
     shape: Pattern
     axes: int | None
     manifest: str
@@ -56,6 +54,8 @@ class CompiledSteps:
         self._mllm, self._threads, self.axes = mllm, threads, axes
         self._ready: dict[tuple[Kind, Pattern, int | None], Package] = {}
         self._packed: dict[str, torch.Tensor] = {}  # weights in another order, which all packages share
+        self.scopes: dict[str, frozenset[Scope]] = {}
+        """What there are steps for, of "prefill" and of "decode"."""
         self.taken = 0
         """How many steps were run."""
 
@@ -69,12 +69,12 @@ class CompiledSteps:
     def __len__(self) -> int:
         return len(self._ready)
 
-    def wanted(self, kind: Kind, signals: frozenset[Signal] = frozenset()) -> WantedStep:
-        """The step of rows that want these signals."""
-        step, _ = example_step(self._mllm, kind, signals, self.axes)
+    def wanted(self, variant: Variant) -> WantedStep:
+        """The step that is asked for."""
+        step, _ = example_step(self._mllm, variant, self.axes)
         laid = manifest(step)
         about = {
-            "kind": kind,
+            "kind": variant.kind,
             "shape": step.shape.text(),
             "axes": self.axes,
             "manifest": laid,
@@ -84,11 +84,11 @@ class CompiledSteps:
             **surroundings(),
         }
         key = json.dumps(about, sort_keys=True, default=str)
-        return WantedStep(kind, signals, step.shape, self.axes, laid, small(step), key)
+        return WantedStep(variant, step.shape, self.axes, laid, small(step), key)
 
     def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
         """A package of an entry, which is not in use yet; raises what `Package` raises."""
-        step = STEPS[wanted.kind](self._mllm, wanted.shape, wanted.axes)
+        step = STEPS[wanted.variant.kind](self._mllm, wanted.shape, wanted.axes)
         if step.packs and not self._packed:
             self._packed = {
                 f"packed.{name}": one for name, one in packed_weights(dict(step.packed.named_buffers())).items()
@@ -97,7 +97,9 @@ class CompiledSteps:
 
     def add(self, wanted: WantedStep, package: Package) -> None:
         """Use a package from the next step on."""
-        self._ready[wanted.kind, wanted.shape, wanted.axes] = package
+        kind = "prefill" if wanted.variant.kind == "prefill" else "decode"
+        self.scopes = {**self.scopes, kind: self.scopes.get(kind, frozenset()) | {wanted.variant.scope}}
+        self._ready[wanted.variant.kind, wanted.shape, wanted.axes] = package
 
     def decode(
         self,
@@ -110,6 +112,44 @@ class CompiledSteps:
         pool: KVPool,
     ) -> Computed | None:
         """As `Package`; None where no step for such hooks is ready."""
+        found = self._found(
+            ("decode many", "decode") if len(tokens) >= MANY else ("decode", "decode many"), hooks, axes
+        )
+        if found is None:
+            return None
+        package, own, given = found
+        return Computed(*package.decode(own, given, tokens, positions, rope, columns, pool))
+
+    def may_run(self, chunk: PrefillChunk, pool: KVPool) -> bool:
+        """Whether a part of some prompts is one that compiled steps are for."""
+        return _columns(chunk) <= min(LONGEST, pool.length) and pool.layers == self._mllm.num_layers
+
+    def prefill(
+        self,
+        hooks: Sequence[Hook],
+        axes: int | None,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        chunk: PrefillChunk,
+        pool: KVPool,
+    ) -> Computed | None:
+        """As `Package`, for a chunk that it `may_run`; None where no step for such hooks is ready. embeds: (rows, n, d).
+        positions: (rows, n) or (axes, rows, n)."""
+        found = self._found(("prefill",), hooks, axes)
+        if found is None:
+            return None
+        package, own, given = found
+        if axes is not None:
+            positions = positions.expand(axes, -1, -1)
+        slots, starts = torch.arange(chunk.rows.start, chunk.rows.stop), torch.tensor(chunk.starts)
+        columns = _columns(chunk)
+        hidden, logits = package.prefill(own, given, embeds, positions, slots, starts, chunk.last, columns, pool)
+        return Computed(hidden, logits if chunk.complete else None)
+
+    def _found(
+        self, kinds: tuple[Kind, ...], hooks: Sequence[Hook], axes: int | None
+    ) -> tuple[Package, list[Hook], list[torch.Tensor]] | None:
+        """The first of these that is ready for such hooks, with them and their tensors."""
         if not self._ready:
             return None
         own = list(hooks)
@@ -117,31 +157,16 @@ class CompiledSteps:
             shape, given = taken_apart(own)
         except Foreign:
             return None
-        kinds: tuple[Kind, ...] = ("decode many", "decode") if len(tokens) >= MANY else ("decode", "decode many")
         package = next((one for kind in kinds if (one := self._ready.get((kind, shape, axes))) is not None), None)
         if package is None:
             return None
         self.taken += 1
-        return Computed(*package.decode(own, given, tokens, positions, rope, columns, pool))
-
-    def prefill(
-        self, axes: int | None, embeds: torch.Tensor, positions: torch.Tensor, chunk: PrefillChunk, pool: KVPool
-    ) -> Computed | None:
-        """As `Package`; None where no such step is ready, and for a chunk that it is not for. embeds: (rows, n, d).
-        positions: (rows, n) or (axes, rows, n)."""
-        package = self._ready.get(("prefill", _NO_HOOKS, axes))
-        columns = max(chunk.starts) + chunk.width  # padding fills some, too
-        if package is None or columns > min(LONGEST, pool.length) or pool.layers < self._mllm.num_layers:
-            return None
-        self.taken += 1
-        if axes is not None:
-            positions = positions.expand(axes, -1, -1)
-        slots, starts = torch.arange(chunk.rows.start, chunk.rows.stop), torch.tensor(chunk.starts)
-        hidden, logits = package.prefill(embeds, positions, slots, starts, chunk.last, columns, pool)
-        return Computed(hidden, logits if chunk.complete else None)
+        return package, own, given
 
 
-_NO_HOOKS, _ = taken_apart([])
+def _columns(chunk: PrefillChunk) -> int:
+    """How many columns a compiled prefill reads: padding fills some, too."""
+    return max(chunk.starts) + chunk.width
 
 
 @functools.cache

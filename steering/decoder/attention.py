@@ -60,36 +60,21 @@ def attend(
     return step.attend(heads, query, key, value, attention_mask).transpose(1, 2).contiguous(), None
 
 
-@dataclass
-class Prefill:
-    """A forward pass that fills columns start..start+n of some slots, `rows`, one prompt a row, padded on the right.
+class _OfPrompts:
+    """What passes of prompts have in common: attention under their hooks."""
 
-    Padding writes garbage behind a prompt's end, where decode overwrites every column before it reads it. Where rows begin
-    at different columns, `ragged` tells which those are.
-    """
-
-    pool: KVPool
-    rows: slice
+    hooks: Hooks
     start: int = 0
-    hooks: Hooks = NO_HOOKS
-    ragged: Ragged | None = None
-    _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
 
-    def attend(
-        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    def _hooked(
+        self,
+        heads: Heads,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        keys, values = self.pool.layer(heads.layer, key, value)
-        n = key.shape[2]
-        end = self.start + n
-        if self.ragged is not None:
-            self.ragged.write(keys[self.rows], key)
-            self.ragged.write(values[self.rows], value)
-            end = self.ragged.columns
-        else:
-            keys[self.rows, :, self.start : end], values[self.rows, :, self.start : end] = key, value
-        if self.start or self.ragged is not None:
-            key, value = keys[self.rows, :, :end], values[self.rows, :, :end]
-            mask = self._chunk_mask(n, end, heads.window, query.device)
+        """The output (rows, heads, n, head_dim) of queries (rows, heads, n, head_dim) of all columns that are given."""
         out = kernels.product(heads, query, key, value, mask)
         if not self.hooks.attention and not self.hooks.observers:
             return out
@@ -127,12 +112,45 @@ class Prefill:
         if mask is None:
             visible = kernels.visible(queries + self.start, columns, None)[:, None]
         else:
-            visible = mask.expand(len(queries), -1, -1, -1)
+            visible = mask.expand(queries.shape[0], -1, -1, -1)
             visible = visible.gather(2, queries[:, None, :, None].expand(-1, 1, -1, columns))
         weights = kernels.masked(scores, visible).softmax(-1)
         for hook in self.hooks.attention:
             weights = hook.weights(heads.layer, weights)
         return weights
+
+
+@dataclass
+class Prefill(_OfPrompts):
+    """A forward pass that fills columns start..start+n of some slots, `rows`, one prompt a row, padded on the right.
+
+    Padding writes garbage behind a prompt's end, where decode overwrites every column before it reads it. Where rows begin
+    at different columns, `ragged` tells which those are.
+    """
+
+    pool: KVPool
+    rows: slice
+    start: int = 0
+    hooks: Hooks = NO_HOOKS
+    ragged: Ragged | None = None
+    _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        keys, values = self.pool.layer(heads.layer, key, value)
+        n = key.shape[2]
+        end = self.start + n
+        if self.ragged is not None:
+            self.ragged.write(keys[self.rows], key)
+            self.ragged.write(values[self.rows], value)
+            end = self.ragged.columns
+        else:
+            keys[self.rows, :, self.start : end], values[self.rows, :, self.start : end] = key, value
+        if self.start or self.ragged is not None:
+            key, value = keys[self.rows, :, :end], values[self.rows, :, :end]
+            mask = self._chunk_mask(n, end, heads.window, query.device)
+        return self._hooked(heads, query, key, value, mask)
 
     def _chunk_mask(self, n: int, columns: int, window: int | None, device: torch.device) -> torch.Tensor:
         """(1 or rows, 1, n, columns): causal with an offset, which is_causal cannot say, and within the window."""
@@ -144,9 +162,8 @@ class Prefill:
 
 
 @dataclass
-class Placed:
-    """A forward pass of prompts as `Prefill`, whose places are tensors, so that the same code is right for all of them;
-    nobody looks at it.
+class Placed(_OfPrompts):
+    """A forward pass of prompts as `Prefill`, whose places are tensors, so that the same code is right for all of them.
 
     slots: (rows,). starts: (rows,), the column that each row's first token fills. columns: how many are read, at least those
     that are filled. Padding fills columns too, which must be a slot's own.
@@ -173,7 +190,7 @@ class Placed:
             seen = kernels.visible(filled, self.columns, heads.window)[:, None]
             self._masks[heads.window] = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -torch.inf)
         keys, values = (pooled[:, :, : self.columns].index_select(0, self.slots) for pooled in (keys, values))
-        return kernels.product(heads, query, keys, values, self._masks[heads.window])
+        return self._hooked(heads, query, keys, values, self._masks[heads.window])
 
 
 @dataclass
@@ -244,6 +261,11 @@ class Decode:
         keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
         grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
         hooks, visible = self.hooks.attention, self._mask(heads.window, query)
+        if self.fused:
+            weights = self._weights(heads, grouped, keys, visible)
+            for observer in self.hooks.observers:
+                observer.decode(heads.layer, weights.view(rows, -1, self.columns))
+            return kernels.written_out(weights, values).view(query.shape)
         # The answer's own path is the same whatever is observed and whatever its neighbours ask for; what else is computed
         # replaces it only in the rows that a hook changes.
         if heads.softcap is None:
@@ -271,8 +293,6 @@ class Decode:
                 query[rows], key[near], value[near], visible[rows][..., :columns], scale=heads.scaling
             )
 
-        if self.fused:
-            return kernels.written_out(heads, query, key, value, visible)
         if not self.apart:
             return F.scaled_dot_product_attention(query, key, value, visible, scale=heads.scaling)
         out = product(slice(None), self.common)
@@ -284,10 +304,11 @@ class Decode:
     def _weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """Attention weights (rows, kv_heads, group, columns) as the hooks make them. visible: (rows, 1, 1, columns)."""
         shape, by_head = (*query.shape[:3], self.columns), (query.shape[0], -1, 1, self.columns)
-        if not self.hooks.scoring and heads.softcap is None and query.dtype == torch.float32:  # in one pass
+        plain = not self.hooks.scoring and heads.softcap is None and query.dtype == torch.float32
+        if plain and not self.fused:  # in one pass
             scores = heads.masked_scores(query, key, self._flat_mask(heads.window, key.shape[1], visible))
         else:
-            scores = heads.scores(query, key)
+            scores = heads.scores(query, key, self.fused)
             for hook in self.hooks.scoring:
                 scores = hook.scores(heads.layer, scores.view(by_head), None)
             scores = scores.view(shape) + visible

@@ -22,7 +22,14 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 head_dim)."""
 
 
-class AttentionHook(ABC):
+class Hook(ABC):  # noqa: B024
+    """What is called at points of one forward pass."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Behind the last layer: make of what was gathered what is read of it. It is part of a compiled step."""
+
+
+class AttentionHook(Hook):
     """Changes the attention of some rows. What it does to the weights of other rows must leave them as they are, to the bit.
 
     asked: (rows, 1, 1, 1) bool, the rows that it changes. queries: of a prefill, the queries (rows, R) of which it needs the
@@ -46,7 +53,7 @@ class AttentionHook(ABC):
         return None
 
 
-class LayerHook(ABC):
+class LayerHook(Hook):
     """Looks at, or changes, what a layer hands on."""
 
     @abstractmethod
@@ -57,7 +64,7 @@ class LayerHook(ABC):
         this one made of it."""
 
 
-class Observer:
+class Observer(Hook):
     """Reads attention weights, interventions included; the answer does not depend on it. One is of a prefill or of a decode
     and has its method."""
 
@@ -66,9 +73,6 @@ class Observer:
 
     def decode(self, layer: int, weights: torch.Tensor) -> None:
         """Read weights (rows, heads, columns) of a decode's one query a row."""
-
-
-Hook = AttentionHook | LayerHook | Observer
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,11 @@ class Hooks:
             tuple(hook for hook in every if isinstance(hook, LayerHook)),
             tuple(hook for hook in every if isinstance(hook, Observer)),
         )
+
+    def settle(self) -> None:
+        """Have all of them settle."""
+        for hook in (*self.attention, *self.layers, *self.observers):
+            hook.settle()
 
     def after_layer(self, layer: int, before: torch.Tensor, plain: torch.Tensor, updates: Updates) -> torch.Tensor:
         """What a layer hands on: its own output (rows, n, d) as its hooks leave it."""

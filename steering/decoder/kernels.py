@@ -16,9 +16,11 @@ class Heads(NamedTuple):
     window: int | None
     softcap: float | None
 
-    def scores(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Scaled float32 scores; grouped queries (rows, kv_heads, group * n, head_dim) meet their keys without copies."""
-        scores = _products(query, key).mul_(self.scaling)  # in place: each pass over them costs
+    def scores(self, query: torch.Tensor, key: torch.Tensor, fused: bool = False) -> torch.Tensor:
+        """Scaled float32 scores; grouped queries (rows, kv_heads, group * n, head_dim) meet their keys without copies.
+        fused: as products and sums that a compiler makes one loop of."""
+        found = (query.float()[..., None, :] * key.float()[:, :, None]).sum(-1) if fused else _products(query, key)
+        scores = found.mul_(self.scaling)  # in place: each pass over them costs
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def masked_scores(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -78,16 +80,10 @@ def product(
     )
 
 
-def written_out(
-    heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Attention of one token a row, as products and sums that a compiler fuses: the kernels of `product` call a library for
-    each row and head, which takes longer than what is computed.
-
-    query: (rows, kv_heads, group, head_dim). key, value: (rows, kv_heads, columns, head_dim). mask: additive.
-    """
-    scores = (query.float()[:, :, :, None] * key.float()[:, :, None]).sum(-1) * heads.scaling + mask
-    return (scores.softmax(-1)[..., None] * value.float()[:, :, None]).sum(3).to(query.dtype)
+def written_out(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Weights (rows, kv_heads, group, columns) times value (rows, kv_heads, columns, head_dim), as products and sums that a
+    compiler makes one loop of: `@` calls a library for each row and head, which takes longer than what is computed."""
+    return (weights[..., None] * value.float()[:, :, None]).sum(3).to(value.dtype)
 
 
 def explicit(

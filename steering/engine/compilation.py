@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from steering.compiled.compiling import Compiling
-from steering.compiled.step import Kind
+from steering.compiled.step import Kind, Variant
 from steering.compiled.steps import CompiledSteps
 from steering.decoder.packed import supported
 from steering.errors import Fault, UnsupportedModel
@@ -22,7 +22,6 @@ from steering.model.mllm import MLLM
 from steering.model.pixels import picture
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Sampling
-from steering.recorders.attention import DECODED
 from steering.runner.rehearsal import Rehearsal
 from steering.runner.threads import PassThreads
 
@@ -36,6 +35,17 @@ def pays(mllm: MLLM) -> bool:
     packed weight, which compiled steps do not read, spares more."""
     here = mllm.device.type == "cpu" and mllm.source is not None and mllm.ranks.size == 1
     return here and not mllm.packs and shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
+def variants(mllm: MLLM) -> list[Variant]:
+    """The steps that are worth compiling, the most wanted first."""
+    decodes: list[Kind] = ["decode", *(["decode many"] if supported(mllm.dtype) else [])]  # type: ignore[list-item]
+    kinds: list[Kind] = ["decode", "prefill", *decodes[1:]]
+    return [
+        *[Variant(kind) for kind in kinds],
+        *[Variant(kind, "usual") for kind in kinds],
+        *[Variant(kind, "every") for kind in decodes],
+    ]
 
 
 def check_compilable(mllm: MLLM) -> None:
@@ -58,8 +68,7 @@ class Compilation:
             rehearsal = Rehearsal(mllm)
             threads = PassThreads(mllm).of(1)
             self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
-            kinds: list[Kind] = ["decode", "prefill", *(["decode many"] if supported(mllm.dtype) else [])]  # type: ignore[list-item]
-            wanted = [*map(steps.wanted, kinds), steps.wanted("decode", frozenset(DECODED))]
+            wanted = [steps.wanted(one) for one in variants(mllm)]
             for one in wanted:
                 rehearsal.rehearse(one)
             self._compiling = Compiling(

@@ -8,12 +8,13 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from steering.decoder.hooks import AttentionHook
-from steering.devices import sent
+from steering.devices import fill, sent
 from steering.errors import RequestError
 from steering.interventions.contrast import Contrast
 from steering.model.mllm import MLLM
@@ -22,7 +23,7 @@ from steering.prompt.layout import Prompt, build_prompt
 from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.asked import LAYERS, Messages
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Compiled, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
 
 
@@ -58,34 +59,40 @@ class Pai(Contrast):
 class AmplifyRows(AttentionHook):
     """The amplification of one forward pass.
 
-    alpha: (layers, rows), 0 where a row is not amplified. images: (rows, columns), 1 on the columns of images. last: (rows,)
-    which query is amplified, in a prefill; -1 where none is. asked: (rows, 1, 1, 1) bool, the rows that are amplified.
+    asked: (rows,) bool, the rows that are amplified. alpha: (rows, layers), 0 in others. images: (rows, length), 1 on the
+    columns of images. last: (rows,) which query is amplified, in a prefill; -1 where none is.
     """
 
-    def __init__(self, alpha: torch.Tensor, images: torch.Tensor, last: torch.Tensor | None = None):
+    def __init__(
+        self, asked: torch.Tensor, alpha: torch.Tensor, images: torch.Tensor, last: torch.Tensor | None = None
+    ):
+        self.asked = asked[:, None, None, None]
         self.alpha = alpha
         self.images = images
         self.queries = None if last is None else last[:, None]
-        self.asked = alpha.any(0)[:, None, None, None]
 
     def scores(self, layer: int, scores: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
-        gain = self.alpha[layer][:, None, None, None] * self.images[:, None, None, : scores.shape[-1]]
+        gain = self.alpha[:, layer, None, None, None] * self.images[:, None, None, : scores.shape[-1]]
         if queries is not None and self.queries is not None:
             gain = gain * (queries == self.queries)[:, None, :, None]
         return torch.addcmul(scores, gain.to(scores.device), scores.abs())
 
 
 class PaiSlots(Slots):
-    """The amplification of every slot. alpha: (slots, layers), 0 where nothing was asked for. images: (slots, length), 1 on
-    the columns of images."""
+    """The amplification of every slot. asked: (slots,) bool. alpha: (slots, layers), 0 where nothing was asked for. images:
+    (slots, length), 1 on the columns of images."""
+
+    compiled: ClassVar[Compiled] = "every"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
+        self.asked = torch.zeros(pool.slots, dtype=torch.bool, device=pool.device)
         self.alpha = torch.zeros(pool.slots, pool.layers, device=pool.device)
         self.images = torch.zeros(pool.slots, pool.length, device=pool.device)
 
     def place(self, sequence: Sequence) -> None:
         slot, pai = sequence.slot, sequence.spec.contrast
+        fill(self.asked, slot, isinstance(pai, Pai) and pai.amplify > 0)
         self.alpha[slot] = 0
         self.images[slot] = 0
         if isinstance(pai, Pai):
@@ -98,15 +105,17 @@ class PaiSlots(Slots):
         if not chunk.complete or not bool(asked.any()):
             return None
         last = torch.where(asked, chunk.last, -1)
-        return AmplifyRows(self.alpha[chunk.rows].T, self.images[chunk.rows], sent(last, self.alpha.device))
+        rows = chunk.rows
+        return AmplifyRows(self.asked[rows], self.alpha[rows], self.images[rows], sent(last, self.alpha.device))
 
     def reuse(self, sequence: Sequence) -> Reuse:
         return Reuse(sequence.prompt.length, generated=False)  # of a prompt only the last row is amplified
 
-    def decode(self, batch: DecodeBatch) -> AmplifyRows | None:
-        if not any(_asked(batch.sequences)):
-            return None
-        return AmplifyRows(self.alpha[batch.rows].T, self.images[batch.rows])
+    def acts(self, sequences: list[Sequence]) -> bool:
+        return any(_asked(sequences))
+
+    def decode(self, batch: DecodeBatch) -> AmplifyRows:
+        return AmplifyRows(self.asked[batch.rows], self.alpha[batch.rows], self.images[batch.rows])
 
 
 def _asked(sequences: Rows[Sequence]) -> list[bool]:

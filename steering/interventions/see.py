@@ -32,7 +32,7 @@ from steering.prompt.spans import FIRST_IMAGE, SYSTEM
 from steering.protocol.asked import LAYERS, Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 from steering.protocol.wording import shown
 from steering.recorders import attention
 
@@ -92,7 +92,7 @@ class See(Options):
 
 
 class _Tables(NamedTuple):
-    """What the enhancement of a forward pass needs on the device of a layer. fixed, start, fall, most: (layers, rows, 1)."""
+    """What the enhancement of a forward pass needs on the device of a layer. fixed, start, fall, most: (rows, layers)."""
 
     masks: torch.Tensor
     visual: torch.Tensor
@@ -109,15 +109,19 @@ class _Tables(NamedTuple):
 class SeeRows(AttentionHook):
     """The enhancement of one forward pass.
 
-    masks: (rows, columns, 2), 1 on the columns of images, and of the rest of the prompt. fixed, adaptive: (layers, rows),
-    alpha of shallow and of deeper layers, 0 elsewhere. first: (layers, rows), m_v(1). ceiling: (rows,). transfer: (rows,)
-    bool, the reading, None where every row scales. depths: in how many layers some row is shallow, and how many are shallow
-    in every row. generated: whether the rows are generated tokens, whose decay is measured, or prompts. ranks: who has the
-    other heads.
+    asked: (rows,) bool, who asked for it. masks: (rows, length, 2), 1 on the columns of images, and of the rest of the
+    prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows, layers),
+    m_v(1). ceiling: (rows,). transfer: (rows,) bool, the reading, None where every row scales. depths: in how many layers
+    some row is shallow, and how many are shallow in every row. generated: whether the rows are generated tokens, whose
+    decay is measured, or prompts. ranks: who has the other heads. Once settled, `measured` is what it did to generated
+    tokens: (rows, layers, 3), alpha, and m_v before and after, means over heads.
     """
+
+    measured: torch.Tensor
 
     def __init__(
         self,
+        asked: torch.Tensor,
         masks: torch.Tensor,
         fixed: torch.Tensor,
         adaptive: torch.Tensor,
@@ -128,34 +132,39 @@ class SeeRows(AttentionHook):
         generated: bool,
         ranks: Ranks = ALONE,
     ):
-        self._ranks = ranks
+        self.asked = asked[:, None, None, None]
         self.depth, self._common_depth = depths
         self.generated = generated
-        self.asked = (fixed + adaptive).any(0)[:, None, None, None]
+        self._ranks = ranks
+        self._given = masks, fixed, adaptive, first, ceiling, transfer
         self._transfers = transfer is not None
-        # All that does not depend on a layer's attention is made once: a decode step is short.
+        self._tables: dict[torch.device, _Tables] = {}
+        self._steps: list[tuple[torch.Tensor, ...]] = []
+
+    def _made(self, columns: int) -> _Tables:
+        """All that does not depend on a layer's attention is made once: a decode step is short."""
+        masks, fixed, adaptive, first, ceiling, transfer = self._given
+        masks = masks[:, :columns]
         visual, text = (mask.contiguous() for mask in masks[:, None, None].unbind(-1))
         # alpha * clip(1 - m_v(t) / m_v(1), 0, ceiling) = clip(alpha - m_v(t) * alpha / m_v(1), 0, alpha * ceiling)
         seen = first > 0  # a layer whose window held no image does not decay
-        tables = _Tables(
+        return _Tables(
             masks if transfer is not None else masks[..., :1],  # what has no say need not be summed
             visual,
             text,
-            fixed[:, :, None],
+            fixed,
             torch.zeros_like(ceiling) if transfer is None else transfer[:, None, None, None],
-            (adaptive * seen)[:, :, None],
-            torch.where(seen, -adaptive / first, 0.0)[:, :, None],
-            (adaptive * ceiling)[:, :, None],
+            adaptive * seen,
+            torch.where(seen, -adaptive / first, 0.0),
+            adaptive * ceiling[:, None],
             torch.zeros((), device=masks.device),
             torch.ones((), device=masks.device),
         )
-        self._tables = {masks.device: tables}
-        self._steps: list[tuple[torch.Tensor, ...]] = []
 
-    def _on(self, device: torch.device) -> _Tables:
+    def _on(self, device: torch.device, columns: int) -> _Tables:
         """What is needed, on the device of a layer."""
         if device not in self._tables:
-            home = next(iter(self._tables.values()))
+            home = next(iter(self._tables.values()), None) or self._made(columns)
             self._tables[device] = _Tables(*[table.to(device) for table in home])
         return self._tables[device]
 
@@ -164,12 +173,12 @@ class SeeRows(AttentionHook):
         if not self.generated and layer >= self.depth:
             return weights
         rows, heads, n, columns = weights.shape
-        own = self._on(weights.device)
+        own = self._on(weights.device, columns)
         masses = (weights.view(rows, -1, columns) @ own.masks).view(rows, heads, n, -1)
         seen = masses[..., :1]
         alpha = self._alpha(own, layer, seen)
         up, down, total = self._factors(own, alpha, seen, masses[..., 1:])
-        if self.generated:
+        if self.generated and self.queries is None:
             self._steps.append(tuple(value.to(self.asked.device) for value in (alpha, seen, up, total)))
         gain = torch.addcmul(own.one, up, own.visual)
         if down is not None:
@@ -179,22 +188,23 @@ class SeeRows(AttentionHook):
     def _alpha(self, own: _Tables, layer: int, seen: torch.Tensor) -> torch.Tensor:
         """(rows, n or 1). seen: (rows, heads, n, 1), m_v."""
         if not self.generated or layer < self._common_depth:
-            return own.fixed[layer]
-        deep = torch.addcmul(own.start[layer], self._ranks.mean(seen.mean((1, 3))), own.fall[layer])
-        deep = deep.clamp_(own.zero, own.most[layer])
-        return deep if layer >= self.depth else own.fixed[layer] + deep
+            return own.fixed[:, layer, None]
+        decay = self._ranks.mean(seen.mean((1, 3)))
+        deep = torch.addcmul(own.start[:, layer, None], decay, own.fall[:, layer, None])
+        deep = deep.clamp_(own.zero, own.most[:, layer, None])
+        return deep if layer >= self.depth else own.fixed[:, layer, None] + deep
 
     def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
         """A shallow layer's output without its weights: m_v and m_t are products of the weights, too. All is float32: what
         is divided by may be smaller than half precision can tell from nothing."""
         if self.generated or layer >= self.depth:
             return None
-        own = self._on(value.device)
+        own = self._on(value.device, value.shape[2])
         value, masks = value.float(), own.masks[:, None]
         indicators = torch.zeros_like(value)
         indicators[..., : masks.shape[-1]] = masks
         masses = exact(indicators)
-        up, down, total = self._factors(own, own.fixed[layer], masses[..., :1], masses[..., 1:2])
+        up, down, total = self._factors(own, own.fixed[:, layer, None], masses[..., :1], masses[..., 1:2])
         more = up * exact(value * masks[..., :1])
         if down is not None:
             more = more - down * exact(value * masks[..., 1:])
@@ -214,27 +224,31 @@ class SeeRows(AttentionHook):
         up = torch.where(own.transfer, moved * read / seen.clamp(min=LEAST), alpha)
         return up, moved * own.transfer, torch.where(own.transfer, 1.0, 1 + alpha * seen)
 
-    def measured(self) -> torch.Tensor:
-        """What a decode did: (layers, rows, 3), alpha, and m_v before and after, means over heads."""
-        alpha, seen, up, total = (torch.stack(values) for values in zip(*self._steps, strict=True))
+    def settle(self) -> None:
+        steps, self._steps, self._tables = self._steps, [], {}
+        if not steps:
+            return
+        alpha, seen, up, total = (torch.stack(values, 1) for values in zip(*steps, strict=True))
         after = seen * (1 + up) / total
         seen, after = self._ranks.mean(torch.stack([seen.mean((2, 3, 4)), after.mean((2, 3, 4))]))
-        return torch.stack([alpha[..., 0], seen, after], -1)
+        self.measured = torch.stack([alpha[..., 0], seen, after], -1)
 
 
 class SeeSlots(Slots):
     """The settings of every slot, and what each generated token saw.
 
-    masks: (slots, length, 2), 1 on the columns of images, and of the rest of the prompt. fixed, adaptive: (slots, layers),
-    alpha of shallow and of deeper layers. first: (slots, layers), m_v(1). ceiling, transfer: (slots,). steps: (slots,
-    length, 4), by column alpha, its mean and greatest over layers, and m_v before and after.
+    asked: (slots,) bool. masks: (slots, length, 2), 1 on the columns of images, and of the rest of the prompt. fixed,
+    adaptive: (slots, layers), alpha of shallow and of deeper layers. first: (slots, layers), m_v(1). ceiling, transfer:
+    (slots,). steps: (slots, length, 4), by column alpha, its mean and greatest over layers, and m_v before and after.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("first",)
+    compiled: ClassVar[Compiled] = "every"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
         slots, length, layers, device = pool.slots, pool.length, pool.layers, pool.device
+        self.asked = torch.zeros(slots, dtype=torch.bool, device=device)
         self.masks = torch.zeros(slots, length, 2, device=device)
         self.fixed = torch.zeros(slots, layers, device=device)
         self.adaptive = torch.zeros(slots, layers, device=device)
@@ -245,10 +259,12 @@ class SeeSlots(Slots):
 
     def place(self, sequence: Sequence) -> None:
         slot, see, spans = sequence.slot, sequence.spec.asked.get(NAME), sequence.prompt.layout.spans
-        for tensor in (self.masks, self.fixed, self.adaptive, self.first, self.ceiling, self.transfer, self.steps):
-            fill(tensor, slot, 0)
+        for tensor in vars(self).values():
+            if isinstance(tensor, torch.Tensor):
+                fill(tensor, slot, 0)
         if not isinstance(see, See):
             return
+        fill(self.asked, slot, see.alpha > 0)  # else it changes nothing, to the bit
         depth = see.depth(self.pool.layers)
         image = spans >= FIRST_IMAGE
         rest = ~image if see.spans == "whole" else (spans >= SYSTEM) & ~image
@@ -259,8 +275,10 @@ class SeeSlots(Slots):
         fill(self.transfer, slot, see.reading == "transfer")
 
     def prefill(self, chunk: PrefillChunk) -> SeeRows | None:
-        rows = self._rows(chunk.rows, chunk.sequences, chunk.columns, chunk.replay)
-        if rows is not None and chunk.replay:
+        if not self.acts(chunk.sequences):
+            return None
+        rows = self._rows(chunk.rows, chunk.sequences, uniform=False, generated=chunk.replay)
+        if chunk.replay:
             every = torch.arange(chunk.width, device=self.first.device).expand(len(chunk.sequences), -1)
             rows.queries = torch.where(rows.asked[:, 0, 0], every, -1)
         return rows
@@ -278,13 +296,16 @@ class SeeSlots(Slots):
             if NAME in sequence.spec.asked and captured is not None and captured.last_sums is not None:
                 self.first[sequence.slot] = attention.image_sums(captured.last_sums).sum(-1)
 
-    def decode(self, batch: DecodeBatch) -> SeeRows | None:
-        return self._rows(batch.rows, batch.sequences, batch.columns, generated=True)
+    def acts(self, sequences: list[Sequence]) -> bool:
+        return any(NAME in sequence.spec.asked for sequence in sequences)
+
+    def decode(self, batch: DecodeBatch) -> SeeRows:
+        return self._rows(batch.rows, batch.sequences, batch.uniform, generated=True)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, SeeRows):
-            alpha, before, after = hook.measured().unbind(-1)  # (layers, rows)
-            steps = torch.stack([alpha.mean(0), alpha.amax(0), before.mean(0), after.mean(0)], -1)
+            alpha, before, after = hook.measured.unbind(-1)  # (rows, layers)
+            steps = torch.stack([alpha.mean(1), alpha.amax(1), before.mean(1), after.mean(1)], -1)
             self.steps[torch.arange(len(steps), device=steps.device), batch.positions] = steps
 
     def take(self, sequence: Sequence) -> torch.Tensor | None:
@@ -294,18 +315,20 @@ class SeeSlots(Slots):
             return None
         return self.steps[sequence.slot, first : first + sequence.fed].to("cpu", copy=True)
 
-    def _rows(self, slots: slice, sequences: list[Sequence], columns: int, generated: bool) -> SeeRows | None:
+    def _rows(self, slots: slice, sequences: list[Sequence], uniform: bool, generated: bool) -> SeeRows:
         asked = [see for one in sequences if isinstance(see := one.spec.asked.get(NAME), See)]
-        if not asked:
-            return None
         depths = [see.depth(self.pool.layers) for see in asked]
+        if uniform:
+            depths = [self.pool.layers, 0]
+        transfers = uniform or any(see.reading == "transfer" for see in asked)
         return SeeRows(
-            self.masks[slots, :columns],
-            self.fixed[slots].T,
-            self.adaptive[slots].T,
-            self.first[slots].T,
+            self.asked[slots],
+            self.masks[slots],
+            self.fixed[slots],
+            self.adaptive[slots],
+            self.first[slots],
             self.ceiling[slots],
-            self.transfer[slots] if any(see.reading == "transfer" for see in asked) else None,
+            self.transfer[slots] if transfers else None,
             (max(depths), min(depths)),
             generated,
             self.pool.mllm.ranks,

@@ -13,7 +13,7 @@ from steering.devices import sent
 from steering.interventions.steer import NAME, TEXT, Steer, Steering
 from steering.prompt.spans import FIRST_IMAGE
 from steering.protocol.sequence import Sequence as Row
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 
 
 def class_count(steers: Iterable[Steer], images: int) -> int:
@@ -46,30 +46,32 @@ def generated_delta(steers: Sequence[Steer], layers: int, width: int) -> torch.T
 
 
 class SteerRows(LayerHook):
-    """What is added to each token of a prefill. classes: (rows, n, classes) one-hot, zero on padding. delta: for each
-    steered layer (rows, classes, d).
-
-    inverse: for each steered layer (rows, n), 1 / |h| of each token, h as it is before the addition.
+    """What is added to each token of a prefill. classes: (rows, n, classes) one-hot, zero on padding. layers: those that are
+    steered. delta: (layers, rows, classes, d), of these. Once settled, `by_token` is (rows, n, layers) of all: 1 / |h| of
+    each token, h as it is before the addition, 0 at layers that are not steered.
     """
 
-    def __init__(self, classes: torch.Tensor, delta: dict[int, torch.Tensor]):
-        self.classes = classes
-        self.delta = delta
-        self.inverse: dict[int, torch.Tensor] = {}
+    by_token: torch.Tensor
+
+    def __init__(self, classes: torch.Tensor, layers: tuple[int, ...], delta: torch.Tensor):
+        self._classes = classes
+        self._places = {layer: place for place, layer in enumerate(layers)}
+        self._delta = delta
+        self._inverse: list[torch.Tensor] = []
 
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        if layer not in self.delta:
+        place = self._places.get(layer)
+        if place is None:
+            self._inverse.append(self._classes.new_zeros(self._classes.shape[:2]))
             return hidden
         norm = hidden.float().norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
-        self.inverse[layer] = (1 / norm).to(self.classes.device)
-        return hidden + (self.classes.to(hidden) @ self.delta[layer].to(hidden.device))
+        self._inverse.append((1 / norm).to(self._classes.device))
+        return hidden + (self._classes.to(hidden) @ self._delta[place].to(hidden))
 
-    def by_token(self, layers: int) -> torch.Tensor:
-        """(rows, n, layers): 1 / |h| of each token, 0 at layers that are not steered."""
-        nothing = self.classes.new_zeros(self.classes.shape[:2])
-        return torch.stack([self.inverse.get(layer, nothing) for layer in range(layers)], -1)
+    def settle(self) -> None:
+        self.by_token, self._inverse = torch.stack(self._inverse, -1), []
 
 
 class SteerTokens(LayerHook):
@@ -89,7 +91,7 @@ class SteerSlots(Slots):
     """What is added to the generated tokens of every slot. delta: (slots, layers, d) in the model's dtype."""
 
     always: ClassVar[bool] = True
-    compiled: ClassVar[bool] = True
+    compiled: ClassVar[Compiled] = "plain"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -107,27 +109,27 @@ class SteerSlots(Slots):
         if chunk.replay:
             return SteerTokens(self.delta[chunk.rows])
         steered = [(row, one) for row, one in enumerate(chunk.sequences) if _steers(one)]
-        if not steered:
+        if not steered and not chunk.uniform:
             return None
-        count = class_count(
-            (steer for _, one in steered for steer in _steers(one)),
-            max(len(one.prompt.layout.images) for _, one in steered),
-        )
+        steers = [steer for _, one in steered for steer in _steers(one)]
+        count = class_count(steers, max((len(one.prompt.layout.images) for _, one in steered), default=0))
+        touched = {layer for steer in steers for layer in steer.touched_layers}
+        layers = tuple(range(self.pool.layers)) if chunk.uniform else tuple(sorted(touched))
         classes = torch.zeros(len(chunk.sequences), chunk.width, count)
-        tables: dict[int, torch.Tensor] = {}
+        delta = torch.zeros(len(layers), len(chunk.sequences), count, self.delta.shape[2])
         for row, one in steered:
             start, length = chunk.starts[row], chunk.lengths[row]
             classes[row, :length] = prompt_classes(one.prompt.layout.spans[start : start + length], count)
-            for layer, delta in prompt_delta(_steers(one), count).items():
-                tables.setdefault(layer, torch.zeros(len(chunk.sequences), count, delta.shape[1]))[row] = delta
-        return SteerRows(sent(classes, self.delta.device), {at: sent(one, self.delta) for at, one in tables.items()})
+            for layer, own in prompt_delta(_steers(one), count).items():
+                delta[layers.index(layer), row] = own
+        return SteerRows(sent(classes, self.delta.device), layers, sent(delta, self.delta))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, SteerRows):
             return
         for row, one in enumerate(chunk.sequences):
             if _steers(one):
-                one.captured.setdefault(NAME, []).append(hook.by_token(self.pool.layers)[row, : chunk.lengths[row]])
+                one.captured.setdefault(NAME, []).append(hook.by_token[row, : chunk.lengths[row]])
 
     def reuse(self, sequence: Row) -> Reuse:
         steers = _steers(sequence)
@@ -135,7 +137,7 @@ class SteerSlots(Slots):
         return Reuse(sequence.prompt.length, key, measured=bool(steers))
 
     def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
-        return hook.by_token(self.pool.layers) if isinstance(hook, SteerRows) else None
+        return hook.by_token if isinstance(hook, SteerRows) else None
 
     def regain(self, sequence: Row, measured: torch.Tensor) -> None:
         sequence.captured[NAME] = [measured]

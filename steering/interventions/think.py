@@ -22,7 +22,7 @@ from steering.prompt.layout import Prompt
 from steering.protocol.asked import Options
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 
 NAME = "sage.think"
 
@@ -63,31 +63,34 @@ class Think(Options):
 class ThinkRows(LayerHook):
     """The damping of one forward pass, and what it did.
 
-    gamma: (rows,). threshold: (layers, rows), infinite for rows that do not think. real: (rows, n), 0 on padding.
+    gamma: (rows,). threshold: (rows, layers), infinite for rows that do not think. real: (rows, n), 0 on padding. Once
+    settled, `by_token` is what it did: (rows, n, layers, 2), whether an update was damped, and D.
     """
 
+    by_token: torch.Tensor
+
     def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor):
-        self._threshold = threshold[:, :, None]
+        self._gamma, self._threshold = gamma, threshold
         self.real = real
-        self._less = gamma[:, None] - 1
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
         differs = divergence(updates.mha, updates.ffn)  # (rows, n)
-        damped = differs > self._threshold[layer].to(differs.device)
+        damped = differs > self._threshold[:, layer, None].to(differs.device)
         self._layers.append((damped.to(self.real.device), differs.to(self.real.device)))
-        return torch.addcmul(hidden, (self._less.to(damped.device) * damped)[..., None].to(hidden.dtype), updates.ffn)
+        less = (self._gamma[:, None] - 1).to(damped.device)
+        return torch.addcmul(hidden, (less * damped)[..., None].to(hidden.dtype), updates.ffn)
 
-    def by_token(self) -> torch.Tensor:
-        """(rows, n, layers, 2): whether an update was damped, and D."""
+    def settle(self) -> None:
         damped, differs = (torch.stack(values, -1) for values in zip(*self._layers, strict=True))
-        return torch.stack([damped.float(), differs], -1)
+        self.by_token = torch.stack([damped.float(), differs], -1)
+        self._layers = []
 
     def measured(self) -> torch.Tensor:
         """(rows, layers, 2): the number of damped updates and the sum of D over the real tokens."""
-        return (self.by_token() * self.real[..., None, None]).sum(1)
+        return (self.by_token * self.real[..., None, None]).sum(1)
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class ThinkSlots(Slots):
 
     measured: ClassVar[tuple[str, ...]] = ("sums",)
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.DIVERGENCE})
+    compiled: ClassVar[Compiled] = "every"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -127,7 +131,7 @@ class ThinkSlots(Slots):
     def prefill(self, chunk: PrefillChunk) -> ThinkRows | None:
         if not any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences):
             return None
-        return ThinkRows(self.gamma[chunk.rows], self.damps_above[chunk.rows].T, sent(chunk.real, self.gamma))
+        return ThinkRows(self.gamma[chunk.rows], self.damps_above[chunk.rows], sent(chunk.real, self.gamma))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ThinkRows):
@@ -135,7 +139,7 @@ class ThinkSlots(Slots):
         self.sums[chunk.rows] += hook.measured()
         for row, sequence in enumerate(chunk.sequences):
             if sequence.wants(Signal.DIVERGENCE):
-                self._capture(sequence, hook.by_token()[row, : chunk.lengths[row]])
+                self._capture(sequence, hook.by_token[row, : chunk.lengths[row]])
 
     def _capture(self, sequence: Sequence, by_token: torch.Tensor) -> None:
         """Add D of further tokens of a prompt; by_token: (k, layers, 2)."""
@@ -149,22 +153,22 @@ class ThinkSlots(Slots):
         return Reuse(sequence.prompt.length, key, measured=self.concerns(sequence.spec.asked, sequence.spec.signals))
 
     def by_row(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> torch.Tensor | None:
-        return hook.by_token() if isinstance(hook, ThinkRows) else None
+        return hook.by_token if isinstance(hook, ThinkRows) else None
 
     def regain(self, sequence: Sequence, measured: torch.Tensor) -> None:
         self.sums[sequence.slot] += measured.sum(0)
         if sequence.wants(Signal.DIVERGENCE):
             self._capture(sequence, measured)
 
-    def decode(self, batch: DecodeBatch) -> ThinkRows | None:
-        if not any(NAME in sequence.spec.asked for sequence in batch.sequences):
-            return None
-        real = torch.ones(len(batch.sequences), 1, device=self.gamma.device)
-        return ThinkRows(self.gamma[batch.rows], self.damps_above[batch.rows].T, real)
+    def acts(self, sequences: list[Sequence]) -> bool:
+        return any(NAME in sequence.spec.asked for sequence in sequences)
+
+    def decode(self, batch: DecodeBatch) -> ThinkRows:
+        return ThinkRows(self.gamma[batch.rows], self.damps_above[batch.rows], batch.active[:, 0])
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, ThinkRows):
-            self.sums[batch.rows] += hook.measured() * batch.active
+            self.sums[batch.rows] += hook.measured()
 
     def take(self, sequence: Sequence) -> Thought | None:
         if NAME not in sequence.spec.asked and not sequence.wants(Signal.DIVERGENCE):

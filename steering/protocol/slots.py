@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 
@@ -38,13 +38,15 @@ class Pool:
 class PrefillChunk:
     """Tokens start..start+length of some prompts, one a row, padded on the right. `starts` are above 0 where a long prompt
     comes in chunks, and where the first rows of prompts are known. complete: it holds the prompts' ends. replay: it is what
-    was generated before a twin joined."""
+    was generated before a twin joined. uniform: as of a `DecodeBatch`;
+    hooks of what no compiled step does have another shape."""
 
     sequences: list[Sequence]
     starts: list[int]
     lengths: list[int]
     complete: bool
     replay: bool = False
+    uniform: bool = False
 
     @property
     def rows(self) -> slice:
@@ -84,12 +86,14 @@ class Computed:
 @dataclass(frozen=True)
 class DecodeBatch:
     """One decode of all running sequences, row i in slot i. positions: (rows,) the columns that are written. columns: how
-    many are read. active: (rows, 1, 1), 0 for rows whose step is for nothing."""
+    many are read. active: (rows, 1, 1), 0 for rows whose step is for nothing. uniform: hooks are to be of one shape,
+    whatever the rows ask for, because one compiled step serves all of them."""
 
     sequences: list[Sequence]
     positions: torch.Tensor
     columns: int
     active: torch.Tensor
+    uniform: bool = False
 
     @property
     def rows(self) -> slice:
@@ -107,20 +111,26 @@ class Reuse(NamedTuple):
     generated: bool = True
 
 
+Scope = Literal["plain", "usual", "every"]
+"""What a compiled step is for: passes that nobody looks at or changes, those of usual requests, or every one."""
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+Compiled = Scope | Literal["never"]
+
+
 class Slots:
     """Fixed tensors with settings and measurements of every slot, neutral where nothing was asked for.
 
     Every tensor that is an attribute has the slot as its first dimension. `measured` names those that hold what a prompt
     left behind, which a copy of it needs. A forward pass concerns it where some row asks for the intervention of its name or
-    wants one of its `signals`, and, `always`, every one. `compiled`: the compiled decode has its hook; others, where they
-    are concerned, run the plain step.
+    wants one of its `signals`, and, `always`, every one. `compiled`: the first scope of which compiled
+    steps have its hook; where it "never" is and it acts, the pass runs as it is. No prefill is compiled for "every" one.
     """
 
     name: str
     measured: ClassVar[tuple[str, ...]] = ()
     signals: ClassVar[frozenset[Signal]] = frozenset()
     always: ClassVar[bool] = False
-    compiled: ClassVar[bool] = False
+    compiled: ClassVar[Compiled] = "never"
 
     def __init__(self, name: str, pool: Pool):
         self.name = name
@@ -145,7 +155,7 @@ class Slots:
                 tensor[target] = tensor[source]
 
     def prefill(self, chunk: PrefillChunk) -> Hook | None:
-        """What it does to a prefill, None where none of the rows asks for it."""
+        """What it does to a prefill, None where none of the rows asks for it and the chunk is not `uniform`."""
         return None
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
@@ -165,8 +175,17 @@ class Slots:
     def regain(self, sequence: Sequence, measured: torch.Tensor) -> None:
         """Count (k, ...) what was measured of the first k tokens of a prompt as if they had run now."""
 
+    def acts(self, sequences: list[Sequence]) -> bool:
+        """Whether a decode of these needs its hook."""
+        return type(self).decode is not Slots.decode
+
+    def acts_on_prompts(self, sequences: list[Sequence]) -> bool:
+        """Whether a prefill of these may need its hook."""
+        return type(self).prefill is not Slots.prefill and any(map(self.holds, sequences))
+
     def decode(self, batch: DecodeBatch) -> Hook | None:
-        """What it does to a decode, None where none of the rows asks for it."""
+        """What it does to a decode, neutral in the rows that do not ask for it; called where it `acts`, and for `uniform`
+        batches, where it is neutral for all of them, if need be."""
         return None
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
@@ -193,3 +212,41 @@ class Slots:
             getattr(self, name)[sequence.slot] = tensor
         if captured is not None:
             sequence.captured[self.name] = copy.copy(captured)
+
+
+def of_scope(parts: Iterable[Slots], scope: Scope) -> list[Slots]:
+    """Those whose hooks a compiled step has, in the order in which they act."""
+    return [one for one in parts if one.compiled != "never" and SCOPES.index(one.compiled) <= SCOPES.index(scope)]
+
+
+class Concerned(NamedTuple):
+    """What has a say in a forward pass. acting: in the order in which they act, because recorders see what interventions
+    change. keeping: in the order in which they keep, because interventions rest on what recorders captured."""
+
+    acting: list[Slots]
+    keeping: list[Slots]
+
+
+class Concerns:
+    """Finds them among all that there are, by name; a step is short, and most concern nearly nothing."""
+
+    def __init__(self, recorders: Mapping[str, Slots], interventions: Mapping[str, Slots]):
+        self._recorders = recorders
+        self._interventions = interventions
+        every = [*interventions.values(), *recorders.values()]
+        self.of_steps = {scope: of_scope(every, scope) for scope in SCOPES}
+        """Those that are part of compiled steps."""
+        self._known: dict[tuple[frozenset[str], frozenset[Signal]], Concerned] = {}
+
+    def of(self, sequences: Iterable[Sequence]) -> Concerned:
+        """What has a say in a forward pass of these sequences."""
+        asked: frozenset[str] = frozenset().union(*[sequence.spec.asked for sequence in sequences])
+        signals: frozenset[Signal] = frozenset().union(*[sequence.spec.signals for sequence in sequences])
+        if (asked, signals) not in self._known:
+
+            def those(parts: Mapping[str, Slots]) -> list[Slots]:
+                return [one for one in parts.values() if one.concerns(asked, signals)]
+
+            recorders, interventions = those(self._recorders), those(self._interventions)
+            self._known[asked, signals] = Concerned([*interventions, *recorders], [*recorders, *interventions])
+        return self._known[asked, signals]

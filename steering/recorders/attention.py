@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 
 from steering.decoder.hooks import Hook, Observer, Weights
-from steering.decoder.ranks import Ranks
-from steering.devices import fill, sent
+from steering.decoder.ranks import ALONE, Ranks
+from steering.devices import sent
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 
 NAME = "attention"
 QUESTIONS, MODALITY, ANCHORS = range(3)
@@ -28,20 +29,31 @@ DECODED = (Signal.SPANS, Signal.DECAY, Signal.PATCHES)
 """Those that generated tokens add to."""
 
 
+def span_count(images: int) -> int:
+    """How many spans a prompt with so many images has, `BEFORE` and `AFTER` included."""
+    return FIRST_IMAGE + images - BEFORE
+
+
 def image_sums(sums: torch.Tensor) -> torch.Tensor:
     """(..., images): the part of sums (..., spans) that is the images'."""
     return sums[..., FIRST_IMAGE:BEFORE]
 
 
-def span_shares(sums: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
-    """(..., 3): shares of vision, system and user text, normalised over the three; NaN where a layer's window holds none.
+def span_sources(spans: int, content: bool) -> torch.Tensor:
+    """(spans, 3): 1 where a span is part of vision, of system and of user text. content: whether the latter two are what
+    messages say, and not all of the prompt before the first image and behind it."""
+    sources = torch.zeros(spans, 3)
+    sources[FIRST_IMAGE:BEFORE, 0] = 1.0
+    sources[SYSTEM if content else BEFORE, 1] = 1.0
+    sources[slice(CONTEXT, FIRST_IMAGE) if content else AFTER, 2] = 1.0
+    return sources
 
-    sums: (..., spans). content: bool, whether system and user text are what messages say, and not all of the prompt before
-    the first image and behind it. Attention by span and step (SPD-Faith Bench paper, section 4.2).
-    """
-    system = torch.where(content, sums[..., SYSTEM], sums[..., BEFORE])
-    user = torch.where(content, sums[..., CONTEXT:FIRST_IMAGE].sum(-1), sums[..., AFTER])
-    parts = torch.stack([image_sums(sums).sum(-1), system, user], dim=-1)
+
+def source_shares(sums: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
+    """(..., layers, 3): shares of vision, system and user text, normalised over the three; NaN where a layer's window holds
+    none. sums: (..., layers, spans). sources: (..., spans, 3). Attention by span and step (SPD-Faith Bench paper, section
+    4.2)."""
+    parts = sums @ sources
     return parts / parts.sum(-1, keepdim=True)
 
 
@@ -88,90 +100,113 @@ class PromptAttention:
     map: torch.Tensor | None = None
 
 
-@dataclass
 class PrefillCapture(Observer):
-    """Attention of chosen query rows, reduced on the device to sums over spans of columns, mean over heads.
+    """Attention of chosen query rows of a prefill, mean over heads.
 
-    spans: (rows, columns, S), 1 where a column belongs to a span. rows: (rows, R), query indices in the chunk. weights:
-    (rows, R, 3), 1 on those of each group. sums: (layers, rows, 3, S), to which each layer adds. patches: where wanted
-    (layers, rows, columns), to which each layer adds the weights of the rows of `QUESTIONS`.
+    spans: (rows, length, S), 1 where a column belongs to a span. rows: (rows, R), query indices in the chunk. groups: (rows,
+    3, R), 1 on those of each group. last: (rows,), each prompt's last row, where the chunk holds it, which is reduced apart:
+    See and Generate rest on it, and must not depend on what else is read. maps_from: the first of the layers whose weights
+    of the last row are summed, None where no row wants that.
 
-    last: (rows,), each prompt's last row, where the chunk holds it, which is reduced apart: See and Generate rest on it, and
-    must not depend on what else is read. last_sums: (layers, rows, S). maps: where wanted (rows, columns), to which the
-    layers from `maps_from` on add its weights. last_patches: where wanted (layers, rows, columns).
+    Once settled, `sums` (layers, rows, 3, S) are the groups' by span, `patches` (layers, rows, columns) those of `QUESTIONS`
+    by column where that is wanted (`by_patch`), `last_sums` (layers, rows, S), `last_patches` (layers, rows, columns) and
+    `maps` (rows, columns) the last row's.
     """
 
-    spans: torch.Tensor
-    rows: torch.Tensor
-    row_groups: torch.Tensor
     sums: torch.Tensor
     patches: torch.Tensor | None = None
-    last: torch.Tensor | None = None
     last_sums: torch.Tensor | None = None
-    maps: torch.Tensor | None = None
-    maps_from: int = 0
     last_patches: torch.Tensor | None = None
+    maps: torch.Tensor | None = None
+
+    def __init__(
+        self,
+        spans: torch.Tensor,
+        rows: torch.Tensor,
+        groups: torch.Tensor,
+        last: torch.Tensor | None,
+        by_patch: bool,
+        maps_from: int | None,
+        at_once: bool,
+        ranks: Ranks = ALONE,
+    ):
+        self._spans, self._rows, self._groups, self._last = spans, rows, groups, last
+        self._by_patch, self._maps_from, self._at_once, self._ranks = by_patch, maps_from, at_once, ranks
+        self._grouped: list[torch.Tensor] = []
+        self._of_last: list[torch.Tensor] = []
 
     def prefill(self, layer: int, weights: Weights, columns: int) -> None:
-        spans = self.spans[:, :columns]
-        for first in range(0, self.rows.shape[1], CAPTURE_ROWS):
-            own = weights(self.rows[:, first : first + CAPTURE_ROWS]).mean(1).to(spans.device)  # (rows, R, columns)
-            groups = self.row_groups[:, first : first + CAPTURE_ROWS].transpose(1, 2)  # (rows, 3, R)
-            self.sums[layer] += groups @ (own @ spans)
-            if self.patches is not None:
-                self.patches[layer, :, :columns] += (groups[:, QUESTIONS, None] @ own)[:, 0]
-        if self.last is None or self.last_sums is None:
-            return
-        own = weights(self.last[:, None]).mean(1).to(spans.device)  # (rows, 1, columns)
-        self.last_sums[layer] = (own @ spans)[:, 0]
-        if self.maps is not None and layer >= self.maps_from:
-            self.maps[:, :columns] += own[:, 0]
-        if self.last_patches is not None:
-            self.last_patches[layer, :, :columns] = own[:, 0]
+        def grouped(rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+            return groups @ weights(rows).mean(1).to(groups.device)  # (rows, 3, columns)
 
-    def share(self, ranks: Ranks) -> None:
-        """Make what was captured of this rank's heads that of all heads."""
-        self.sums = ranks.mean(self.sums)
-        for name in ("patches", "last_sums", "maps", "last_patches"):
-            if (own := getattr(self, name)) is not None:
-                setattr(self, name, ranks.mean(own))
+        if self._at_once:
+            self._grouped.append(grouped(self._rows, self._groups))
+        else:
+            parts = zip(self._rows.split(CAPTURE_ROWS, 1), self._groups.split(CAPTURE_ROWS, 2), strict=True)
+            self._grouped.append(sum(itertools.starmap(grouped, parts)))  # type: ignore[arg-type]
+        if self._last is not None:
+            self._of_last.append(weights(self._last[:, None]).mean(1).to(self._last.device))
+
+    def settle(self) -> None:
+        by_group = self._ranks.mean(torch.stack(self._grouped))
+        spans = self._spans[:, : by_group.shape[3]]
+        self.sums = by_group @ spans
+        self.patches = by_group[:, :, QUESTIONS] if self._by_patch else None
+        if self._of_last:
+            last = self._ranks.mean(torch.stack(self._of_last))  # (layers, rows, 1, columns)
+            self.last_sums = (last @ spans)[:, :, 0]
+            self.last_patches = last[:, :, 0] if self._by_patch else None
+            self.maps = None if self._maps_from is None else last[self._maps_from :, :, 0].sum(0)
+        self._grouped, self._of_last = [], []
 
 
 class DecodeCapture(Observer):
-    """Attention of the one query of each row, mean over heads, layer by layer."""
+    """Attention of the one query of each row, mean over heads.
 
-    def __init__(self, device: torch.device):
-        self._device = device
+    spans: (rows, length, S), 1 where a column belongs to a span. sources: (rows, S, 3). Once settled, `sums`
+    (rows, layers, S) and `shares` (rows, layers, 3) are what it is by span, `means` (rows, layers, columns) by column, None
+    where those are not `kept`.
+    """
+
+    sums: torch.Tensor
+    shares: torch.Tensor
+    means: torch.Tensor | None = None
+
+    def __init__(self, spans: torch.Tensor, sources: torch.Tensor, kept: bool, ranks: Ranks = ALONE):
+        self._spans, self._sources, self._kept, self._ranks = spans, sources, kept, ranks
         self._by_layer: list[torch.Tensor] = []
 
     def decode(self, layer: int, weights: torch.Tensor) -> None:
-        self._by_layer.append(weights.mean(1).to(self._device))
+        self._by_layer.append(weights.mean(1).to(self._spans.device))
 
-    def means(self) -> torch.Tensor:
-        """(layers, rows, columns)."""
-        return torch.stack(self._by_layer)
+    def settle(self) -> None:
+        means = self._ranks.mean(torch.stack(self._by_layer, 1))
+        self.sums = means @ self._spans[:, : means.shape[2]]
+        self.shares = source_shares(self.sums, self._sources)
+        self.means = means if self._kept else None
+        self._by_layer = []
 
 
 class AttentionRecorder(Slots):
     """Attention by span, by step and by column; what is not asked for is not computed.
 
     spans: (slots, length, spans), 1 where a column belongs to a span, `BEFORE` and `AFTER` included. sums: (slots, layers,
-    spans), over the rows of generated tokens. decay: (slots, length, layers, 3), shares at each column. content: (slots, 1),
-    which shares. patches: (slots, layers, length), attention by column, the question's rows included.
+    spans), over the rows of generated tokens. decay: (slots, length, layers, 3), shares at each column. sources: (slots,
+    spans, 3), of what. patches: (slots, layers, length), attention by column, the question's rows included.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("patches",)
     signals: ClassVar[frozenset[Signal]] = SIGNALS
-    compiled: ClassVar[bool] = True
+    compiled: ClassVar[Compiled] = "usual"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
         slots, length, layers, device = pool.slots, pool.length, pool.layers, pool.device
-        spans = FIRST_IMAGE + pool.max_images - BEFORE
+        spans = span_count(pool.max_images)
         self.spans = torch.zeros(slots, length, spans, device=device)
         self.sums = torch.zeros(slots, layers, spans, device=device)
         self.decay = torch.zeros(slots, length, layers, 3, device=device)
-        self.content = torch.zeros(slots, 1, dtype=torch.bool, device=device)
+        self.sources = torch.zeros(slots, spans, 3, device=device)
         self.patches = torch.zeros(slots, layers, length, device=device)
 
     def place(self, sequence: Sequence) -> None:
@@ -187,49 +222,43 @@ class AttentionRecorder(Slots):
         table[:, [BEFORE, AFTER]] = layout.halves.float()
         self.spans[slot, : len(spans)] = sent(table, self.spans)
         diagnose = sequence.spec.diagnose
-        fill(self.content, slot, diagnose is not None and diagnose.spans == "content")
+        by_content = diagnose is not None and diagnose.spans == "content"
+        self.sources[slot] = sent(span_sources(self.spans.shape[2], by_content), self.sources)
 
     def prefill(self, chunk: PrefillChunk) -> PrefillCapture | None:
-        if chunk.replay or not any(sequence.wants(*SIGNALS) for sequence in chunk.sequences):
-            return None
         sequences, device = chunk.sequences, self.spans.device
-        groups = [_captured_rows(*row) for row in zip(sequences, chunk.starts, chunk.lengths, strict=True)]
-        wanted = [torch.cat(parts).unique() for parts in groups]
-        most = max(len(rows) for rows in wanted)
-        if most == 0 and not chunk.complete:
+        wanted = chunk.uniform or any(sequence.wants(*SIGNALS) for sequence in sequences)
+        if chunk.replay or not wanted:
             return None
-        rows = torch.zeros(len(sequences), most, dtype=torch.int64)
-        row_groups = torch.zeros(len(sequences), most, len(groups[0]))
-        for row, (parts, own) in enumerate(zip(groups, wanted, strict=True)):
-            rows[row, : len(own)] = own
-            for group, part in enumerate(parts):
-                row_groups[row, : len(own), group] = torch.isin(own, part).float()
-        spans = self.spans[chunk.rows]
-        layers = self.pool.layers
-        shape = (layers, len(sequences), chunk.columns)
-        capture = PrefillCapture(
-            spans,
+        groups = torch.zeros(len(sequences), 3, chunk.width)
+        for row, one in enumerate(zip(sequences, chunk.starts, chunk.lengths, strict=True)):
+            for group, part in enumerate(_captured_rows(*one)):
+                groups[row, group, part] = 1.0
+        looked = groups.any(1)
+        most = int(looked.sum(1).max())
+        if not most and not chunk.complete:
+            return None
+        at_once = chunk.width <= CAPTURE_ROWS  # choosing rows of a short chunk takes longer than looking at all
+        if at_once:
+            rows = torch.arange(chunk.width).expand(len(sequences), -1).contiguous()
+        else:
+            rows = looked.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+            groups = groups.gather(2, rows[:, None].expand(-1, 3, -1))
+        mapped = chunk.uniform or any(sequence.wants(Signal.MAP) for sequence in sequences)
+        return PrefillCapture(
+            self.spans[chunk.rows],
             sent(rows, device),
-            sent(row_groups, device),
-            torch.zeros(layers, len(sequences), row_groups.shape[2], spans.shape[2], device=device),
+            sent(groups, device),
+            sent(chunk.last, device) if chunk.complete else None,
+            by_patch=chunk.uniform or any(sequence.wants(Signal.PATCHES) for sequence in sequences),
+            maps_from=self.pool.layers - self.pool.mllm.focus_layers if mapped else None,
+            at_once=at_once,
+            ranks=self.pool.mllm.ranks,
         )
-        by_patch = any(sequence.wants(Signal.PATCHES) for sequence in sequences)
-        if by_patch:
-            capture.patches = torch.zeros(shape, device=device)
-        if chunk.complete:
-            capture.last = sent(chunk.last, device)
-            capture.last_sums = torch.zeros(layers, len(sequences), spans.shape[2], device=device)
-            if by_patch:
-                capture.last_patches = torch.zeros(shape, device=device)
-            if any(sequence.wants(Signal.MAP) for sequence in sequences):
-                capture.maps = torch.zeros(shape[1:], device=device)
-                capture.maps_from = layers - self.pool.mllm.focus_layers
-        return capture
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, PrefillCapture):
             return
-        hook.share(self.pool.mllm.ranks)
         for row, sequence in enumerate(chunk.sequences):
             if not sequence.wants(*SIGNALS):
                 continue
@@ -254,27 +283,27 @@ class AttentionRecorder(Slots):
         rows = torch.cat(_captured_rows(sequence, 0, sequence.prompt.length))
         return Reuse(int(rows.min()) if len(rows) else sequence.prompt.length)
 
-    def decode(self, batch: DecodeBatch) -> DecodeCapture | None:
-        if not any(one.wants(*DECODED) or one.due for one in batch.sequences):
-            return None
-        return DecodeCapture(self.spans.device)
+    def acts(self, sequences: list[Sequence]) -> bool:
+        return any(one.wants(*DECODED) or one.due for one in sequences)
+
+    def decode(self, batch: DecodeBatch) -> DecodeCapture:
+        kept = batch.uniform or any(one.wants(Signal.PATCHES) or one.due for one in batch.sequences)
+        return DecodeCapture(self.spans[batch.rows], self.sources[batch.rows], kept, self.pool.mllm.ranks)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, DecodeCapture):
             return
-        means = self.pool.mllm.ranks.mean(hook.means())
-        sequences, by_row = batch.sequences, means.transpose(0, 1)  # (rows, layers, columns)
-        rows, columns = len(sequences), batch.columns
-        sums = by_row @ self.spans[:rows, :columns]
-        self.sums[:rows] += sums * batch.active
+        sequences, rows = batch.sequences, len(batch.sequences)
+        self.sums[:rows] += hook.sums * batch.active
         if any(sequence.wants(Signal.DECAY) for sequence in sequences):
-            shares = span_shares(sums, self.content[:rows])
-            self.decay[torch.arange(rows, device=sums.device), batch.positions] = shares
+            self.decay[torch.arange(rows, device=self.decay.device), batch.positions] = hook.shares
+        if hook.means is None:
+            return
         if any(sequence.wants(Signal.PATCHES) for sequence in sequences):
-            self.patches[:rows, :, :columns] += by_row * batch.active
+            self.patches[:rows, :, : batch.columns] += hook.means * batch.active
         for sequence in sequences:
             if sequence.due:
-                sequence.captured[NAME].map = by_row[sequence.slot, -self.pool.mllm.focus_layers :].mean(0)
+                sequence.captured[NAME].map = hook.means[sequence.slot, -self.pool.mllm.focus_layers :].mean(0)
 
     def take(self, sequence: Sequence) -> Attention | None:
         captured: PromptAttention | None = sequence.captured.get(NAME)
@@ -288,7 +317,7 @@ class AttentionRecorder(Slots):
         if rows.last and captured.last_patches is not None:
             patches = captured.last_patches
         last, generated = captured.last_sums, self.sums[slot]
-        shares = span_shares(last, self.content[slot])[None]
+        shares = source_shares(last, self.sources[slot])[None]
         first = sequence.prompt.length
         return Attention(
             (last if rows.last else question + generated).cpu(),

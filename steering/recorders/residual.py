@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import pad
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
@@ -18,7 +19,7 @@ from steering.devices import sent
 from steering.measures import divergence
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
 
 NAME = "residual"
 NAMES = (
@@ -40,8 +41,15 @@ class ResidualRows(LayerHook):
     """The residual stream of one forward pass, reduced layer by layer.
 
     weights: (rows, n), 1 on the queries that are summed, or (rows, 1) where only the `last` one (rows,) of each row is
-    looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept.
+    looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept. Once settled,
+    `measured` (rows, layers, readouts) are the sums over the wanted queries in the order of `NAMES`, NaN where a model has
+    no such gates; `states` (rows, layers, d) the residual stream after each layer at each row's last query, interventions
+    included; `activations` (rows, layers, width), 0 behind a layer's last one, None of a prompt and without gates.
     """
+
+    measured: torch.Tensor
+    states: torch.Tensor
+    activations: torch.Tensor | None = None
 
     def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None):
         self._weights, self._last = weights, last
@@ -68,22 +76,16 @@ class ResidualRows(LayerHook):
     def _at_last(self, values: torch.Tensor) -> torch.Tensor:
         if self._last is None:
             return values[:, -1:]
-        return values[torch.arange(len(values), device=values.device), self._last.to(values.device)][:, None]
+        return values[torch.arange(values.shape[0], device=values.device), self._last.to(values.device)][:, None]
 
-    def states(self) -> torch.Tensor:
-        """(rows, layers, d): the residual stream after each layer at each row's last query, interventions included."""
-        return torch.stack(self._states, 1)
-
-    def measured(self) -> torch.Tensor:
-        """(rows, layers, readouts), in the order of `NAMES`, summed over the wanted queries; NaN where a model has no such
-        gates."""
-        return torch.stack(self._sums, 1)
-
-    def add_activations(self, neurons: torch.Tensor, active: torch.Tensor) -> None:
-        """Add a decode's FFN activations to neurons (rows, layers, width). active: (rows, 1)."""
-        for layer, activation in enumerate(self._activations):
-            if activation is not None:
-                neurons[:, layer, : activation.shape[1]] += activation * active
+    def settle(self) -> None:
+        self.measured, self.states = torch.stack(self._sums, 1), torch.stack(self._states, 1)
+        found = [one for one in self._activations if one is not None]
+        if found:
+            width, none = max(one.shape[1] for one in found), torch.zeros_like(found[0][:, :0])
+            each = [none if one is None else one for one in self._activations]
+            self.activations = torch.stack([pad(one, (0, width - one.shape[1])) for one in each], 1)
+        self._sums, self._states, self._activations = [], [], []
 
 
 def _measured(
@@ -132,6 +134,7 @@ class ResidualRecorder(Slots):
 
     measured: ClassVar[tuple[str, ...]] = ("sums", "states")
     signals: ClassVar[frozenset[Signal]] = frozenset({Signal.UPDATES, Signal.STREAM})
+    compiled: ClassVar[Compiled] = "every"
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
@@ -168,7 +171,7 @@ class ResidualRecorder(Slots):
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ResidualRows):
             return
-        measured, states = hook.measured(), hook.states().float()
+        measured, states = hook.measured, hook.states.float()
         for row, sequence in enumerate(chunk.sequences):
             if _wanted(sequence):
                 self.sums[sequence.slot] += measured[row]
@@ -180,17 +183,19 @@ class ResidualRecorder(Slots):
         every = _wanted(sequence) and diagnose is not None and diagnose.residual_rows == "prompt"
         return Reuse(0 if every else sequence.prompt.length)
 
-    def decode(self, batch: DecodeBatch) -> ResidualRows | None:
-        if not any(_wanted(sequence) for sequence in batch.sequences):
-            return None
+    def acts(self, sequences: list[Sequence]) -> bool:
+        return any(_wanted(sequence) for sequence in sequences)
+
+    def decode(self, batch: DecodeBatch) -> ResidualRows:
         return ResidualRows(self.decoded[batch.rows] * batch.active[:, 0])
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ResidualRows):
             return
-        rows, states = batch.rows, hook.states().float()
-        self.sums[rows] += hook.measured()
-        hook.add_activations(self.neurons[rows], batch.active[:, 0])
+        rows, states = batch.rows, hook.states.float()
+        self.sums[rows] += hook.measured
+        if hook.activations is not None:
+            self.neurons[rows] += hook.activations * batch.active
         self.states[rows, 0] += states * batch.active
         self.states[rows, 1] = torch.where(batch.active > 0, states, self.states[rows, 1])
 

@@ -20,8 +20,7 @@ from steering.decoder.kv import KVBlocks, KVPool
 from steering.model.embedded import Embedded
 from steering.prompt.blocks import SIZE
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Computed, PrefillChunk
-from steering.runner.concerned import Concerns
+from steering.protocol.slots import Computed, Concerns, PrefillChunk
 
 WORTH = 4
 """Blocks that must be spared where a prompt is to wait a step for them, and more than which it must have to be kept: so few
@@ -148,7 +147,7 @@ class PrefixCache:
         runs = [(row, run) for row, one in enumerate(chunk.sequences) if (run := self._runs.get(one)) is not None]
         needed = frozenset[str]().union(*[run.plan.needed for _, run in runs])
         for part in self._concerns.of(chunk.sequences).keeping if needed else ():
-            if part.name in needed and (values := part.by_row(chunk, hooks[part.name], computed)) is not None:
+            if part.name in needed and (values := part.by_row(chunk, hooks.get(part.name), computed)) is not None:
                 for row, run in runs:
                     if part.name in run.plan.needed:
                         run.measured.setdefault(part.name, []).append(values[row, : chunk.lengths[row]])

@@ -3,26 +3,24 @@ no slot is any request's."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from steering.compiled.package import Package
-from steering.compiled.step import Kind
+from steering.compiled.step import Variant
 from steering.compiled.steps import CompiledSteps, WantedStep
 from steering.errors import UnsupportedModel
 from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
-from steering.protocol.signals import Signal
-from steering.protocol.slots import Computed, PrefillChunk
+from steering.protocol.slots import Computed, PrefillChunk, Scope
 from steering.runner.runner import Runner
 from steering.runner.selfcheck import HALF_TOLERANCE, STEPS, TOLERANCE, checked_prompts, checked_sequence
 
 Told = list[tuple[torch.Tensor, ...]]
-"""By pass: logits (rows, vocabulary), then, of a decode that captures them, sums over spans (rows, layers, spans), and of a
-prefill the keys and values that it left behind."""
+"""By pass: logits (rows, vocabulary), then, of a decode, all that its parts hold, and of a prefill the keys and values that
+it left behind."""
 
 
 class _Sole(CompiledSteps):
@@ -64,7 +62,8 @@ class Rehearsal:
             assert logits is not None
             self._first.append(int(self._runner.next_tokens([sequence], logits).tokens[0]))
         self._left = [one.clone() for one in self._runner.pool.tensors]
-        self._expected: dict[tuple[Kind, frozenset[Signal]], list[Told]] = {}
+        self._neutral = [one.clone() for one in self._state()]
+        self._expected: dict[Variant, list[Told]] = {}
 
     @property
     def axes(self) -> int | None:
@@ -73,74 +72,91 @@ class Rehearsal:
 
     def rehearse(self, wanted: WantedStep) -> None:
         """Run what a compiled step will be compared with."""
-        self._expected[wanted.kind, wanted.signals] = self._said(wanted)
+        self._expected[wanted.variant] = self._said(wanted.variant)
 
     def check(self, steps: CompiledSteps, wanted: WantedStep, package: Package) -> None:
         """Raise UnsupportedModel where a package's steps are not the plain ones. One thread at a time."""
-        self._runner.steps = _Sole.of(steps, wanted, package)
+        self._runner.passes.steps = _Sole.of(steps, wanted, package)
         try:
-            for expected, told in zip(self._expected[wanted.kind, wanted.signals], self._said(wanted), strict=True):
+            for expected, told in zip(self._expected[wanted.variant], self._said(wanted.variant), strict=True):
                 self._compare(expected, told)
         finally:
-            self._runner.steps = None
+            self._runner.passes.steps = None
 
     def _compare(self, expected: Told, told: Told) -> None:
         for step, (one, other) in enumerate(zip(expected, told, strict=True)):
-            for a, b in zip(one, other, strict=True):
+            for a, b in ((a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True)):
                 off = float((a - b).abs().max() / a.abs().max().clamp(min=1e-6))
                 if not off <= self._tolerance:
                     raise UnsupportedModel(f"Compiled, pass {step} is {off:.1e} of its range off.")
 
     @torch.inference_mode()
-    def _said(self, wanted: WantedStep) -> list[Told]:
-        for sequence in self._sequences:
-            sequence.spec = replace(sequence.spec, signals=wanted.signals)
+    def _said(self, variant: Variant) -> list[Told]:
+        if variant.kind == "prefill":
+            return [self._prefilled(variant.scope)]
+        return [self._decoded(rows, variant.scope) for rows in (1, len(self._sequences))]
+
+    def _state(self) -> list[torch.Tensor]:
+        """All that the parts of a decode hold."""
+        parts = self._runner.concerns.of_steps["every"]
+        return [one for part in parts for one in vars(part).values() if isinstance(one, torch.Tensor)]
+
+    def _set(self, something: bool) -> None:
+        """Have every part hold what it holds where nothing is asked for, or `something` of everything."""
         for pooled, left in zip(self._runner.pool.tensors, self._left, strict=True):
             pooled.copy_(left)
-        if wanted.kind == "prefill":
-            return [self._prefilled()]
-        return [self._decoded(rows) for rows in (1, len(self._sequences))]
+        random = torch.Generator().manual_seed(0)
+        for one, neutral in zip(self._state(), self._neutral, strict=True):
+            one.copy_(torch.rand(one.shape, generator=random) / 2 if something else neutral)
 
-    def _prefilled(self) -> Told:
+    def _prefilled(self, scope: Scope) -> Told:
         """One prompt whole, then both in parts, the second of which begin at different columns."""
         first, both = self._sequences[:1], self._sequences
         length = both[0].prompt.length
-        return [
-            self._chunk(first, [0], [length]),
-            self._chunk(both, [0, 0], [length // 2, length // 3]),
-            self._chunk(both, [length // 2, length // 3], [length - length // 2, both[1].prompt.length - length // 3]),
-        ]
+        parts = (
+            (first, [0], [length]),
+            (both, [0, 0], [length // 2, length // 3]),
+            (both, [length // 2, length // 3], [length - length // 2, both[1].prompt.length - length // 3]),
+        )
+        return [self._chunk(PrefillChunk(*part, complete=True, uniform=scope != "plain"), scope) for part in parts]
 
-    def _chunk(self, sequences: list[Sequence], starts: list[int], lengths: list[int]) -> tuple[torch.Tensor, ...]:
+    def _chunk(self, chunk: PrefillChunk, scope: Scope) -> tuple[torch.Tensor, ...]:
+        sequences, starts, lengths = chunk.sequences, chunk.starts, chunk.lengths
+        self._set(something=chunk.uniform)
+        for sequence in sequences:
+            sequence.captured = {}
         inputs = Embedded.join(
             [one.cut(start, start + n) for one, start, n in zip(self._embedded, starts, lengths, strict=False)]
         )
         for pooled in self._runner.pool.tensors:
             for row, (start, n) in enumerate(zip(starts, lengths, strict=True)):
                 pooled[row, :, start : start + n] = 0
-        computed = self._runner.run_chunk(PrefillChunk(sequences, starts, lengths, complete=True), inputs)
+        computed = self._runner.run_chunk(chunk, inputs, scope)
         assert computed.logits is not None
         filled = [
             pooled[row, :, : start + n].flatten()
             for pooled in self._runner.pool.tensors
             for row, (start, n) in enumerate(zip(starts, lengths, strict=True))
         ]
-        return (computed.logits, torch.cat(filled))
+        captured = [
+            one
+            for kept in sequences[0].captured.values()
+            for one in vars(kept).values()
+            if isinstance(one, torch.Tensor)
+        ]
+        return (computed.logits, torch.cat(filled), *captured, *[one.float() for one in self._state()])
 
-    def _decoded(self, rows: int) -> Told:
+    def _decoded(self, rows: int, scope: Scope) -> Told:
         runner, told = self._runner, Told()
         sequences = self._sequences[:rows]
-        captured = bool(sequences[0].spec.signals)
+        self._set(something=scope != "plain")
         for sequence, first in zip(sequences, self._first, strict=False):
             sequence.tokens = [first]
             runner.token[sequence.slot] = first
             runner.position[sequence.slot] = sequence.prompt.length
-        recorder = runner.recorders["attention"]
-        recorder.sums.zero_()  # type: ignore[attr-defined]
         for _ in range(STEPS - 1):
-            logits = runner.decode_logits(sequences)
-            sums = recorder.sums[:rows].clone() if captured else None  # type: ignore[attr-defined]
-            told.append((logits,) if sums is None else (logits, sums))
+            logits = runner.decode_logits(sequences, scope)
+            told.append((logits, *[one.float() for one in self._state()]))
             self._feed(sequences, logits)
         return told
 

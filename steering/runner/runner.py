@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 import torch.fx.experimental._config
 
 from steering.compiled.steps import CompiledSteps
-from steering.decoder.attention import Decode, Prefill, Ragged
-from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hook, Hooks, LayerHook, Observer
+from steering.decoder.hooks import Hook
 from steering.devices import fill, sent
 from steering.model.embedded import Embedded
 from steering.model.images import ImageCache
 from steering.model.mllm import MLLM
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Slots
+from steering.protocol.slots import Computed, Concerns, DecodeBatch, Pool, PrefillChunk, Scope, Slots
 from steering.runner.choice import Chooser
-from steering.runner.columns import columns_of
-from steering.runner.concerned import Concerned, Concerns
 from steering.runner.embedding import Embedder
+from steering.runner.passes import Passed, Passes
 from steering.runner.prefix import PrefixCache
 from steering.runner.room import SHARE, allotted
 from steering.runner.sampler import Sampled
 from steering.runner.threads import PassThreads
 from steering.runner.twins import Combined, RuleSlots, Twins, replayed, rows_of
-
-
-class _Computed(NamedTuple):
-    """What a decode computed and nobody knows yet; hooks by the slots that they are of."""
-
-    batch: DecodeBatch
-    concerned: Concerned
-    hooks: dict[str, Hook | None]
-    computed: Computed
 
 
 class Decoded(NamedTuple):
@@ -67,10 +56,7 @@ class Runner:
     ):
         """`compiled` has torch compile the decode step at its first use; `steps` are those that were compiled before."""
         self.mllm = mllm
-        self.steps = steps
         self._threads = PassThreads(mllm)
-        self._decode_step = _compiled(mllm.decoder) if compiled else mllm.decoder
-        self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
         self.image_cache = ImageCache(image_cache_bytes)
         kept = image_cache_bytes + prefix_cache_bytes
         self.pool = allotted(mllm, slots, length, compiled, share, kept)
@@ -85,12 +71,12 @@ class Runner:
         self.recorders = {name: made(name, size) for name, made in recorder.REGISTRY.items()}
         self.interventions = {name: made(name, size) for name, made in interventions.items()}
         self._held: defaultdict[str, set[int]] = defaultdict(set)  # by part, the slots that are not neutral
-        self._always = torch.ones(1, 1, 1, device=mllm.device)
         self.concerns = Concerns(self.recorders, self.interventions)
         self.prefixes = PrefixCache(self.pool, self.concerns, prefix_cache_bytes if mllm.rotates_alike else 0)
         self.embedder = Embedder(mllm, self.image_cache, self.prefixes)
         if steps is not None:  # a text's positions are the same on each axis
             self.embedder.rope_axes = steps.axes
+        self.passes = Passes(mllm, self.pool, self.concerns, self.embedder, steps, compiled)
 
     @property
     def _every(self) -> tuple[Slots, ...]:
@@ -146,40 +132,17 @@ class Runner:
                 sequence.prompt_logits = computed.logits[row]
         return None if sequences[0].replay else computed.logits
 
-    def run_chunk(self, chunk: PrefillChunk, inputs: Embedded) -> Computed:
-        """Run a part of some prompts, of which these are the decoder's inputs."""
-        arguments = inputs.arguments
-        if any(chunk.starts):
-            arguments["attention_mask"] = self._own_mask(1)
+    def run_chunk(self, chunk: PrefillChunk, inputs: Embedded, scope: Scope | None = None) -> Computed:
+        """Run a part of some prompts, of which these are the decoder's inputs. scope: as of a decode."""
         with self._threads.taken(len(chunk.sequences) * chunk.width):
-            return self._computed(
-                chunk, lambda step: self.mllm.decoder(**arguments, use_cache=False, step=step), inputs
-            )
+            return self._kept(chunk, self.passes.prompts(chunk, inputs, scope))
 
-    def _computed(
-        self, chunk: PrefillChunk, decoder: Callable[[Prefill], Any], inputs: Embedded | None = None
-    ) -> Computed:
-        """Run a chunk under its hooks, and keep what they measured. inputs: what the decoder receives, where it is a
-        prompt."""
-        concerned = self.concerns.of(chunk.sequences)
-        hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
-        acting = Hooks.of(hooks.values())
-        computed = None
-        if self.steps is not None and inputs is not None and inputs.plain and acting == NO_HOOKS:
-            computed = self.steps.prefill(self.embedder.rope_axes, inputs.embeds, inputs.positions, chunk, self.pool)
-        if computed is None:
-            ragged = Ragged(chunk.starts, chunk.lengths) if len(set(chunk.starts)) > 1 else None
-            step = Prefill(self.pool, chunk.rows, chunk.starts[0], acting, ragged)
-            hidden: torch.Tensor = decoder(step).last_hidden_state.to(self.mllm.device)
-            logits = None
-            if chunk.complete:
-                last = sent(chunk.last, hidden.device)
-                logits = self.mllm.head(hidden[torch.arange(len(last), device=last.device), last])
-            computed = Computed(hidden, logits)
-        self.prefixes.measured(chunk, hooks, computed)
-        for part in concerned.keeping:
-            part.keep(chunk, hooks[part.name], computed)
-        return computed
+    def _kept(self, chunk: PrefillChunk, passed: Passed) -> Computed:
+        """Keep what was measured of a chunk."""
+        self.prefixes.measured(chunk, passed.hooks, passed.computed)
+        for part in passed.concerned.keeping:
+            part.keep(chunk, passed.hooks.get(part.name), passed.computed)
+        return passed.computed
 
     def _feed(self, chunk: PrefillChunk, generated: tuple[int, ...]) -> torch.Tensor | None:
         """Feed a sequence tokens of its answer, many at once.
@@ -189,9 +152,7 @@ class Runner:
         (sequence,) = chunk.sequences
         tokens = sent(torch.tensor(generated), self.mllm.device)
         positions = torch.arange(len(tokens), device=tokens.device) + chunk.starts[0] + sequence.rope_delta
-        computed = self._computed(
-            chunk, lambda step: self._decoder_output(self.mllm.decoder, tokens[None], positions[None], step)
-        )
+        computed = self._kept(chunk, self.passes.generated(chunk, tokens[None], positions[None]))
         sequence.computed += len(tokens)
         return computed.logits
 
@@ -243,14 +204,14 @@ class Runner:
             return self._decoded(running, twins)
 
     def _decoded(self, running: list[Sequence], twins: Twins) -> Decoded:
-        decoded = self._decode(running)
-        logits = decoded.computed.logits
+        batch, passed = self._decode(running)
+        logits = passed.computed.logits
         assert logits is not None
         logits = self.choice.masked(running, logits)
         combined: Combined = twins.combine(running, logits)
-        rows = decoded.batch.rows
-        sampled = self.choice.sampled(running, decoded.concerned.acting, rows, self.position[rows] + 1, combined.logits)
-        spoilt = self._record(decoded)
+        rows, acting = batch.rows, passed.concerned.acting
+        sampled = self.choice.sampled(running, acting, rows, self.position[rows] + 1, combined.logits)
+        spoilt = self._record(batch, passed)
         try:
             twins.record(combined)
         except Exception as error:
@@ -261,85 +222,43 @@ class Runner:
         return Decoded(sampled, logits, spoilt)
 
     @torch.inference_mode()
-    def decode_logits(self, running: list[Sequence]) -> torch.Tensor:
-        """Feed every running sequence's last token: (rows, vocabulary), and the captures of the sequences that want them."""
-        decoded = self._decode(running)
-        for error in self._record(decoded).values():
+    def decode_logits(self, running: list[Sequence], scope: Scope | None = None) -> torch.Tensor:
+        """Feed every running sequence's last token: (rows, vocabulary), and the captures of the sequences that want them;
+        within a `scope`, of all that compiled steps for that capture."""
+        batch, passed = self._decode(running, scope)
+        for error in self._record(batch, passed).values():
             raise error
-        assert decoded.computed.logits is not None
-        return decoded.computed.logits
+        assert passed.computed.logits is not None
+        return passed.computed.logits
 
     def blamed(self, error: Exception, running: list[Sequence]) -> list[Sequence]:
         """The sequences whose intervention, or whose recorder, raised in a decode of `running`; all where nobody's did."""
         own = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        modules = {type(one).__module__ for one in own if isinstance(one, Slots | AttentionHook | LayerHook | Observer)}
+        modules = {type(one).__module__ for one in own if isinstance(one, Slots | Hook)}
         parts = [part for part in self._every if type(part).__module__ in modules]
         return [
             one for one in running if any(part.concerns(one.spec.asked, one.spec.signals) for part in parts)
         ] or running
 
-    def _decode(self, running: list[Sequence]) -> _Computed:
+    def _decode(self, running: list[Sequence], scope: Scope | None = None) -> tuple[DecodeBatch, Passed]:
         """Feed every running sequence's last token; writes nothing but that token's columns of the pool."""
         count = len(running)
-        columns = columns_of([sequence.length + 1 for sequence in running], self.pool, self.mllm.device.type)
         positions = self.position[:count].clone()
-        # A row that is held only keeps its place: its twin is still in prefill, and what it does now is written over.
-        active = self._always
-        if any(sequence.held for sequence in running):
-            kept = [[[float(not sequence.held)]] for sequence in running]
-            active = sent(torch.tensor(kept), positions.device)
-        batch = DecodeBatch(running, positions, columns.longest, active.expand(count, 1, 1))
-        concerned = self.concerns.of(running)
-        hooks = {part.name: part.decode(batch) for part in concerned.acting}
-        # Compiled is what most steps are; the others would need code of their own for every mixture of them, or of lengths.
-        long = columns.saved > self._weights
-        if self.steps is not None and not long:
-            made = [hook for hook in hooks.values() if hook is not None]
-            tokens, rope = self.token[:count], positions + self.rope_delta[:count]
-            computed = self.steps.decode(
-                made, self.embedder.rope_axes, tokens, positions, rope, columns.longest, self.pool
-            )
-            if computed is not None:
-                return _Computed(batch, concerned, hooks, computed)
-        plain = long or any(hooks[part.name] is not None and not part.compiled for part in concerned.acting)
-        apart = (columns.common, columns.apart) if plain or self._decode_step is self.mllm.decoder else ()
-        step = Decode(self.pool, positions, columns.longest, Hooks.of(hooks.values()), *apart)
-        rope = (positions + self.rope_delta[:count])[:, None]
-        decoder = self.mllm.decoder if plain else self._decode_step
-        hidden = self._decoder_output(decoder, self.token[:count, None], rope, step).last_hidden_state
-        hidden = hidden.to(self.mllm.device)
-        return _Computed(batch, concerned, hooks, Computed(hidden, self.mllm.head(hidden[:, -1])))
+        rope = positions + self.rope_delta[:count]
+        return self.passes.decode(running, self.token[:count], positions, rope, scope)
 
-    def _record(self, decoded: _Computed) -> dict[Sequence, Exception]:
+    def _record(self, batch: DecodeBatch, passed: Passed) -> dict[Sequence, Exception]:
         """Keep what a decode computed. Returns the sequences of which something could not be kept, and why."""
         spoilt: dict[Sequence, Exception] = {}
-        for part in decoded.concerned.keeping:
+        for part in passed.concerned.keeping:
             try:
-                part.record(decoded.batch, decoded.hooks[part.name], decoded.computed)
+                part.record(batch, passed.hooks.get(part.name), passed.computed)
             except Exception as error:
                 spoilt |= dict.fromkeys(
-                    (one for one in decoded.batch.sequences if part.concerns(one.spec.asked, one.spec.signals)), error
+                    (one for one in batch.sequences if part.concerns(one.spec.asked, one.spec.signals)), error
                 )
-        self.position[decoded.batch.rows] += decoded.batch.active[:, 0, 0].long()
+        self.position[batch.rows] += batch.active[:, 0, 0].long()
         return spoilt
-
-    def _decoder_output(
-        self, decoder: Callable[..., Any], tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode
-    ) -> Any:
-        """The decoder's output of generated tokens (rows, n) at rotary positions (rows, n)."""
-        if (axes := self.embedder.rope_axes) is not None:
-            positions = positions.expand(axes, -1, -1)
-        return decoder(
-            inputs_embeds=self.mllm.model.get_input_embeddings()(tokens),
-            position_ids=positions,
-            attention_mask=self._own_mask(len(tokens)),
-            use_cache=False,
-            step=step,
-        )
-
-    def _own_mask(self, rows: int) -> torch.Tensor:
-        """Stands for a mask that our attention makes itself; it keeps the model from building one."""
-        return torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=self.mllm.device)
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
@@ -378,10 +297,3 @@ class Runner:
                 part.place(sequence)
             if not holds:
                 held.discard(sequence.slot)
-
-
-def _compiled(decoder: torch.nn.Module) -> Callable[..., Any]:
-    """The decoder for any number of rows and columns, compiled as one graph."""
-    # Else a number of columns that happens to equal the width of a head is taken for that width, which never changes.
-    torch.fx.experimental._config.use_duck_shape = False
-    return torch.compile(decoder, dynamic=True, fullgraph=True)

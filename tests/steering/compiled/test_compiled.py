@@ -16,9 +16,11 @@ import torch
 from PIL import Image
 
 import steering
-from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, Vcd
+from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, See, Think, Vcd
 from steering.compiled.package import Package
+from steering.engine.compilation import variants
 from steering.prompt.layout import build_prompt
+from steering.protocol.readout import REGISTRY
 from steering.vectors.vector import SteeringVector
 from tests.steering.conftest import LoadMLLM
 
@@ -88,12 +90,48 @@ def test_answers_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
         assert compiled.stats()["compiled_steps"] - before >= 39
 
 
+def test_answers_with_all_that_can_be_asked_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
+    """What changes attention and updates, and what reads them, alone and beside each other and a plain request."""
+    mllm = compiled.mllm
+    plain = steering.Engine(mllm, slots=4, max_length=512, self_check=False)
+    everything = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="answer")
+    picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
+    words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what is it"}]}]
+
+    def asked(
+        *interventions: steering.Sage | steering.Pai | None, diagnose: Diagnose | None = None, words: Any = words
+    ) -> Request:
+        return Request(words, Sampling(max_tokens=24, ignore_eos=True, logprobs=2), interventions, diagnose=diagnose)
+
+    see, think = See(alpha=0.4, shallow=1), Think(threshold=0.01)
+    text = [{"role": "user", "content": "what?"}]
+    for several in (
+        [asked(Sage(see=see))],
+        [asked(Sage(see=See(alpha=0.3, reading="scale", ceiling=0.5)), diagnose=everything), asked(words=text)],
+        [asked(Sage(think=think)), asked(diagnose=everything, words=text)],
+        [
+            asked(steering.Pai(amplify=0.5, first_layer=0)),
+            asked(Sage(see, think, Generate(refresh=5)), diagnose=everything),
+        ],
+    ):
+        before, steps = compiled.stats()["compiled_steps"], compiled.stats()["steps"]
+        answers = zip(plain.generate(several), compiled.generate(several), strict=True)
+        for one, other in ((a.choices[0], b.choices[0]) for a, b in answers):
+            assert one.token_ids == other.token_ids
+            for a, b in zip(one.logprobs, other.logprobs, strict=True):
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            for said, again in ((one.diagnostics, other.diagnostics), (one.applied, other.applied)):
+                assert numbers(again) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+        assert compiled.stats()["compiled_steps"] - before >= 23
+        assert compiled.stats()["steps"] - steps <= 40
+
+
 def test_prompts_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
     """Alone and several at once, of different lengths, with pictures and without, in parts, and behind what is known."""
     mllm = compiled.mllm
     options = {"slots": 4, "max_length": 512, "self_check": False, "prefill_budget": 40, "prefix_cache_bytes": 2**24}
     ours, plain = (steering.Engine(mllm, **options) for _ in range(2))  # type: ignore[arg-type]
-    ours._runner.steps = steps = compiled.compilation.steps
+    ours._runner.passes.steps = steps = compiled.compilation.steps
     assert steps is not None
     picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
     words = [[{"type": "text", "text": "what is this " * n}] for n in (1, 2, 3, 25)]
@@ -163,7 +201,7 @@ def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
     longest = build_prompt(mllm, asked.messages).length + 40
     plain = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
     compiled_too = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
-    compiled_too._runner.steps = compiled.compilation.steps
+    compiled_too._runner.passes.steps = compiled.compilation.steps
     (one,), (other,) = plain.generate([asked]), compiled_too.generate([asked])
     assert one.choices[0].token_ids == other.choices[0].token_ids
 
@@ -172,7 +210,7 @@ def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
 def test_the_next_start_finds_them(load_mllm: LoadMLLM, folder: Path) -> None:
     again = engine(load_mllm("qwen2_vl"), folder)
     assert again.compilation.state == "ready"
-    assert again.stats()["compiled_in_use"] == 4
+    assert again.stats()["compiled_in_use"] == len(variants(again.mllm))
     text = Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=4, ignore_eos=True))
     again.generate([text])  # whose positions have one axis, but a picture's more; keys and values are made now
     assert again.stats()["compiled_steps"] == 3

@@ -14,7 +14,7 @@ from steering.decoder.hooks import AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVBlocks, KVPool
 from steering.recorders import attention
-from steering.recorders.attention import DecodeCapture, PrefillCapture
+from steering.recorders.attention import QUESTIONS, DecodeCapture, PrefillCapture
 
 HEADS, KV_HEADS, WIDTH, SLOTS, LENGTH = 6, 2, 8, 5, 32
 SCALING = 0.3
@@ -63,26 +63,33 @@ def nothing() -> Any:
     return cast(Any, None)
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("columns", [20, LENGTH])
 @pytest.mark.parametrize(("window", "softcap"), VARIANTS)
-def test_decode_of_ragged_rows(window: int | None, softcap: float | None, columns: int, captured: bool) -> None:
+def test_decode_of_ragged_rows(
+    window: int | None, softcap: float | None, columns: int, captured: bool, fused: bool
+) -> None:
     pool = filled_pool()
     keys, values = (tensor.clone() for tensor in pool.layer(0, nothing(), nothing()))
     positions = torch.tensor([3, 19, 0, 11])
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     spans = (random(SLOTS, LENGTH, 7, seed=3) > 0).float()
-    capture = DecodeCapture(torch.device("cpu"))
-    step = Decode(pool, positions, columns, Hooks.of([capture if captured else None]))
+    sources = (random(4, 7, 3, seed=4) > 0).float()
+    capture = DecodeCapture(spans[:4], sources, kept=False)
+    step = Decode(pool, positions, columns, Hooks.of([capture if captured else None]), fused=fused)
     output = step.attend(Heads(0, SCALING, window, softcap), query, key, value, None)
+    step.hooks.settle()
     assert output.shape == query.shape
     for row, position in enumerate(positions.tolist()):
         keys[row, :, position], values[row, :, position] = key[row, :, 0], value[row, :, 0]
         expected, weights = by_definition(query[row, :, 0], keys[row], values[row], position, window, softcap)
         torch.testing.assert_close(output[row, :, 0], expected, rtol=1e-5, atol=1e-6)
         if captured:
-            sums = capture.means()[0, row] @ spans[row, :columns]
-            torch.testing.assert_close(sums, weights.mean(0) @ spans[row], rtol=1e-5, atol=1e-6)
+            sums = weights.mean(0) @ spans[row]
+            torch.testing.assert_close(capture.sums[row, 0], sums, rtol=1e-5, atol=1e-6)
+            shares = sums @ sources[row] / (sums @ sources[row]).sum()
+            torch.testing.assert_close(capture.shares[row, 0], shares, rtol=1e-5, atol=1e-6)
     # One column a row was written, and nothing else.
     for ours, theirs in zip(pool.layer(0, nothing(), nothing()), (keys, values), strict=True):
         assert torch.equal(ours, theirs)
@@ -208,18 +215,24 @@ def test_prefill_captures_the_chosen_rows_by_group(mask_kind: str, piece: int, m
     row = torch.arange(n)
     visible = ((row <= row[:, None]) & (row > row[:, None] - window))[None, None]
     mask = {"none": None, "bool": visible, "float": torch.zeros(visible.shape).masked_fill(~visible, -1e30)}[mask_kind]
-    capture = PrefillCapture(spans, rows, weights, torch.zeros(1, 2, 2, 5))
+    groups = weights.transpose(1, 2)
+    capture = PrefillCapture(spans, rows, groups, None, by_patch=True, maps_from=None, at_once=piece == 128)
     step = Prefill(KVPool(2, LENGTH), slice(0, 2), hooks=Hooks.of([capture]))
     step.attend(Heads(0, SCALING, window if mask_kind != "none" else None, None), query, key, value, mask)
+    step.hooks.settle()
+    assert capture.patches is not None
     for prompt, groups in enumerate(([[1, 4], [9]], [[2, 3, 5], [8]])):
         for group, members in enumerate(groups):
-            expected = torch.zeros(5)
+            expected = torch.zeros(n)
             for member in members:
                 _, attended = by_definition(
                     query[prompt, :, member], key[prompt], value[prompt], member, None if mask is None else window
                 )
-                expected += attended.mean(0) @ spans[prompt, :n]
-            torch.testing.assert_close(capture.sums[0, prompt, group], expected, rtol=1e-5, atol=1e-6)
+                expected += attended.mean(0)
+            by_span = expected @ spans[prompt, :n]
+            torch.testing.assert_close(capture.sums[0, prompt, group], by_span, rtol=1e-5, atol=1e-6)
+            if group == QUESTIONS:
+                torch.testing.assert_close(capture.patches[0, prompt], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_bidirectional_masks_are_kept() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, QUESTION, SYSTEM, USER
 from steering.readouts.modality import modality
-from steering.recorders.attention import AFTER, BEFORE, span_shares
+from steering.recorders.attention import AFTER, BEFORE, source_shares, span_sources
 
 
 def test_the_ratio_compares_the_mean_image_token_with_the_mean_context_token() -> None:
@@ -30,7 +30,7 @@ def test_a_layer_whose_window_holds_neither_has_none() -> None:
     assert modality(torch.zeros(2), torch.zeros(2), 16, 4) == {"attention_ratio": None, "by_layer": [None, None]}
 
 
-CONTENT, WHOLE = torch.tensor(True), torch.tensor(False)
+CONTENT, WHOLE = (span_sources(FIRST_IMAGE + 4, content) for content in (True, False))
 
 
 def test_shares_of_vision_system_and_user_text() -> None:
@@ -41,17 +41,17 @@ def test_shares_of_vision_system_and_user_text() -> None:
     sums[0, 1, [SYSTEM, QUESTION]] = torch.tensor([0.3, 0.1])
     # Layer 0: 0.5, 0.1, 0.2 of 0.8; layer 1: 0, 0.3, 0.1 of 0.4.
     expected = torch.tensor([[[0.625, 0.125, 0.25], [0.0, 0.75, 0.25]]])
-    torch.testing.assert_close(span_shares(sums, CONTENT), expected)
+    torch.testing.assert_close(source_shares(sums, CONTENT), expected)
     sums[0, :, [BEFORE, AFTER]] = torch.tensor([[0.25, 0.25], [0.6, 0.4]])
-    torch.testing.assert_close(span_shares(sums, WHOLE), torch.tensor([[[0.5, 0.25, 0.25], [0.0, 0.6, 0.4]]]))
-    torch.testing.assert_close(span_shares(sums, CONTENT), expected)
+    torch.testing.assert_close(source_shares(sums, WHOLE), torch.tensor([[[0.5, 0.25, 0.25], [0.0, 0.6, 0.4]]]))
+    torch.testing.assert_close(source_shares(sums, CONTENT), expected)
 
 
 def test_layers_that_see_none_of_the_three_have_no_shares() -> None:
-    sums = torch.zeros(2, 2, FIRST_IMAGE + 2)
+    sums = torch.zeros(2, 2, FIRST_IMAGE + 4)
     sums[0, 1, SYSTEM] = 0.2
-    shares = span_shares(sums, CONTENT)
+    shares = source_shares(sums, CONTENT)
     torch.testing.assert_close(shares[0, 1], torch.tensor([0.0, 1.0, 0.0]))
     assert shares[0, 0].isnan().all()
     assert shares[1].isnan().all()
-    assert span_shares(sums, WHOLE).isnan().all()
+    assert source_shares(sums, WHOLE).isnan().all()

@@ -12,7 +12,7 @@ import torch
 from steering import Engine, Request, Sampling
 from steering.decoder.attention import Decode
 from steering.decoder.kv import KVPool
-from steering.runner import columns, runner
+from steering.runner import columns, passes
 from steering.runner.columns import Columns, columns_of
 from tests import families
 from tests.steering.conftest import MakeEngine
@@ -76,7 +76,7 @@ def test_answers_are_the_same_to_the_bit(make_engine: MakeEngine, monkeypatch: p
         parted.append(made.apart)
         return made
 
-    monkeypatch.setattr(runner, "Decode", step)
+    monkeypatch.setattr(passes, "Decode", step)
     assert said(engine) == expected
     assert not any(parted)
     monkeypatch.setitem(columns.CALL_BYTES, "cpu", 1)

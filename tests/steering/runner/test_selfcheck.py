@@ -234,14 +234,14 @@ def test_attention_that_is_read_wrongly_is_refused(
     dtype: torch.dtype, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = steering.load(families.checkpoint("qwen2_vl", root), dtype=dtype, device="cpu")
-    real = PrefillCapture.prefill
+    real = PrefillCapture.settle
 
-    def prefill(self: PrefillCapture, layer: int, *arguments: Any) -> None:
-        real(self, layer, *arguments)
+    def settle(self: PrefillCapture) -> None:
+        real(self)
         if self.last_sums is not None:
-            self.last_sums[layer] *= 1.5
+            self.last_sums *= 1.5
 
-    monkeypatch.setattr(PrefillCapture, "prefill", prefill)
+    monkeypatch.setattr(PrefillCapture, "settle", settle)
     with pytest.raises(UnsupportedModel, match="its attention to an image is read"):
         selfcheck.check_model(model)
 

@@ -1,0 +1,185 @@
+"""Forward passes under their hooks: by a compiled step where there is one for them, and else as the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx.experimental._config
+
+from steering.compiled.steps import CompiledSteps
+from steering.decoder.attention import Decode, Prefill, Ragged
+from steering.decoder.hooks import Hook, Hooks
+from steering.decoder.kv import KVPool
+from steering.devices import sent
+from steering.model.embedded import Embedded
+from steering.model.mllm import MLLM
+from steering.protocol.sequence import Sequence
+from steering.protocol.slots import SCOPES, Computed, Concerned, Concerns, DecodeBatch, PrefillChunk, Scope, Slots
+from steering.runner.columns import columns_of
+from steering.runner.embedding import Embedder
+
+Made = dict[str, Hook | None]
+"""Hooks by the names of the slots that they are of."""
+
+
+class Passed(NamedTuple):
+    """What a pass computed, and nobody has kept yet."""
+
+    concerned: Concerned
+    hooks: Made
+    computed: Computed
+
+
+class Passes:
+    """Runs what it is given through the decoder, and writes nothing but the columns of these tokens. steps: those that were
+    compiled before; by_torch: the decode step is compiled by torch at its first use."""
+
+    def __init__(
+        self,
+        mllm: MLLM,
+        pool: KVPool,
+        concerns: Concerns,
+        embedder: Embedder,
+        steps: CompiledSteps | None,
+        by_torch: bool,
+    ):
+        self.steps = steps
+        self._mllm, self._pool, self._concerns, self._embedder = mllm, pool, concerns, embedder
+        self._decode_step = _compiled(mllm.decoder) if by_torch else mllm.decoder
+        self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
+        self._always = torch.ones(pool.slots, 1, 1, device=mllm.device)
+
+    def prompts(self, chunk: PrefillChunk, inputs: Embedded, scope: Scope | None = None) -> Passed:
+        """A part of some prompts, of which these are the decoder's inputs. scope: as of a decode."""
+        concerned = self._concerned(chunk.sequences, scope)
+        acting = [part for part in concerned.acting if chunk.uniform or part.acts_on_prompts(chunk.sequences)]
+        if (found := self._prompts_compiled(chunk, inputs, acting)) is not None:
+            return Passed(concerned, *found)
+        arguments = inputs.arguments
+        if any(chunk.starts):
+            arguments["attention_mask"] = self._own_mask(1)
+        return self._prefill(chunk, concerned, lambda step: self._mllm.decoder(**arguments, use_cache=False, step=step))
+
+    def generated(self, chunk: PrefillChunk, tokens: torch.Tensor, positions: torch.Tensor) -> Passed:
+        """Tokens (1, n) of an answer at rotary positions (1, n), as a chunk of a prompt."""
+        decoder, concerned = self._mllm.decoder, self._concerned(chunk.sequences, None)
+        return self._prefill(chunk, concerned, lambda step: self._of_tokens(decoder, tokens, positions, step))
+
+    def decode(
+        self,
+        running: list[Sequence],
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        rope: torch.Tensor,
+        scope: Scope | None = None,
+    ) -> tuple[DecodeBatch, Passed]:
+        """One token of every running sequence, (rows,), at these columns and rotary positions; within a `scope` under all
+        hooks that a compiled step for that has, and not under those of what was asked for."""
+        columns = columns_of([sequence.length + 1 for sequence in running], self._pool, self._mllm.device.type)
+        # A row that is held only keeps its place: its twin is still in prefill, and what it does now is written over.
+        active = self._always[: len(running)]
+        if any(sequence.held for sequence in running):
+            kept = [[[float(not sequence.held)]] for sequence in running]
+            active = sent(torch.tensor(kept), positions.device)
+        batch = DecodeBatch(running, positions, columns.longest, active, scope not in (None, "plain"))
+        concerned = self._concerned(running, scope)
+        acting = [part for part in concerned.acting if scope is not None or part.acts(running)]
+        long = columns.saved > self._weights  # rows of very different lengths are read by themselves
+        if not long and (found := self._decode_compiled(batch, acting, tokens, rope)) is not None:
+            return batch, Passed(concerned, *found)
+        hooks = {part.name: part.decode(batch) for part in acting}
+        plain = long or any(part.compiled not in ("plain", "usual") for part in acting)
+        apart = (columns.common, columns.apart) if plain or self._decode_step is self._mllm.decoder else ()
+        step = Decode(self._pool, positions, columns.longest, Hooks.of(hooks.values()), *apart)
+        decoder = self._mllm.decoder if plain else self._decode_step
+        hidden = self._of_tokens(decoder, tokens[:, None], rope[:, None], step).last_hidden_state
+        step.hooks.settle()
+        hidden = hidden.to(self._mllm.device)
+        return batch, Passed(concerned, hooks, Computed(hidden, self._mllm.head(hidden[:, -1])))
+
+    def _concerned(self, sequences: list[Sequence], scope: Scope | None) -> Concerned:
+        if scope is None:
+            return self._concerns.of(sequences)
+        parts = self._concerns.of_steps[scope]
+        return Concerned(parts, parts)
+
+    def _decode_compiled(
+        self, batch: DecodeBatch, acting: list[Slots], tokens: torch.Tensor, rope: torch.Tensor
+    ) -> tuple[Made, Computed] | None:
+        """A decode by a compiled step; None where there is none for what acts."""
+        for scope in self._scopes("decode", acting):
+            one = replace(batch, uniform=scope != "plain")
+            hooks = {part.name: part.decode(one) for part in self._concerns.of_steps[scope]}
+            fed = self._embedder.rope_axes, tokens, batch.positions, rope, batch.columns, self._pool
+            if self.steps is not None and (computed := self.steps.decode(_there(hooks), *fed)) is not None:
+                return hooks, computed
+        return None
+
+    def _prompts_compiled(
+        self, chunk: PrefillChunk, inputs: Embedded, acting: list[Slots]
+    ) -> tuple[Made, Computed] | None:
+        """The same for a part of some prompts."""
+        if self.steps is None or not inputs.plain or not self.steps.may_run(chunk, self._pool):
+            return None
+        for scope in self._scopes("prefill", acting, least="usual" if acting else "plain"):
+            if not chunk.complete and scope != "plain":
+                continue
+            one = replace(chunk, uniform=scope != "plain")
+            hooks = {part.name: part.prefill(one) for part in self._concerns.of_steps[scope]}
+            fed = self._embedder.rope_axes, inputs.embeds, inputs.positions, one, self._pool
+            if (computed := self.steps.prefill(_there(hooks), *fed)) is not None:
+                return hooks, computed
+        return None
+
+    def _scopes(self, kind: str, acting: list[Slots], least: Scope = "plain") -> list[Scope]:
+        """The scopes of compiled steps that have the hooks of all that acts, the smallest first."""
+        needed = [part.compiled for part in acting]
+        if self.steps is None or "never" in needed:
+            return []
+        least_index = max([SCOPES.index(least), *[SCOPES.index(one) for one in needed if one != "never"]])
+        ready = self.steps.scopes.get(kind, frozenset())
+        return [scope for scope in SCOPES[least_index:] if scope in ready]
+
+    def _prefill(self, chunk: PrefillChunk, concerned: Concerned, decoder: Callable[[Prefill], Any]) -> Passed:
+        hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
+        ragged = Ragged(chunk.starts, chunk.lengths) if len(set(chunk.starts)) > 1 else None
+        step = Prefill(self._pool, chunk.rows, chunk.starts[0], Hooks.of(hooks.values()), ragged)
+        hidden: torch.Tensor = decoder(step).last_hidden_state.to(self._mllm.device)
+        step.hooks.settle()
+        logits = None
+        if chunk.complete:
+            last = sent(chunk.last, hidden.device)
+            logits = self._mllm.head(hidden[torch.arange(len(last), device=last.device), last])
+        return Passed(concerned, hooks, Computed(hidden, logits))
+
+    def _of_tokens(
+        self, decoder: Callable[..., Any], tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode
+    ) -> Any:
+        """The decoder's output of generated tokens (rows, n) at rotary positions (rows, n)."""
+        if (axes := self._embedder.rope_axes) is not None:
+            positions = positions.expand(axes, -1, -1)
+        return decoder(
+            inputs_embeds=self._mllm.model.get_input_embeddings()(tokens),
+            position_ids=positions,
+            attention_mask=self._own_mask(len(tokens)),
+            use_cache=False,
+            step=step,
+        )
+
+    def _own_mask(self, rows: int) -> torch.Tensor:
+        """Stands for a mask that our attention makes itself; it keeps the model from building one."""
+        return torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=self._mllm.device)
+
+
+def _there(hooks: Made) -> list[Hook]:
+    return [hook for hook in hooks.values() if hook is not None]
+
+
+def _compiled(decoder: torch.nn.Module) -> Callable[..., Any]:
+    """The decoder for any number of rows and columns, compiled as one graph."""
+    # Else a number of columns that happens to equal the width of a head is taken for that width, which never changes.
+    torch.fx.experimental._config.use_duck_shape = False
+    return torch.compile(decoder, dynamic=True, fullgraph=True)
