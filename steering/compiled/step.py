@@ -110,12 +110,13 @@ class Step(nn.Module):
 
 
 class DecodeStep(Step):
-    """One token for each of the first rows of the pool."""
+    """One token for each of the first rows of the pool. fused: as of `Decode`."""
 
     kind: ClassVar[Kind] = "decode"
 
-    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
+    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, fused: bool = True):
         super().__init__(mllm, shape, axes)
+        self._fused = fused
         self.embeddings = mllm.model.get_input_embeddings()
 
     def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
@@ -137,7 +138,7 @@ class DecodeStep(Step):
         angles = rope[:, None]
         if self._axes is not None:
             angles = angles.expand(self._axes, -1, -1)
-        step = Decode(KVPool.of(pooled), positions, column.shape[0], Hooks.of(hooks), fused=True)
+        step = Decode(KVPool.of(pooled), positions, column.shape[0], Hooks.of(hooks), fused=self._fused)
         return self._run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, given)
 
 

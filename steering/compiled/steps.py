@@ -120,6 +120,10 @@ class CompiledSteps:
         package, own, given = found
         return Computed(*package.decode(own, given, tokens, positions, rope, columns, pool))
 
+    def columns(self, needed: int, pool: KVPool) -> int:
+        """How many columns a step reads that needs so many."""
+        return needed
+
     def may_run(self, chunk: PrefillChunk, pool: KVPool) -> bool:
         """Whether a part of some prompts is one that compiled steps are for."""
         return _columns(chunk) <= min(LONGEST, pool.length) and pool.layers == self._mllm.num_layers

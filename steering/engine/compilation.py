@@ -1,8 +1,8 @@
 """How an engine's steps come to be compiled.
 
 On a CPU another process compiles them beside what is served, and they are kept for the next start (`steering.compiled`);
-until they are ready, and where they cannot be, steps run as they are. On a GPU torch compiles the decode step at its first
-use, before the engine is there.
+until they are ready, and where they cannot be, steps run as they are. On a GPU decode steps are captured as CUDA graphs at
+their first use, the smallest before the engine is there.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def check_compilable(mllm: MLLM) -> None:
 
 
 class Compilation:
-    """The compiled steps of one engine. `steps` are those that its runner takes, None where there are none to come;
-    `by_torch` says that torch is to compile at the first use."""
+    """The compiled steps of one engine. `steps` are those that its runner takes, None where there are none to come; `graphs`
+    says that the runner is to capture its own."""
 
     def __init__(self, mllm: MLLM, compiled: bool, folder: str | None):
         self.steps: CompiledSteps | None = None
-        self.by_torch = compiled and mllm.device.type != "cpu"
+        self.graphs = compiled and mllm.device.type != "cpu"
         self._compiling: Compiling | None = None
-        if not compiled or self.by_torch:
+        if not compiled or self.graphs:
             return
         try:
             rehearsal = Rehearsal(mllm)
@@ -82,7 +82,7 @@ class Compilation:
         """Whether compiled steps are in use, or will be."""
         if self._compiling is not None:
             return self._compiling.state
-        return "ready" if self.by_torch else "off" if self.steps is None else "failed"
+        return "ready" if self.graphs else "off" if self.steps is None else "failed"
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all that is compiled is in use, for so many seconds; False where it is not."""
@@ -96,7 +96,7 @@ class Compilation:
     def stats(self) -> Mapping[str, float]:
         """How many compiled steps are in use, and how often one was taken."""
         if self.steps is None:
-            return {"compiled_in_use": float(self.by_torch), "compiled_steps": 0}
+            return {"compiled_in_use": float(self.graphs), "compiled_steps": 0}
         return {"compiled_in_use": len(self.steps), "compiled_steps": self.steps.taken}
 
 

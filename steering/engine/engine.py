@@ -96,7 +96,7 @@ class Engine:
         self.compilation = Compilation(mllm, compiled, compiled_folder)
         sizes = (slots, self.max_length, max_images, image_cache_bytes, prefix_cache_bytes)
         compiled_steps = self.compilation.steps
-        self._runner = Runner(mllm, *sizes, compiled=self.compilation.by_torch, share=kv_share, steps=compiled_steps)
+        self._runner = Runner(mllm, *sizes, graphs=self.compilation.graphs, share=kv_share, steps=compiled_steps)
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)
@@ -111,7 +111,7 @@ class Engine:
         self._fatal: BaseException | None = None
         self._died, self._max_step = died, max_step
         self._stepping_since = math.inf
-        if self.compilation.by_torch:
+        if self.compilation.graphs:
             compiled_now(self.generate, self._scheduler.slots, mllm.name)
             self._count_anew()
 

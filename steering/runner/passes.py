@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.fx.experimental._config
 
+from steering.compiled.graphs import DecodeGraphs
 from steering.compiled.steps import CompiledSteps
 from steering.decoder.attention import Decode, Prefill, Ragged
 from steering.decoder.hooks import Hook, Hooks
@@ -34,8 +34,8 @@ class Passed(NamedTuple):
 
 
 class Passes:
-    """Runs what it is given through the decoder, and writes nothing but the columns of these tokens. steps: those that were
-    compiled before; by_torch: the decode step is compiled by torch at its first use."""
+    """Runs what it is given through the decoder, and writes nothing but the columns of these tokens. steps: those that are
+    compiled, or captured."""
 
     def __init__(
         self,
@@ -43,12 +43,10 @@ class Passes:
         pool: KVPool,
         concerns: Concerns,
         embedder: Embedder,
-        steps: CompiledSteps | None,
-        by_torch: bool,
+        steps: CompiledSteps | DecodeGraphs | None,
     ):
         self.steps = steps
         self._mllm, self._pool, self._concerns, self._embedder = mllm, pool, concerns, embedder
-        self._decode_step = _compiled(mllm.decoder) if by_torch else mllm.decoder
         self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
         self._always = torch.ones(pool.slots, 1, 1, device=mllm.device)
 
@@ -65,8 +63,8 @@ class Passes:
 
     def generated(self, chunk: PrefillChunk, tokens: torch.Tensor, positions: torch.Tensor) -> Passed:
         """Tokens (1, n) of an answer at rotary positions (1, n), as a chunk of a prompt."""
-        decoder, concerned = self._mllm.decoder, self._concerned(chunk.sequences, None)
-        return self._prefill(chunk, concerned, lambda step: self._of_tokens(decoder, tokens, positions, step))
+        concerned = self._concerned(chunk.sequences, None)
+        return self._prefill(chunk, concerned, lambda step: self._of_tokens(tokens, positions, step))
 
     def decode(
         self,
@@ -79,23 +77,21 @@ class Passes:
         """One token of every running sequence, (rows,), at these columns and rotary positions; within a `scope` under all
         hooks that a compiled step for that has, and not under those of what was asked for."""
         columns = columns_of([sequence.length + 1 for sequence in running], self._pool, self._mllm.device.type)
+        longest = columns.longest if self.steps is None else self.steps.columns(columns.longest, self._pool)
         # A row that is held only keeps its place: its twin is still in prefill, and what it does now is written over.
         active = self._always[: len(running)]
         if any(sequence.held for sequence in running):
             kept = [[[float(not sequence.held)]] for sequence in running]
             active = sent(torch.tensor(kept), positions.device)
-        batch = DecodeBatch(running, positions, columns.longest, active, scope not in (None, "plain"))
+        batch = DecodeBatch(running, positions, longest, active, scope not in (None, "plain"))
         concerned = self._concerned(running, scope)
         acting = [part for part in concerned.acting if scope is not None or part.acts(running)]
         long = columns.saved > self._weights  # rows of very different lengths are read by themselves
         if not long and (found := self._decode_compiled(batch, acting, tokens, rope)) is not None:
             return batch, Passed(concerned, *found)
         hooks = {part.name: part.decode(batch) for part in acting}
-        plain = long or any(part.compiled not in ("plain", "usual") for part in acting)
-        apart = (columns.common, columns.apart) if plain or self._decode_step is self._mllm.decoder else ()
-        step = Decode(self._pool, positions, columns.longest, Hooks.of(hooks.values()), *apart)
-        decoder = self._mllm.decoder if plain else self._decode_step
-        hidden = self._of_tokens(decoder, tokens[:, None], rope[:, None], step).last_hidden_state
+        step = Decode(self._pool, positions, longest, Hooks.of(hooks.values()), columns.common, columns.apart)
+        hidden = self._of_tokens(tokens[:, None], rope[:, None], step).last_hidden_state
         step.hooks.settle()
         hidden = hidden.to(self._mllm.device)
         return batch, Passed(concerned, hooks, Computed(hidden, self._mllm.head(hidden[:, -1])))
@@ -155,13 +151,11 @@ class Passes:
             logits = self._mllm.head(hidden[torch.arange(len(last), device=last.device), last])
         return Passed(concerned, hooks, Computed(hidden, logits))
 
-    def _of_tokens(
-        self, decoder: Callable[..., Any], tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode
-    ) -> Any:
+    def _of_tokens(self, tokens: torch.Tensor, positions: torch.Tensor, step: Prefill | Decode) -> Any:
         """The decoder's output of generated tokens (rows, n) at rotary positions (rows, n)."""
         if (axes := self._embedder.rope_axes) is not None:
             positions = positions.expand(axes, -1, -1)
-        return decoder(
+        return self._mllm.decoder(
             inputs_embeds=self._mllm.model.get_input_embeddings()(tokens),
             position_ids=positions,
             attention_mask=self._own_mask(len(tokens)),
@@ -176,10 +170,3 @@ class Passes:
 
 def _there(hooks: Made) -> list[Hook]:
     return [hook for hook in hooks.values() if hook is not None]
-
-
-def _compiled(decoder: torch.nn.Module) -> Callable[..., Any]:
-    """The decoder for any number of rows and columns, compiled as one graph."""
-    # Else a number of columns that happens to equal the width of a head is taken for that width, which never changes.
-    torch.fx.experimental._config.use_duck_shape = False
-    return torch.compile(decoder, dynamic=True, fullgraph=True)

@@ -21,11 +21,9 @@ SHARE = 0.9
 """Of a GPU's memory that is free once the model is there, what keys and values may take."""
 
 
-def allotted(
-    mllm: MLLM, slots: int, length: int, compiled: bool = False, share: float = SHARE, kept: int = 0
-) -> KVPool:
+def allotted(mllm: MLLM, slots: int, length: int, graphs: bool = False, share: float = SHARE, kept: int = 0) -> KVPool:
     """Keys and values of so many slots, of at least so many columns each; on GPUs see `at_once`."""
-    if compiled:  # a step that reads all columns would be compiled anew, so there is always one bucket more
+    if graphs:  # which need a last column that nobody reads
         length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
     return KVPool(slots, length) if mllm.device.type == "cpu" else at_once(mllm, slots, length, share, kept)
 

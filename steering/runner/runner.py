@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.fx.experimental._config
 
+from steering.compiled.graphs import DecodeGraphs
 from steering.compiled.steps import CompiledSteps
 from steering.decoder.hooks import Hook
 from steering.devices import fill, sent
@@ -50,16 +51,16 @@ class Runner:
         max_images: int,
         image_cache_bytes: int = 0,
         prefix_cache_bytes: int = 0,
-        compiled: bool = False,
+        graphs: bool = False,
         share: float = SHARE,
         steps: CompiledSteps | None = None,
     ):
-        """`compiled` has torch compile the decode step at its first use; `steps` are those that were compiled before."""
+        """`graphs` has decode steps be captured as CUDA graphs at their first use; `steps` are those that were compiled."""
         self.mllm = mllm
         self._threads = PassThreads(mllm)
         self.image_cache = ImageCache(image_cache_bytes)
         kept = image_cache_bytes + prefix_cache_bytes
-        self.pool = allotted(mllm, slots, length, compiled, share, kept)
+        self.pool = allotted(mllm, slots, length, graphs, share, kept)
         slots, length = self.pool.slots, self.pool.length
         self.choice = Chooser(mllm, slots)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
@@ -76,7 +77,8 @@ class Runner:
         self.embedder = Embedder(mllm, self.image_cache, self.prefixes)
         if steps is not None:  # a text's positions are the same on each axis
             self.embedder.rope_axes = steps.axes
-        self.passes = Passes(mllm, self.pool, self.concerns, self.embedder, steps, compiled)
+        taken = DecodeGraphs(mllm) if graphs else steps
+        self.passes = Passes(mllm, self.pool, self.concerns, self.embedder, taken)
 
     @property
     def _every(self) -> tuple[Slots, ...]:

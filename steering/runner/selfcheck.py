@@ -46,7 +46,7 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
     In half precision and in integers, both are compared with the same model computed in float32, and the engine may be at
     most `MARGIN` times as far from it as the plain model is; how well its tokens agree is logged. Integers are what the
     model computes in from here on. With `compiled` weights stay as compiled steps need them; on a GPU the decoding steps
-    of plain requests are those that torch compiled.
+    of plain requests are captured graphs.
     Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
     """
     try:
@@ -268,7 +268,7 @@ def _engine_logits(
     they are observed, the attention (layers,) of each prompt's last row to its image."""
     length = max(prompt.length for prompt in prompts) + STEPS
     slots = len(prompts) + 1  # as in use, where most steps leave some slots out
-    runner = Runner(mllm, slots, length, max_images=1, compiled=compiled)
+    runner = Runner(mllm, slots, length, max_images=1, graphs=compiled)
     if observed:
         runner.interventions["selfcheck"] = _ExplicitSlots("selfcheck", Pool(mllm, slots, length, 1))
     sequences = [checked_sequence(mllm, prompt, slot, observed) for slot, prompt in enumerate(prompts)]

@@ -1,0 +1,144 @@
+"""Decode steps as CUDA graphs: all kernels of a step are launched at once, where a host that launches one after the other
+takes longer than a GPU computes.
+
+A graph reads and writes the same memory whenever it is replayed, for as many rows and columns as it was captured for. So
+each has inputs of its own, into which a step's are copied, and rows behind the running ones, which write to the last column
+of their slots, where nothing is ever read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from steering.compiled.step import DecodeStep
+from steering.compiled.tensors import Foreign, Pattern, put_together, taken_apart
+from steering.decoder.hooks import Hook
+from steering.decoder.kv import KVPool
+from steering.model.mllm import MLLM
+from steering.protocol.slots import SCOPES, Computed, PrefillChunk, Scope
+
+LEAST = 256
+"""Columns that a graph reads at least."""
+WARMUPS = 2
+"""Runs before a capture, which make what is made at first use."""
+
+Captured = tuple[Callable[[], object], list[torch.Tensor]]
+"""What runs again, and what it writes to each time."""
+
+
+def captured(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
+    """A call as a CUDA graph. Raises what torch raises for one that waits for the host."""
+    aside = torch.cuda.Stream(device)
+    aside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(aside):
+        for _ in range(WARMUPS):
+            run()
+    torch.cuda.current_stream(device).wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = run()
+    return graph.replay, made
+
+
+class _Graph(NamedTuple):
+    """fed: tokens, positions and rotary positions, (rows,). given: the hooks' tensors. made: hidden states, logits, and what
+    hooks left behind, in places of `left`."""
+
+    fed: list[torch.Tensor]
+    given: list[torch.Tensor]
+    replay: Callable[[], object]
+    made: list[torch.Tensor]
+    left: object
+
+
+class DecodeGraphs:
+    """What a runner asks for its decode steps on a GPU, as `steps.CompiledSteps`. One is captured for each number of rows
+    and columns, up to buckets, when it is first wanted; `capture` does that."""
+
+    axes: int | None = None
+
+    def __init__(
+        self, mllm: MLLM, capture: Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured] = captured
+    ):
+        self._mllm, self._capture = mllm, capture
+        self._graphs: dict[tuple[Pattern, int | None, int, int], _Graph] = {}
+        self.scopes: dict[str, frozenset[Scope]] = {"decode": frozenset(SCOPES)}
+        """What there are steps for, of "prefill" and of "decode"."""
+        self.taken = 0
+        """How many steps were run."""
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def columns(self, needed: int, pool: KVPool) -> int:
+        """How many columns a step reads that needs so many: few numbers, each at most half as large again as the one
+        before."""
+        size = LEAST
+        while size < needed:
+            size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+        return min(size, pool.length)
+
+    def may_run(self, chunk: PrefillChunk, pool: KVPool) -> bool:
+        """No prompt's: their sizes are too many."""
+        return False
+
+    def prefill(self, *args: object) -> Computed | None:
+        """None."""
+        return None
+
+    def decode(
+        self,
+        hooks: Sequence[Hook],
+        axes: int | None,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        rope: torch.Tensor,
+        columns: int,
+        pool: KVPool,
+    ) -> Computed | None:
+        """As `compiled.package.Package`; None for hooks that hold what cannot be copied, and before keys and values are
+        made."""
+        own, rows = list(hooks), len(tokens)
+        try:
+            shape, given = taken_apart(own)
+        except Foreign:
+            return None
+        if pool.layers < self._mllm.num_layers or any(one.shape[0] != rows for one in given):
+            return None
+        full = min(1 << (rows - 1).bit_length(), pool.slots)
+        key = shape, axes, full, columns
+        if key not in self._graphs:
+            self._graphs[key] = self._made(shape, axes, full, columns, given, pool)
+        graph = self._graphs[key]
+        graph.fed[1][rows:] = pool.length - 1
+        torch._foreach_copy_([one[:rows] for one in graph.fed], [tokens, positions, rope])
+        if given:
+            torch._foreach_copy_([one[:rows] for one in graph.given], given)
+        graph.replay()
+        self.taken += 1
+        hidden, logits, *made = [one[:rows] for one in graph.made]
+        for hook, left in zip(own, put_together(graph.left, [*given, *made]), strict=True):
+            vars(hook).update(vars(left))
+        return Computed(hidden.clone(), logits.clone())  # which some keep until the next step
+
+    def _made(
+        self,
+        shape: Pattern,
+        axes: int | None,
+        rows: int,
+        columns: int,
+        given: list[torch.Tensor],
+        pool: KVPool,
+    ) -> _Graph:
+        """Capture a step."""
+        device = self._mllm.device
+        step = DecodeStep(self._mllm, shape, axes, fused=False)
+        fed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
+        fed[1].fill_(pool.length - 1)  # what is run before the graph must write where nobody reads
+        own = [one.new_zeros(rows, *one.shape[1:]) for one in given]
+        column, pooled = torch.zeros(columns, device=device), list(pool.tensors)
+        replay, made = self._capture(lambda: step(*fed, column, own, pooled), device)
+        return _Graph(fed, own, replay, made, step.left)

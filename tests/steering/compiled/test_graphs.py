@@ -1,0 +1,105 @@
+"""Decode steps that are captured once and run again over the same memory: the answers of those that run as they are.
+
+There is no GPU here: what stands for a graph runs the captured call again, and writes to what it wrote to first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import steering
+from steering import Diagnose, Generate, Request, Sage, Sampling, See, Think
+from steering.compiled.graphs import LEAST, Captured, DecodeGraphs
+from steering.decoder.kv import KVPool
+from steering.protocol.readout import REGISTRY
+from steering.vectors.vector import SteeringVector
+from tests.steering.conftest import LoadMLLM, MakeEngine
+
+FAMILIES = ("qwen2_vl", "gemma3", "internvl")
+
+
+def again(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
+    """A capture whose memory is written to by each replay."""
+    made = run()
+
+    def replay() -> None:
+        for kept, new in zip(made, run(), strict=True):
+            kept.copy_(new)
+
+    return replay, made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_steps_that_run_as_they_are(family: str, make_engine: MakeEngine) -> None:
+    """All that can be asked, beside each other, while rows come and go."""
+    plain, ours = (make_engine(family, slots=8, max_length=512) for _ in range(2))
+    mllm = ours.mllm
+    ours._runner.passes.steps = graphs = DecodeGraphs(mllm, capture=again)
+    ones = torch.ones(mllm.num_layers)
+    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
+    steer = steering.Steer(
+        SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint), 0.5
+    )
+    see, think = See(alpha=0.4, shallow=1), Think(threshold=0.01)
+    everything = Diagnose(frozenset(REGISTRY), causal=True)
+    picture = Image.linear_gradient("L").resize((56, 56)).convert("RGB")
+    words = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what"}]}]
+    text = [{"role": "user", "content": "what?"}]
+
+    def asked(tokens: int, *interventions: Any, messages: Any = words, diagnose: Diagnose | None = None) -> Request:
+        sampling = Sampling(max_tokens=tokens, ignore_eos=True, logprobs=2)
+        return Request(messages, sampling, interventions, diagnose=diagnose)
+
+    several = [
+        asked(5, messages=text),
+        asked(12, steer),
+        asked(9, Sage(see, think, Generate(refresh=4)), diagnose=everything),
+        asked(12, steering.Pai(amplify=0.5, first_layer=0)),
+        asked(3, messages=text, diagnose=everything),
+    ]
+    for requests in (several[:1], several, several[1:3]):
+        for one, other in zip(plain.generate(requests), ours.generate(requests), strict=True):
+            a, b = one.choices[0], other.choices[0]
+            assert a.token_ids == b.token_ids
+            assert [x.logprob for x in b.logprobs] == pytest.approx([x.logprob for x in a.logprobs], abs=1e-4)
+            for said, found in ((a.applied, b.applied), (a.diagnostics, b.diagnostics)):
+                assert numbers(found) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+    assert graphs.taken >= 20
+    assert {rows for _, _, rows, _ in graphs._graphs} >= {1, 2, 8}
+    assert len(graphs) < graphs.taken / 2
+
+
+def test_rows_behind_the_running_ones_write_where_nobody_reads(load_mllm: LoadMLLM) -> None:
+    mllm = load_mllm("qwen2_vl")
+    pool = KVPool(4, 64)
+    pool.allot(mllm.column())
+    graphs = DecodeGraphs(mllm, capture=again)
+    before = [one.clone() for one in pool.tensors]
+    places = torch.tensor([3, 7, 5])
+    with torch.inference_mode():
+        computed = graphs.decode([], None, torch.tensor([5, 6, 7]), places, places, 64, pool)
+    assert computed is not None
+    assert computed.logits is not None
+    assert computed.logits.shape == (3, mllm.vocab_size)
+    for one, other in zip(pool.tensors, before, strict=True):
+        changed = (one != other).any(-1).any(1)  # (slots, columns)
+        assert [row.nonzero()[:, 0].tolist() for row in changed] == [[3, 63], [7, 63], [5, 63], [63]]
+
+
+@pytest.mark.parametrize(("needed", "read"), [(1, LEAST), (256, 256), (257, 384), (385, 512), (600, 768), (900, 1000)])
+def test_few_numbers_of_columns_are_read(needed: int, read: int, load_mllm: LoadMLLM) -> None:
+    assert DecodeGraphs(load_mllm("qwen2_vl"), capture=again).columns(needed, KVPool(1, 1000)) == read
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers in what was said, in order."""
+    if isinstance(value, dict):
+        return [number for one in value.values() for number in numbers(one)]
+    if isinstance(value, list | tuple):
+        return [number for one in value for number in numbers(one)]
+    return [float(value)] if isinstance(value, int | float) else []
