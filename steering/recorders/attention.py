@@ -270,12 +270,13 @@ class AttentionRecorder(Slots):
                 captured.sums = captured.sums + sums
             if hook.last_sums is not None:
                 captured.last_sums = hook.last_sums[:, row]
+            columns = chunk.columns  # compiled steps read some more, which nobody sees
             if hook.patches is not None:
-                self.patches[sequence.slot, :, : hook.patches.shape[2]] += hook.patches[:, row]
+                self.patches[sequence.slot, :, :columns] += hook.patches[:, row, :columns]
             if hook.last_patches is not None:
-                captured.last_patches = hook.last_patches[:, row]
+                captured.last_patches = hook.last_patches[:, row, :columns]
             if hook.maps is not None:
-                captured.map = hook.maps[row]
+                captured.map = hook.maps[row, :columns]
 
     def reuse(self, sequence: Sequence) -> Reuse:
         if not sequence.wants(*SIGNALS):
