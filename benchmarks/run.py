@@ -105,7 +105,7 @@ def steering(workload: Workload) -> Iterator[Comparison]:
 
 def diagnostics(workload: Workload) -> Iterator[Comparison]:
     """Focus and modality, and everything, on against off, beside eager `output_attentions` against plain `generate()`."""
-    engine, plain, eager = sides.engine(workload, CONCURRENT), sides.Plain(workload), sides.Plain(workload, "eager")
+    engine, plain, eager = sides.served(workload, CONCURRENT), sides.Plain(workload), sides.Plain(workload, "eager")
     yield Comparison(
         "focus + modality on / off, one request",
         {
@@ -131,7 +131,7 @@ def diagnostics(workload: Workload) -> Iterator[Comparison]:
 
 def sage(workload: Workload) -> Iterator[Comparison]:
     """SAGE's stages, alone and together, against plain decoding; one request and sixteen, whose twins have slots."""
-    engine = sides.engine(workload, 2 * CONCURRENT)
+    engine = sides.served(workload, 2 * CONCURRENT)
     off: Side = functools.partial(sides.run_engine, engine, workload)
     for requests in (1, CONCURRENT):
         for name, stages in sides.SAGES.items():

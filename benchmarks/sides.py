@@ -13,6 +13,7 @@ import steering
 from benchmarks.models import Workload
 from steering import Diagnose, Generate, Grammar, Request, Sage, Sampling, See, Steer, Think
 from steering.bench.asking import chat, words
+from steering.engine.compilation import pays
 from steering.model.processor import load_processor
 from steering.protocol.readout import REGISTRY
 from steering.runner import columns
@@ -40,6 +41,11 @@ def engine(workload: Workload, slots: int, **options: Any) -> steering.Engine:
     if options.get("compiled") and not made.compilation.wait():
         raise RuntimeError("The decode step could not be compiled.")
     return made
+
+
+def served(workload: Workload, slots: int) -> steering.Engine:
+    """The same with compiled steps, where `helmsight serve` has them."""
+    return engine(workload, slots, compiled=pays(steering.load(workload.folder, device="cpu")))
 
 
 def run_engine(
