@@ -14,7 +14,7 @@ from tests import families
 EMBEDDING = ("model/mllm.py", "model/embedded.py")
 """Where transformers' own wrappers make a prompt's embeddings: their checks that pictures fit the prompt wait twice, their
 towers where features are cut apart."""
-PREFILL = "runner/runner.py"
+PREFILL = "runner/passes.py"
 """Where they run a prompt, and look for sequences packed into it, or for the places of features."""
 LAYERS = "decoder/updates.py"
 KNOWN = "runner/prefix.py"
