@@ -152,6 +152,16 @@ def test_secrets_stand_in_no_file() -> None:
     assert not any(one.get("kind") == "Secret" for one in OBJECTS.values())
 
 
+def test_secrets_of_compose_are_files_that_neither_git_nor_the_image_takes() -> None:
+    """Compose writes a secret of a variable into the container, which fails where that is read-only."""
+    for service in COMPOSE["services"].values():
+        assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
+    assert COMPOSE["secrets"] == {"api_key": {"file": "./secrets/api_key"}}
+    assert COMPOSE["services"]["helmsight"]["environment"][f"{PREFIX}API_KEY_FILE"] == "/run/secrets/api_key"
+    for ignored in (".gitignore", ".dockerignore"):
+        assert "deploy/secrets" in (DEPLOY.parent / ignored).read_text().replace("secrets/", "secrets").splitlines()
+
+
 def test_what_compose_mounts_is_there() -> None:
     for service in COMPOSE["services"].values():
         for volume in service.get("volumes", []):
