@@ -143,6 +143,16 @@ def test_nginx_lets_through_what_the_server_allows() -> None:
         assert bool(re.search(pattern, given)) == bool(WELL_FORMED.fullmatch(given)), given
 
 
+def test_a_pod_has_as_many_threads_as_it_asks_for_processors() -> None:
+    """Nothing bounds its time, so that the engine would take a thread for each processor of the node."""
+    gpu = yaml.safe_load((DEPLOY / "kubernetes" / "gpu" / "model.yaml").read_text())["spec"]["template"]["spec"]
+    for container in (SERVER, gpu["containers"][0]):
+        assert "cpu" not in container["resources"]["limits"]
+        assert int(container["resources"]["requests"]["cpu"]) >= 1, "whole ones: threads are"
+    source = {"resourceFieldRef": {"containerName": SERVER["name"], "resource": "requests.cpu"}}
+    assert {"name": f"{PREFIX}THREADS", "valueFrom": source} in SERVER["env"]
+
+
 def test_secrets_stand_in_no_file() -> None:
     for service in COMPOSE["services"].values():
         for name, value in service.get("environment", {}).items():
