@@ -31,7 +31,7 @@ BASE = DEPLOY / "kubernetes" / "base"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 NGINX = (DEPLOY / "nginx.conf").read_text()
 UNIT = (DEPLOY / "helmsight.service").read_text()
-ADAPTER = BASE / "prometheus-adapter.yaml"
+ADAPTER, SCRAPES = BASE / "prometheus-adapter.yaml", BASE / "prometheus.yaml"
 IMAGE = dict(re.findall(rf"\b{PREFIX}(\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
 PORT = int(IMAGE["PORT"])
 SECONDS = Settings().graceful_timeout + DRAIN_MARGIN
@@ -45,7 +45,11 @@ def texts() -> dict[str, str]:
 def objects() -> dict[str, Any]:
     """The base's objects by kind, as they stand in its files."""
     listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
-    assert {BASE / name for name in listed} == set(BASE.glob("*.yaml")) - {BASE / "kustomization.yaml", ADAPTER}
+    assert {BASE / name for name in listed} == set(BASE.glob("*.yaml")) - {
+        BASE / "kustomization.yaml",
+        ADAPTER,
+        SCRAPES,
+    }
     found = [yaml.safe_load((BASE / name).read_text()) for name in listed]
     return {one["kind"]: one for one in found}
 
@@ -89,7 +93,6 @@ def test_ports_are_the_images() -> None:
     assert OBJECTS["Service"]["spec"]["ports"][0]["targetPort"] == "http"
     ingress = OBJECTS["NetworkPolicy"]["spec"]["ingress"][0]["ports"]
     assert [port["port"] for port in ingress] == [PORT]
-    assert OBJECTS["Deployment"]["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(PORT)
     assert COMPOSE["services"]["helmsight"]["ports"] == [f"127.0.0.1:{PORT}:{PORT}"]
     scraped = yaml.safe_load((DEPLOY / "monitoring" / "prometheus.yml").read_text())["scrape_configs"][0]
     assert scraped["static_configs"] == [{"targets": [f"helmsight:{PORT}"]}]
