@@ -221,11 +221,12 @@ class RemoteEngine:
                 self.send("leave", turn.number)
 
     def check(self, group: str) -> None:
-        """Raise Fault where it is stopped; Busy where every place is taken, or one more of that group was just refused and
-        too few have ended since. What else it would refuse it refuses itself."""
+        """Raise Fault where it is stopped; Busy where as many of that group wait as there are places, or one more of it was
+        just refused and too few have ended since. What else it would refuse it refuses itself."""
         if self._stopping or self._gone:
             raise Fault("The server is shutting down.")
-        waiting = int(sum(one.n for one in list(self._running.values())) - self._stats["slots"])
+        held = [one for one in list(self._running.values()) if one.group == group]
+        waiting = int(sum(one.n for one in held) - self._stats["slots"])
         if waiting >= self._stats["max_waiting"] and waiting > 0:
             raise Busy(waiting, 1.0)
         self._room.check(group)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -156,6 +158,20 @@ def test_a_full_queue_refuses(apart: Make) -> None:
         time.sleep(0.01)
     with there.engine.turn() as turn:
         turn.check()
+
+
+def test_a_queue_that_one_group_fills_takes_several_of_another(apart: Make) -> None:
+    there = apart(slots=1, max_waiting=16)
+    request = Request([{"role": "user", "content": "Hi!"}], LONG)
+    taken = []
+    for group, asked in (("many", 40), ("few", 3)):
+        for _ in range(asked):
+            with suppress(Busy), there.engine.turn(group) as turn:
+                turn.check()
+                taken.append((group, turn.submit(request)))
+    assert Counter(group for group, _ in taken) == {"many": 15, "few": 3}
+    for _, completion in taken:
+        completion.cancel()
 
 
 @pytest.mark.parametrize("diagnose", [None, Diagnose(["modality"])])
