@@ -122,10 +122,15 @@ def test_pods_have_no_rights_and_write_nowhere_but_into_volumes() -> None:
     environ = {one["name"]: one.get("value") for one in SERVER["env"]}
     assert {IMAGE["VECTORS"], environ["HOME"], "/dev/shm"} <= mounted
     assert {mount["name"] for mount in SERVER["volumeMounts"]} == {volume["name"] for volume in POD["volumes"]}
+    kept = Path(environ[f"{PREFIX}COMPILED_FOLDER"])
+    (volume,) = [mount["name"] for mount in SERVER["volumeMounts"] if Path(mount["mountPath"]) == kept.parent]
+    (source,) = [one["emptyDir"] for one in POD["volumes"] if one["name"] == volume]
+    assert source["medium"] == "Memory", "others have no sticky bit, without which the folder is not used"
     secret = {"secretKeyRef": {"name": "helmsight-journal", "key": "url"}}
     assert {"name": f"{PREFIX}JOURNAL", "valueFrom": secret} in SERVER["env"]
     assert POD["automountServiceAccountToken"] is False
     compose = COMPOSE["services"]["helmsight"]
+    assert compose["tmpfs"] == ["/tmp:exec"], "compiled steps are loaded from there"
     assert (compose["read_only"], compose["cap_drop"], compose["environment"]["HOME"]) == (True, ["ALL"], "/tmp")
 
 
