@@ -47,6 +47,7 @@ class RemoteCompletion:
         self._left = n
         self._cached = 0
         self._said: list[list[Any]] = []
+        self._given: dict[int, list[str]] = {}
         self.settled = threading.Event()
         self._cancelled = False
 
@@ -113,6 +114,8 @@ class RemoteCompletion:
                 raise event
             if event.choice is not None:
                 self._choices[event.index] = event.choice
+            else:
+                self._given.setdefault(event.index, []).append(event.text)
             yield event
 
     def result(self) -> Result:
@@ -126,7 +129,8 @@ class RemoteCompletion:
         return Result(choices, self.prompt_tokens, generated, self._cached)
 
     def generated(self, index: int) -> int:
-        """Tokens of a choice: all of one that ended; of another, as many as there were when it was cancelled."""
+        """Tokens of a choice: all of one that ended; of another, as many as there were when it was cancelled, and where the
+        other process cannot say that any more, as many pieces as were taken of it: nearly all are of one token."""
         choice = self._choices.get(index)
         return len(choice.token_ids) if choice is not None else int(self._so_far(index)[0])
 
@@ -138,7 +142,10 @@ class RemoteCompletion:
     def _so_far(self, index: int) -> list[Any]:
         if self._cancelled:
             self.settled.wait(PATIENCE)
-        return self._said[index] if self._said else [0, ""]
+        if self._said:
+            return self._said[index]
+        given = self._given.get(index, [])
+        return [len(given), "".join(given)]
 
     def cancel(self) -> None:
         """Stop generating; harmless at the end."""
@@ -221,11 +228,12 @@ class RemoteEngine:
                 self.send("leave", turn.number)
 
     def check(self, group: str) -> None:
-        """Raise Fault where it is stopped; Busy where every place is taken, or one more of that group was just refused and
-        too few have ended since. What else it would refuse it refuses itself."""
+        """Raise Fault where it is stopped; Busy where as many of that group wait as there are places, or one more of it was
+        just refused and too few have ended since. What else it would refuse it refuses itself."""
         if self._stopping or self._gone:
             raise Fault("The server is shutting down.")
-        waiting = int(sum(one.n for one in list(self._running.values())) - self._stats["slots"])
+        held = [one for one in list(self._running.values()) if one.group == group]
+        waiting = int(sum(one.n for one in held) - self._stats["slots"])
         if waiting >= self._stats["max_waiting"] and waiting > 0:
             raise Busy(waiting, 1.0)
         self._room.check(group)

@@ -40,7 +40,10 @@ def resolve(
     if grammar is not None and not serving.able.grammars:
         place = grammar.param.partition(".")[0]
         raise BadRequest(f"'{place}' is not supported by this server's engine.", place, "unsupported_value")
-    tools = _tools(chat, serving)
+    tools: Tools | None = None
+    with skipping.of("tools"):
+        tools = _tools(chat, serving)
+    _check_calls(chat, serving)
     interventions = _interventions(chat, serving, settings, skipping)
     diagnose: Diagnose | None = None
     with skipping.of("diagnostics"):
@@ -65,12 +68,22 @@ def resolve(
 
 def _tools(chat: ChatRequest, serving: Serving) -> Tools | None:
     tools = tools_of(chat.tools or [], chat.tool_choice, chat.parallel_tool_calls is not False)
-    used = [f"messages[{i}]" for i, one in enumerate(chat.messages) if one.role == "tool" or one.tool_calls]
-    place = "tools" if tools is not None else used[0] if used else None
-    if place is not None and not serving.able.tools:
-        said = f"'{place}' cannot be used: this model's chat template knows no tools, or none of a known format."
-        raise BadRequest(said, place, "unsupported_value")
+    if tools is not None and not serving.able.tools:
+        raise Inapplicable(_without_tools("tools"), param="tools", code="unsupported_value")
     return tools
+
+
+def _check_calls(chat: ChatRequest, serving: Serving) -> None:
+    """Raise a 400 for earlier calls and what came of them, which no template of the model can show it: without them the
+    prompt would be another one, so that they are never skipped."""
+    if not serving.able.tools:
+        for i, one in enumerate(chat.messages):
+            if one.role == "tool" or one.tool_calls:
+                raise BadRequest(_without_tools(f"messages[{i}]"), f"messages[{i}]", "unsupported_value")
+
+
+def _without_tools(place: str) -> str:
+    return f"'{place}' cannot be used: this model's chat template knows no tools, or none of a known format."
 
 
 def automatic(chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping | None = None) -> Auto | None:

@@ -6,10 +6,13 @@ would, and costs no request a tenth of a second.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
+import tempfile
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +20,6 @@ from typing import Annotated, Literal, get_args
 
 from limits import RateLimitItem, parse_many
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-
-from steering.files import write_atomically
 
 Role = Literal["use", "journal", "vectors"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -103,7 +104,24 @@ def write(path: Path, keys: Iterable[NamedKey]) -> None:
     """Replace the file, at once and whole; one that is new only its owner may read."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
     content = {"format": FORMAT, "keys": [key.model_dump(exclude_none=True) for key in keys]}
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), mode)
+    _replace(path, (json.dumps(content, indent=2) + "\n").encode(), mode)
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """As `steering.files.write_atomically`, which brings torch: seconds, in which a command about keys does nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
 
 
 def _first(error: ValidationError) -> str:

@@ -92,12 +92,42 @@ def processors() -> int:
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """How many processors' time the control group of this process may use, as in a container; None for no bound."""
-    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
+    """How many processors' time the control group of this process may use, as in a container or a unit of systemd: the least
+    of its own bound and of those of the groups that it lies in; None for no bound. own: the file that says which it is; one
+    that does not lie below `root`, as in a container that is shown its own group alone, is that of `root`."""
+    quotas = [quota for folder in _groups(root, own) if (quota := _quota(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _groups(root: Path, own: Path) -> set[Path]:
+    """The folders of the group of this process and of all it lies in, of both versions of control groups."""
+    found = {root, root / "cpu"}
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            top = root
+        elif "cpu" in controllers.split(","):
+            top = root / "cpu"
+        else:
+            continue
+        below = Path(path.lstrip("/"))
+        if ".." not in below.parts:  # a group beside the root of its namespace, which shows none of it
+            found |= {top / one for one in (below, *below.parents)}
+    return found
+
+
+def _quota(folder: Path) -> float | None:
+    """The bound of one group; None where it has none, or none that can be read."""
+    for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
-            quota, period = " ".join((root / name).read_text() for name in files).split()
+            quota, period = " ".join((folder / name).read_text() for name in files).split()
+            return None if quota in ("max", "-1") else int(quota) / int(period)
         except (OSError, ValueError):
             continue
-        return None if quota in ("max", "-1") else int(quota) / int(period)
     return None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.wire.strangers import check_names
 from server.wire.structured import CallForm
+
+Detail = Literal["low", "high", "auto", "original"]
+"""All that OpenAI's clients send; all but the first are the model's own bounds."""
 
 
 class Written(BaseModel):
@@ -32,8 +35,8 @@ class ImageUrl(Written):
 
     url: str
     """A `data:image/...;base64,` URI; an http(s) URL where the server fetches those."""
-    detail: Any = None
-    """"low" for at most 512 x 512 pixels, where the model's processor bounds them; others are as if it were not there."""
+    detail: Detail | None = None
+    """"low" for at most 512 x 512 pixels, where the model's processor bounds them; others: its own bounds."""
 
 
 class ImagePart(Written):
@@ -41,7 +44,7 @@ class ImagePart(Written):
 
     type: Literal["image_url", "input_image"]
     image_url: ImageUrl | str
-    detail: Any = None
+    detail: Detail | None = None
     """As in `image_url`."""
 
 
@@ -83,7 +86,13 @@ def _part(value: Any) -> Any:
         if not isinstance(url, str):
             raise PydanticCustomError("part_image", "an image part needs a URL in 'image_url.url'")
         check_names(value, ImagePart.model_fields)
-        return {"type": "image", "image": url, "detail": "low" if within.get("detail") == "low" else None}
+        detail = within.get("detail")
+        if detail is not None and detail not in get_args(Detail):
+            place, allowed = "image_url.detail" if within is given else "detail", ", ".join(get_args(Detail))
+            raise PydanticCustomError(
+                "part_detail", "'{place}' must be one of: {allowed}", {"place": place, "allowed": allowed}
+            )
+        return {"type": "image", "image": url, "detail": "low" if detail == "low" else None}
     raise PydanticCustomError(
         "part_type", "unsupported content type '{kind}'; allowed: text, image_url", {"kind": str(kind)[:64]}
     )

@@ -1,8 +1,10 @@
-"""Who may still join the queue: as many as fit in, and where a longest wait is set, those who would wait no longer."""
+"""Who may still join the queue: as many as fit in, who waits for less than others do, and where a longest wait is set, those
+who would wait no longer."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from steering.engine.pace import Room, mean
@@ -59,10 +61,10 @@ class Rate:
 
 
 class Gate:
-    """Lets answers join the queue of a scheduler, or raises Busy. `most` may wait; none joins who would wait longer than
-    `longest` seconds for its slot, as far as that is known (None: however long). alive: sequences that have joined and not
-    left; incoming: those that are about to join. room: of the next step. All is called with the engine's
-    lock held."""
+    """Lets answers join the queue of a scheduler, or raises Busy. `most` may wait, and half as many again, of groups that
+    have less waiting than others; none joins who would wait longer than `longest` seconds for its slot, as far as that is
+    known (None: however long). alive: sequences that have joined and not left; incoming: those that are about to join.
+    room: of the next step. All is called with the engine's lock held."""
 
     def __init__(
         self,
@@ -89,10 +91,24 @@ class Gate:
         waiting = self.waiting
         free = self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
         kept = self._most // KEPT if self._scheduler.has_waiting(group) else 0
-        if waiting + answers > self._most - kept + free:
+        if waiting + answers > self._most - kept + free and not self._is_short(group, answers, free):
             raise Busy(waiting, _bounded(self._until_ended(waiting)))
         if self._longest is not None and (wait := self.wait(answers, group)) > self._longest:
             raise Busy(waiting, _bounded(wait - self._longest), self._longest)
+
+    def _is_short(self, group: str, answers: int, free: int) -> bool:
+        """Whether a group would, with so many more, still have no more than its even share of the places while another has
+        more than that: those that came first hold the places then, and giving slots in turns alone is not fair.
+
+        There are half as many places again for that, the share of one of two groups. None has more waiting than are left of
+        them, so that others find some after it: dynamic thresholds (Choudhury and Hahne 1998).
+        """
+        held = Counter(one.group for one in (*self._scheduler.waiting, *self._incoming()))
+        left = self._most + self._most // 2 + free - held.total()
+        own = held.pop(group, 0)
+        share = max(1, self._most // (len(held) + 1))
+        above = any(count > share for count in held.values())
+        return bool(group) and above and own + answers <= min(share, left)
 
     def wait(self, answers: int, group: str) -> float:
         """Seconds that so many answers of a group would wait, if they came now: until those before them have slots and so

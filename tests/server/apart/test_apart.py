@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +18,10 @@ from PIL import Image
 import steering
 from server.apart.clock import StepClock
 from server.apart.link import raised, told
+from server.app import create_app
 from server.engine import ServedCompletion
 from server.process.local import LocalEngine
+from server.settings import Settings
 from steering import (
     Auto,
     Busy,
@@ -31,6 +37,7 @@ from steering import (
     VectorStore,
 )
 from tests.server.apart.conftest import Apart
+from tests.server.journal.rows import journal_of, rows_of
 from tests.steering.parallel.asking import chat, differences, picture, requests, said
 
 Make = Callable[..., Apart]
@@ -158,6 +165,20 @@ def test_a_full_queue_refuses(apart: Make) -> None:
         turn.check()
 
 
+def test_a_queue_that_one_group_fills_takes_several_of_another(apart: Make) -> None:
+    there = apart(slots=1, max_waiting=16)
+    request = Request([{"role": "user", "content": "Hi!"}], LONG)
+    taken = []
+    for group, asked in (("many", 40), ("few", 3)):
+        for _ in range(asked):
+            with suppress(Busy), there.engine.turn(group) as turn:
+                turn.check()
+                taken.append((group, turn.submit(request)))
+    assert Counter(group for group, _ in taken) == {"many": 15, "few": 3}
+    for _, completion in taken:
+        completion.cancel()
+
+
 @pytest.mark.parametrize("diagnose", [None, Diagnose(["modality"])])
 def test_what_was_cancelled_says_how_far_it_came(apart: Make, diagnose: Diagnose | None) -> None:
     there = apart()
@@ -283,3 +304,26 @@ def test_who_waits_hears_that_the_other_process_is_gone(apart: Make) -> None:
     with pytest.raises(Fault):
         ask(there.engine, request)
     assert there.engine.stats()["slots"] == 4  # what was known last
+
+
+def test_what_was_given_before_the_process_was_gone_is_in_the_journal(apart: Make, tmp_path: Path) -> None:
+    there, path = apart(), str(tmp_path / "journal.db")
+    app = create_app(Settings(vectors=(), journal=path, journal_texts=True), engine=there.engine)  # type: ignore[arg-type]
+    client = app.test_client()
+    asked = {"messages": [{"role": "user", "content": "Hi!"}], "stream": True, "max_tokens": 400, "ignore_eos": True}
+    pieces: list[str] = []
+    code = None
+    for event in client.post("/v1/chat/completions", json=asked).iter_encoded():
+        if (line := event.removeprefix(b"data: ").strip()) == b"[DONE]":
+            break
+        code = json.loads(line).get("error", {}).get("code")
+        pieces += [choice["delta"]["content"] for choice in json.loads(line).get("choices", [])]
+        if len(pieces) == 40:
+            there.link._sock.shutdown(2)
+    assert code is not None
+    assert 40 <= len(pieces) < 400
+    (row,) = rows_of(client, 1)
+    journal_of(client).close()
+    assert row["finish_reason"] == "error"
+    assert row["usage"]["completion_tokens"] == len(pieces) - 1, "the first event has no text"
+    assert row["texts"]["answer"] == "".join(pieces)

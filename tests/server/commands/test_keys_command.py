@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 from server.cli import main
 from server.keys import named
 from server.keys.ring import KeyRing
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -77,6 +81,7 @@ def test_keys_that_are_made_at_once_are_all_kept(path: Path, monkeypatch: pytest
 
     new_key = named.new_key
     monkeypatch.setattr(named, "new_key", slowly)
+    monkeypatch.setenv("PYDANTIC_DISABLE_PLUGINS", "1")  # else typer's threads set and delete it for one another
     with ThreadPoolExecutor(4) as threads:
         done = threads.map(lambda number: main(["keys", "add", f"app{number}", "--file", str(path)]), range(4))
         assert list(done) == [0] * 4
@@ -109,3 +114,37 @@ def test_what_is_wrong_is_one_sentence(
 def test_a_file_that_is_not_there_is_said(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "list", "--file", str(path)]) != 0
     assert "'helmsight keys add NAME' makes it" in capsys.readouterr().err
+
+
+HEAVY = ("torch", "transformers", "steering", "flask")
+LOADED = f"""
+import sys
+from server.cli import main
+from server.keys import named
+code = main(sys.argv[1:]) if sys.argv[1:] else 0
+sys.exit(code or ", ".join(sys.modules.keys() & {HEAVY!r}) or 0)
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("list",), ("add", "other"), ("revoke", "app")])
+def test_it_does_not_wait_for_libraries_that_it_does_not_need(path: Path, arguments: tuple[str, ...]) -> None:
+    """What is loaded is the message with which the process fails."""
+    named.write(path, [named.new_key("app")[1]])
+    words = ("keys", *arguments, "--file", str(path)) if arguments else ()
+    command = [sys.executable, "-c", LOADED, *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named.write(path, [named.new_key("app")[1]])
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("server.keys.named.os.replace", full)
+    with pytest.raises(OSError, match="No space"):
+        named.write(path, ())
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]

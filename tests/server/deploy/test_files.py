@@ -6,11 +6,13 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_origin
 
+import kubernetes_validate as schemas
 import pytest
 import yaml
 
@@ -29,7 +31,7 @@ BASE = DEPLOY / "kubernetes" / "base"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 NGINX = (DEPLOY / "nginx.conf").read_text()
 UNIT = (DEPLOY / "helmsight.service").read_text()
-ADAPTER = BASE / "prometheus-adapter.yaml"
+ADAPTER, SCRAPES = BASE / "prometheus-adapter.yaml", BASE / "prometheus.yaml"
 IMAGE = dict(re.findall(rf"\b{PREFIX}(\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
 PORT = int(IMAGE["PORT"])
 SECONDS = Settings().graceful_timeout + DRAIN_MARGIN
@@ -43,7 +45,11 @@ def texts() -> dict[str, str]:
 def objects() -> dict[str, Any]:
     """The base's objects by kind, as they stand in its files."""
     listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
-    assert {BASE / name for name in listed} == set(BASE.glob("*.yaml")) - {BASE / "kustomization.yaml", ADAPTER}
+    assert {BASE / name for name in listed} == set(BASE.glob("*.yaml")) - {
+        BASE / "kustomization.yaml",
+        ADAPTER,
+        SCRAPES,
+    }
     found = [yaml.safe_load((BASE / name).read_text()) for name in listed]
     return {one["kind"]: one for one in found}
 
@@ -87,7 +93,6 @@ def test_ports_are_the_images() -> None:
     assert OBJECTS["Service"]["spec"]["ports"][0]["targetPort"] == "http"
     ingress = OBJECTS["NetworkPolicy"]["spec"]["ingress"][0]["ports"]
     assert [port["port"] for port in ingress] == [PORT]
-    assert OBJECTS["Deployment"]["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(PORT)
     assert COMPOSE["services"]["helmsight"]["ports"] == [f"127.0.0.1:{PORT}:{PORT}"]
     scraped = yaml.safe_load((DEPLOY / "monitoring" / "prometheus.yml").read_text())["scrape_configs"][0]
     assert scraped["static_configs"] == [{"targets": [f"helmsight:{PORT}"]}]
@@ -117,10 +122,15 @@ def test_pods_have_no_rights_and_write_nowhere_but_into_volumes() -> None:
     environ = {one["name"]: one.get("value") for one in SERVER["env"]}
     assert {IMAGE["VECTORS"], environ["HOME"], "/dev/shm"} <= mounted
     assert {mount["name"] for mount in SERVER["volumeMounts"]} == {volume["name"] for volume in POD["volumes"]}
+    kept = Path(environ[f"{PREFIX}COMPILED_FOLDER"])
+    (volume,) = [mount["name"] for mount in SERVER["volumeMounts"] if Path(mount["mountPath"]) == kept.parent]
+    (source,) = [one["emptyDir"] for one in POD["volumes"] if one["name"] == volume]
+    assert source["medium"] == "Memory", "others have no sticky bit, without which the folder is not used"
     secret = {"secretKeyRef": {"name": "helmsight-journal", "key": "url"}}
     assert {"name": f"{PREFIX}JOURNAL", "valueFrom": secret} in SERVER["env"]
     assert POD["automountServiceAccountToken"] is False
     compose = COMPOSE["services"]["helmsight"]
+    assert compose["tmpfs"] == ["/tmp:exec"], "compiled steps are loaded from there"
     assert (compose["read_only"], compose["cap_drop"], compose["environment"]["HOME"]) == (True, ["ALL"], "/tmp")
 
 
@@ -143,6 +153,16 @@ def test_nginx_lets_through_what_the_server_allows() -> None:
         assert bool(re.search(pattern, given)) == bool(WELL_FORMED.fullmatch(given)), given
 
 
+def test_a_pod_has_as_many_threads_as_it_asks_for_processors() -> None:
+    """Nothing bounds its time, so that the engine would take a thread for each processor of the node."""
+    gpu = yaml.safe_load((DEPLOY / "kubernetes" / "gpu" / "model.yaml").read_text())["spec"]["template"]["spec"]
+    for container in (SERVER, gpu["containers"][0]):
+        assert "cpu" not in container["resources"]["limits"]
+        assert int(container["resources"]["requests"]["cpu"]) >= 1, "whole ones: threads are"
+    source = {"resourceFieldRef": {"containerName": SERVER["name"], "resource": "requests.cpu"}}
+    assert {"name": f"{PREFIX}THREADS", "valueFrom": source} in SERVER["env"]
+
+
 def test_secrets_stand_in_no_file() -> None:
     for service in COMPOSE["services"].values():
         for name, value in service.get("environment", {}).items():
@@ -150,6 +170,16 @@ def test_secrets_stand_in_no_file() -> None:
                 assert value.startswith("${"), name
     assert "${POSTGRES_PASSWORD" in COMPOSE["services"]["helmsight"]["environment"][f"{PREFIX}JOURNAL"]
     assert not any(one.get("kind") == "Secret" for one in OBJECTS.values())
+
+
+def test_secrets_of_compose_are_files_that_neither_git_nor_the_image_takes() -> None:
+    """Compose writes a secret of a variable into the container, which fails where that is read-only."""
+    for service in COMPOSE["services"].values():
+        assert set(service.get("secrets", [])) <= COMPOSE["secrets"].keys()
+    assert COMPOSE["secrets"] == {"api_key": {"file": "./secrets/api_key"}}
+    assert COMPOSE["services"]["helmsight"]["environment"][f"{PREFIX}API_KEY_FILE"] == "/run/secrets/api_key"
+    for ignored in (".gitignore", ".dockerignore"):
+        assert "deploy/secrets" in (DEPLOY.parent / ignored).read_text().replace("secrets/", "secrets").splitlines()
 
 
 def test_what_compose_mounts_is_there() -> None:
@@ -197,14 +227,21 @@ def needs(tool: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
 
 
+def folders(path: Path) -> str:
+    """Settings that have nginx put its files below a path: where it was built to, there may be no folder, or another's."""
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    return " ".join(f"{kind}_temp_path {path}/{kind};" for kind in kinds)
+
+
 @needs("nginx")
 def test_nginx_reads_its_file(tmp_path: Path) -> None:
     server = NGINX.replace("/var/log/nginx", str(tmp_path)).replace("listen 80;", "listen 127.0.0.1:18080;")
     (tmp_path / "helmsight.conf").write_text(server)
     (tmp_path / "nginx.conf").write_text(
-        f"pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}} http {{ include {tmp_path}/helmsight.conf; }}"
+        f"pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}} "
+        f"http {{ {folders(tmp_path)} include {tmp_path}/helmsight.conf; }}"
     )
-    passes("nginx", "-t", "-c", str(tmp_path / "nginx.conf"))
+    passes("nginx", "-t", "-c", str(tmp_path / "nginx.conf"), "-e", f"{tmp_path}/error.log")
 
 
 @needs("promtool")
@@ -220,14 +257,14 @@ def test_systemd_reads_its_unit(tmp_path: Path) -> None:
     passes("systemd-analyze", "verify", str(unit))
 
 
-@needs("hadolint")
+@pytest.mark.skipif(sys.platform == "win32", reason="hadolint is not built for it")
 def test_hadolint_finds_no_fault_in_the_image() -> None:
-    passes("hadolint", "--ignore", "DL3013", str(DEPLOY / "Dockerfile"))  # versions are ranges, in pyproject.toml
+    hadolint = str(Path(sys.executable).parent / "hadolint")
+    passes(hadolint, "--ignore", "DL3013", str(DEPLOY / "Dockerfile"))  # versions are ranges, in pyproject.toml
 
 
 @pytest.mark.parametrize("kind", sorted(OBJECTS))
 def test_kubernetes_knows_every_field(kind: str) -> None:
-    schemas = pytest.importorskip("kubernetes_validate")
     schemas.validate(OBJECTS[kind], schemas.latest_version(), strict=True)
 
 

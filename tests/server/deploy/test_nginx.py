@@ -18,7 +18,7 @@ import requests
 from server.app import create_app
 from server.settings import Settings
 from tests.server.conftest import user
-from tests.server.deploy.test_files import NGINX, needs
+from tests.server.deploy.test_files import NGINX, folders, needs
 from tests.server.fakes import FakeEngine
 
 pytestmark = needs("nginx")
@@ -45,15 +45,12 @@ def front(tmp_path: Path) -> Iterator[Front]:
         text = NGINX.replace("/var/log/nginx", str(tmp_path))
         text = re.sub(r"(?m)^    listen 80;", f"    listen 127.0.0.1:{own};", text).replace(":8000", f":{port}")
         text = text.replace(f'# "{PAGE}"', f'"{PAGE}"')
-        folders = "".join(
-            f"{kind}_temp_path {tmp_path}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        )
         main = tmp_path / "nginx.conf"
         main.write_text(
             f"daemon off; master_process off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}}\n"
-            f"http {{ {folders}\n{text} }}"
+            f"http {{ {folders(tmp_path)}\n{text} }}"
         )
-        started.append(subprocess.Popen([shutil.which("nginx") or "", "-c", str(main)]))
+        started.append(subprocess.Popen([shutil.which("nginx") or "", "-c", str(main), "-e", f"{tmp_path}/error.log"]))
         for _ in range(500):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", own)) == 0:

@@ -52,17 +52,27 @@ def test_the_engine_gets_what_is_asked_of_every_picture(
 
 
 def test_detail_is_of_one_picture(client: FlaskClient, fake: FakeEngine) -> None:
-    details = ["low", "high", "auto", None, "original", 7]
+    details = ["low", "high", "auto", None, "original"]
     parts = [shown(detail=one) for one in details]
     low = {"max_pixels": 512 * 512}
     assert ask(client, messages=[{"role": "user", "content": parts}]).status_code == 200
-    assert bounds(fake) == [low, {}, {}, {}, {}, {}]
+    assert bounds(fake) == [low, {}, {}, {}, {}]
     flat = {"type": "input_image", "image_url": data_uri(), "detail": "low"}
     for given, expected in ((1000, 1000), (900_000, 512 * 512)):
         assert ask(client, messages=[{"role": "user", "content": [flat]}], max_pixels=given).status_code == 200
         assert bounds(fake) == [{"max_pixels": expected}]
     assert ask(client, messages=[{"role": "user", "content": [flat]}], min_pixels=300_000).status_code == 200
     assert bounds(fake) == [{"min_pixels": 300_000, "max_pixels": 300_000}]
+
+
+@pytest.mark.parametrize("detail", [5, "Low", "medium", "", True, {"low": 1}, ["low"]])
+def test_a_detail_that_does_not_exist_is_named(client: FlaskClient, detail: Any) -> None:
+    said = "must be one of: low, high, auto, original"
+    error = refused(ask(client, messages=[{"role": "user", "content": [shown(detail=detail)]}]))
+    assert error["param"] == "messages[0].content[0]"
+    assert f"'image_url.detail' {said}" in error["message"]
+    flat = {"type": "input_image", "image_url": data_uri(), "detail": detail}
+    assert f"'detail' {said}" in refused(ask(client, messages=[{"role": "user", "content": [flat]}]))["message"]
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,9 @@ def test_what_is_wrong_in_itself_is_refused_all_the_same(client: FlaskClient, fi
     assert refused(ask(client, data_uri(), "hi", **{"strict": False, **fields}))["param"] == param
 
 
+TOOL = {"type": "function", "function": {"name": "look"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "place", "why"),
     [
@@ -225,6 +228,8 @@ def test_what_is_wrong_in_itself_is_refused_all_the_same(client: FlaskClient, fi
             "'steering.vectors[0].apply.tokens' is 'image:2', but the request holds 1 image.",
         ),
         ({"contrast": {"kind": "pai", "first_layer": 8}}, "contrast", "must be below 8, the model's layers"),
+        ({"tools": [TOOL]}, "tools", "this model's chat template knows no tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tools", "this model's chat template knows no tools"),
         ({"diagnostics": {"target_image": 2}}, "diagnostics.target_image", "but the request holds 1 image"),
         ({"diagnostics": {"layers": [40]}}, "diagnostics.layers", "must be different layer numbers from 0 to 7"),
         ({"diagnostics": {"layers": {"last": 40}}}, "diagnostics", "must be from 1 to 8"),

@@ -13,23 +13,49 @@ import torch
 from server.process import local, resources
 from server.settings import Settings
 
+V1 = "9:name=systemd:/\n3:cpuacct:/else\n2:cpu:{0}\n0::/else\n"
+
+
+def v1(folder: str, quota: int) -> dict[str, str]:
+    return {f"cpu{folder}/cpu.cfs_quota_us": f"{quota}\n", f"cpu{folder}/cpu.cfs_period_us": "100000\n"}
+
 
 @pytest.mark.parametrize(
-    ("files", "quota"),
+    ("own", "files", "quota"),
     [
-        ({}, None),
-        ({"cpu.max": "max 100000"}, None),
-        ({"cpu.max": "150000 100000"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
-        ({"cpu.max": "nonsense"}, None),
+        (None, {}, None),
+        (None, {"cpu.max": "150000 100000"}, 1.5),
+        (None, v1("", 200_000), 2.0),
+        ("0::/", {}, None),
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/", {"cpu.max": "150000 100000"}, 1.5),
+        ("0::/", {"cpu.max": "nonsense"}, None),
+        ("0::/a.slice/b", {"a.slice/b/cpu.max": "50000 100000"}, 0.5),
+        ("0::/a.slice/b", {"a.slice/cpu.max": "50000 100000", "a.slice/b/cpu.max": "150000 100000"}, 0.5),
+        ("0::/a.slice/b", {"a.slice/cpu.max": "150000 100000", "a.slice/b/cpu.max": "max 100000"}, 1.5),
+        ("0::/a.slice/b", {"a.slice/cpu.max": "nonsense", "a.slice/b/cpu.max": "150000 100000"}, 1.5),
+        ("0::/a.slice/b", {"other/cpu.max": "50000 100000", "a.slice/c/cpu.max": "50000 100000"}, None),
+        ("0::/docker/unseen", {"cpu.max": "250000 100000"}, 2.5),
+        ("0::/../beside", {"../beside/cpu.max": "50000 100000", "cpu.max": "250000 100000"}, 2.5),
+        (V1.format("/"), v1("", -1), None),
+        (V1.format("/"), v1("", 200_000), 2.0),
+        (V1.format("/a/b:c"), {**v1("", -1), **v1("/a", 300_000), **v1("/a/b:c", 100_000)}, 1.0),
+        (V1.format("/a/b"), {**v1("", -1), **v1("/a", 100_000), **v1("/a/b", 300_000)}, 1.0),
+        (V1.format("/a").replace("cpu:", "cpu,cpuacct:"), v1("/a", 100_000), 1.0),
+        (V1.format("/a"), v1("/else", 100_000), None),
+        (V1.format("/docker/unseen"), v1("", 200_000), 2.0),
     ],
 )
-def test_the_quota_of_a_control_group_is_read(files: dict[str, str], quota: float | None, tmp_path: Path) -> None:
+def test_the_quota_is_the_least_of_the_groups_that_the_process_is_in(
+    own: str | None, files: dict[str, str], quota: float | None, tmp_path: Path
+) -> None:
+    root = tmp_path / "cgroup"
     for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert resources.cpu_quota(tmp_path) == quota
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    if own is not None:
+        (tmp_path / "own").write_text(own)
+    assert resources.cpu_quota(root, tmp_path / "own") == quota
 
 
 def test_the_engine_has_as_many_threads_as_the_process_may_run(monkeypatch: pytest.MonkeyPatch) -> None:

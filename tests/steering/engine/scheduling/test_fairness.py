@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -149,13 +150,56 @@ def test_one_group_does_not_fill_the_queue(make_engine: MakeEngine) -> None:
     taken = [ask("many") for _ in range(15)]  # a slot, and 16 - 16 / 8 places
     with pytest.raises(Busy):
         ask("many")
-    others = [ask("one"), ask("two")]
+    others = [ask(group) for group in ("one", "two")]
     with pytest.raises(Busy):
-        ask("three")
+        ask("many")
     for completion in (*taken, *others):
         engine.result_of(completion)
     plain = [engine.submit(request) for _ in range(17)]  # without groups all places are anyone's
     with pytest.raises(Busy):
         engine.submit(request)
     for completion in plain:
+        completion.cancel()
+
+
+def taken_of(engine: Engine, group: str, asked: int, n: int = 1) -> list[Completion]:
+    """What is taken of so many requests that a group has at once."""
+    request = Request(families.example_messages("qwen2_vl", 1), Sampling(max_tokens=1), n=n)
+    taken = []
+    for _ in range(asked):
+        with suppress(Busy), engine.turn(group) as turn:
+            taken.append(turn.submit(request))
+    return taken
+
+
+def test_who_has_less_than_its_share_is_taken_although_the_queue_is_full(make_engine: MakeEngine) -> None:
+    """Of 64 places one key holds 56, which is more than 32: the next may have more, as long as it leaves as many."""
+    engine: Engine = make_engine("qwen2_vl", slots=4, max_waiting=64)
+    groups = {group: taken_of(engine, group, 100) for group in ("many", "few", "later", "last")}
+    assert [len(taken) for taken in groups.values()] == [60, 20, 10, 5]
+    assert engine.stats()["waiting"] - 4 <= 64 + 32, "what gets slots in the next step waits for none"
+    for completion in groups["many"][:50]:
+        completion.cancel()
+    engine.step()
+    assert taken_of(engine, "few", 100), "the queue has room again"
+    for waiting in groups.values():
+        for completion in waiting:
+            completion.cancel()
+
+
+def test_every_answer_of_a_request_counts(make_engine: MakeEngine) -> None:
+    engine: Engine = make_engine("qwen2_vl", slots=3, max_waiting=16)
+    many, few = taken_of(engine, "many", 30), taken_of(engine, "few", 20, n=3)
+    assert (len(many), len(few)) == (17, 2), "six of ten that were left, where nine would be more than four"
+    assert [len(taken_of(engine, group, 20)) for group in "abcd"] == [2, 1, 1, 0]
+    for completion in (*many, *few):
+        completion.cancel()
+
+
+def test_where_all_have_their_share_the_queue_is_as_long_as_it_may_be(make_engine: MakeEngine) -> None:
+    engine: Engine = make_engine("qwen2_vl", slots=1, max_waiting=16)
+    taken = [one for group in "abcd" for one in taken_of(engine, group, 4 + (group == "a"))]
+    assert len(taken) == 17
+    assert not taken_of(engine, "a", 1)
+    for completion in taken:
         completion.cancel()
