@@ -17,7 +17,7 @@ import torch
 from server.apart.clock import StepClock
 from server.apart.link import Link, raised
 from server.apart.room import RemoteRoom
-from server.engine import Capabilities, ServedCompletion
+from server.engine import Capabilities, EngineEnded, ServedCompletion
 from server.process.local import is_light
 from server.process.resources import processors
 from steering import Auto, Bins, Busy, Chunk, Fault, Request, Result, Steer
@@ -298,10 +298,10 @@ class RemoteEngine:
         try:
             self._link.send([name, number, *rest])
             if self._gone:  # it may have ended before it could be known that somebody waits
-                raise Fault(_GONE)
+                raise EngineEnded(_GONE)
             found = answer.get(timeout=patience)
         except OSError as error:
-            raise Fault(_GONE) from error
+            raise EngineEnded(_GONE) from error
         except Empty as error:
             raise Fault("The engine's process does not answer.") from error
         finally:
@@ -321,9 +321,9 @@ class RemoteEngine:
             log.exception("what the engine's process has sent cannot be read")
         self._gone = True
         for answer in list(self._waiting.values()):
-            answer.put(Fault(_GONE))
+            answer.put(EngineEnded(_GONE))
         for completion in list(self._running.values()):
-            completion.fail(Fault(_GONE))
+            completion.fail(EngineEnded(_GONE))
         if not self._stopping:
             log.critical("the engine's process has ended by itself")
             self._died()
@@ -350,13 +350,15 @@ def connected(
     max_step: float,
     died: Callable[[], object],
 ) -> RemoteEngine:
-    """The engine at the other end, once it has loaded; `tell` hears how far it is. Raises what loading raises, Fault where
-    the process ends instead."""
+    """The engine at the other end, once it has loaded; `tell` hears how far it is. Raises what loading raises, EngineEnded
+    where the process ends instead, behind `died`."""
     while True:
         try:
             messages = link.receive()
         except EOFError as error:
-            raise Fault(_GONE) from error
+            log.critical("the engine's process has ended by itself while it loaded")
+            died()
+            raise EngineEnded(_GONE) from error
         for name, _, *rest in messages:
             if name == "refused":
                 raise raised(rest[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +14,12 @@ from PIL import Image
 
 import steering
 from server.apart.clock import StepClock
-from server.apart.link import raised, told
+from server.apart.link import Link, raised, told
+from server.apart.remote import RemoteEngine, connected
 from server.engine import ServedCompletion
 from server.process.local import LocalEngine
+from server.process.runtime import Runtime
+from server.settings import Settings
 from steering import (
     Auto,
     Busy,
@@ -283,3 +287,21 @@ def test_who_waits_hears_that_the_other_process_is_gone(apart: Make) -> None:
     with pytest.raises(Fault):
         ask(there.engine, request)
     assert there.engine.stats()["slots"] == 4  # what was known last
+
+
+def test_a_process_that_ends_while_it_loads_says_nothing_of_the_model() -> None:
+    ours, theirs = (Link(one) for one in socket.socketpair())
+    theirs.send([["told", 0, "reading the weights", 0.5]])
+    theirs.close()
+    died, failed = threading.Event(), threading.Event()
+    stages: list[str] = []
+
+    def make(settings: Settings, tell: Any) -> RemoteEngine:
+        return connected(ours, StepClock(), lambda stage, share: stages.append(stage), 60.0, died.set)
+
+    runtime = Runtime(Settings(), on_failure=failed.set, make=make)
+    runtime._load()
+    assert died.is_set()
+    assert not failed.is_set()
+    assert (stages, runtime.error) == (["reading the weights"], None)
+    ours.close()

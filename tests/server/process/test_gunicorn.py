@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 import requests
+from gunicorn.arbiter import Arbiter
 
+from server.apart.starts import TRIES
 from tests.server.api.test_streams import post_and_hold, wait_for
 from tests.server.conftest import user
 from tests.server.fakes import checkpoint
@@ -119,6 +121,42 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
     thread.join()
     assert answers[0].json()["usage"]["completion_tokens"] == 400
     assert server.process.wait(PATIENCE) == 0
+
+
+def engine_beside(server: Server, *dead: int) -> int:
+    """The engine's process that is there now, behind those that are dead."""
+    found: list[int] = []
+
+    def there() -> bool:
+        assert server.process.poll() is None, server.log.read_text()
+        with contextlib.suppress(FileNotFoundError):
+            found[:] = [engine for worker in children(server.process.pid) for engine in children(worker)]
+        return bool(found) and found[0] not in dead
+
+    wait_for(there, seconds=PATIENCE)
+    return found[0]
+
+
+def test_an_engine_that_is_killed_while_it_loads_is_replaced_too(start: Start) -> None:
+    server = start(SERVE).wait_until_ready()
+    dead: list[int] = []
+    for _ in range(2):
+        dead.append(engine_beside(server, *dead))
+        os.kill(dead[-1], signal.SIGKILL)
+    engine_beside(server, *dead)
+    server.wait_until_ready()
+    assert server.post(max_tokens=2).ok
+    assert "failed to load" not in server.log.read_text()
+
+
+def test_a_server_whose_engine_never_was_ready_ends_after_some_tries(start: Start) -> None:
+    server = start(SERVE)
+    dead: list[int] = []
+    for _ in range(TRIES):
+        dead.append(engine_beside(server, *dead))
+        os.kill(dead[-1], signal.SIGKILL)
+    assert server.process.wait(PATIENCE) == Arbiter.APP_LOAD_ERROR
+    assert f"{TRIES} processes in a row" in server.log.read_text()
 
 
 @pytest.mark.parametrize(
