@@ -27,9 +27,10 @@ log = logging.getLogger("helmsight")
 
 PATIENCE = 2.0
 """Seconds that an answer to what takes no step may take."""
-LAST = 10.0
-"""Seconds more than running answers get, for an engine to stop."""
+LAST = 0.75
+"""Seconds more than running answers get, for an engine to stop; then they are ended here, within the worker's own `STOP`."""
 _GONE = "The engine's process has ended."
+_STOPS = "The server is shutting down."
 
 
 class RemoteCompletion:
@@ -206,9 +207,15 @@ class RemoteEngine:
     def stop(self, drain: float = 0.0) -> None:
         """Let running answers end for so long; then the other process is gone."""
         self._stopping = True
-        with suppress(Fault):
-            self._ask("call", "stop", [drain], patience=drain + LAST)
+        asking = threading.Thread(target=self._ask_to_stop, args=(drain,), daemon=True)
+        asking.start()  # where the other process hangs, not even the asking may come to an end
+        asking.join(drain + LAST)
+        self._fail(Fault(_STOPS))
         self._link.close()
+
+    def _ask_to_stop(self, drain: float) -> None:
+        with suppress(Fault):
+            self._ask("call", "stop", [drain])
 
     @contextmanager
     def turn(self, group: str = "") -> Iterator[RemoteTurn]:
@@ -224,7 +231,7 @@ class RemoteEngine:
         """Raise Fault where it is stopped; Busy where every place is taken, or one more of that group was just refused and
         too few have ended since. What else it would refuse it refuses itself."""
         if self._stopping or self._gone:
-            raise Fault("The server is shutting down.")
+            raise Fault(_STOPS)
         waiting = int(sum(one.n for one in list(self._running.values())) - self._stats["slots"])
         if waiting >= self._stats["max_waiting"] and waiting > 0:
             raise Busy(waiting, 1.0)
@@ -320,13 +327,17 @@ class RemoteEngine:
         except Exception:
             log.exception("what the engine's process has sent cannot be read")
         self._gone = True
-        for answer in list(self._waiting.values()):
-            answer.put(EngineEnded(_GONE))
-        for completion in list(self._running.values()):
-            completion.fail(EngineEnded(_GONE))
+        self._fail(EngineEnded(_GONE))
         if not self._stopping:
             log.critical("the engine's process has ended by itself")
             self._died()
+
+    def _fail(self, error: Fault) -> None:
+        """Whoever waits has nothing more to wait for."""
+        for answer in list(self._waiting.values()):
+            answer.put(error)
+        for completion in list(self._running.values()):
+            completion.fail(error)
 
     def _hear(self, name: str, number: int, rest: list[Any]) -> None:
         completion = self._running.get(number)

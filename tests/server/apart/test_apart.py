@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from server.apart.remote import RemoteEngine, connected
 from server.engine import ServedCompletion
 from server.process.local import LocalEngine
 from server.process.runtime import Runtime
+from server.process.worker import STOP
 from server.settings import Settings
 from steering import (
     Auto,
@@ -287,6 +289,29 @@ def test_who_waits_hears_that_the_other_process_is_gone(apart: Make) -> None:
     with pytest.raises(Fault):
         ask(there.engine, request)
     assert there.engine.stats()["slots"] == 4  # what was known last
+
+
+def test_whoever_waits_for_a_process_that_hangs_is_told_when_the_time_is_over(apart: Make) -> None:
+    able = apart().engine.capabilities
+    ours, theirs = (Link(one) for one in socket.socketpair())  # whose other end nobody reads
+    died = threading.Event()
+    engine = RemoteEngine(ours, StepClock(), able, None, {"slots": 4, "max_waiting": 8}, 60.0, died.set)
+    engine.start()
+    noise = torch.zeros((3000, 1500, 3), dtype=torch.uint8)
+    light, heavy = (
+        Request(messages, LONG)
+        for messages in ([{"role": "user", "content": "Hi!"}], chat(Image.fromarray(noise.numpy())))
+    )
+    with ThreadPoolExecutor(6) as pool:  # the pictures fill the socket, so that not even the end can be told
+        asked = [pool.submit(ask, engine, one) for one in (light, *[heavy] * 4, light)]
+        time.sleep(0.5)
+        began = time.monotonic()
+        engine.stop(drain=0.5)
+        assert 0.5 <= time.monotonic() - began < 0.5 + STOP
+        for one in asked:
+            assert isinstance(one.exception(timeout=20), Fault)
+    assert not died.is_set()
+    theirs.close()
 
 
 def test_a_process_that_ends_while_it_loads_says_nothing_of_the_model() -> None:

@@ -203,11 +203,36 @@ def test_an_interrupt_ends_the_server_although_an_answer_is_running(start: Start
     server = start(SERVE).wait_until_ready()
     connection = post_and_hold(server.url, stream=True, max_tokens=1800, n=4, **ENDLESS)
     wait_for(lambda: server.stats("helmsight_running") == 4)
-    started = time.monotonic()
+    started, received = time.monotonic(), b""
     server.process.send_signal(signal.SIGINT)
+    while piece := connection.recv(65_536):
+        received += piece
+    connection.close()
+    assert b'"code":"model_draining"' in received
     server.process.wait(PATIENCE)
     assert time.monotonic() - started < 25, "it waited for the answer, for which it has 30 s"
+
+
+def test_clients_are_told_of_the_end_although_the_engine_hangs(start: Start) -> None:
+    server = start([*SERVE, "--graceful-timeout", "2"]).wait_until_ready()
+    connection = post_and_hold(server.url, stream=True, max_tokens=1900, n=4, **ENDLESS)
+    wait_for(lambda: server.stats("helmsight_running") == 4)
+    answers: list[requests.Response] = []
+    threads = [threading.Thread(target=lambda: answers.append(server.post(max_tokens=400))) for _ in range(8)]
+    os.kill(engine_beside(server), signal.SIGSTOP)
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    server.process.send_signal(signal.SIGTERM)
+    received = b""
+    while piece := connection.recv(65_536):
+        received += piece
     connection.close()
+    for thread in threads:
+        thread.join()
+    assert b'"code":"model_draining"' in received
+    assert [one.json()["error"]["code"] for one in answers] == ["model_draining"] * 8
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_an_answer_that_outlasts_the_grace_is_cut_off_with_an_error(start: Start) -> None:
