@@ -25,8 +25,8 @@ from steering.protocol.request import Choice
 
 log = logging.getLogger("helmsight")
 
-PATIENCE = 2.0
-"""Seconds that an answer to what takes no step may take."""
+PATIENCE, GLANCE = 2.0, 0.5
+"""Seconds that an answer to what takes no step may take, and one to which there is an older one."""
 LAST = 0.75
 """Seconds more than running answers get, for an engine to stop; then they are ended here, within the worker's own `STOP`."""
 _GONE = "The engine's process has ended."
@@ -268,8 +268,9 @@ class RemoteEngine:
 
     @property
     def bins(self) -> Mapping[str, Bins]:
-        """The engine's, as `stats`."""
-        self._look()
+        """The engine's, as they were when `stats` were found last: who asks for both asks the other process once."""
+        if not self._bins:
+            self._look()
         return self._bins
 
     def magnitudes(self) -> torch.Tensor:
@@ -295,7 +296,7 @@ class RemoteEngine:
     def _look(self) -> None:
         if not (self._gone or self._stopping):
             with suppress(Fault):
-                self._stats, bins = self._ask("ask", "stats", [], patience=PATIENCE)
+                self._stats, bins = self._ask("ask", "stats", [], patience=GLANCE)
                 self._bins = {name: Bins(*of) for name, of in bins.items()}
 
     def _ask(self, name: str, *rest: Any, number: int | None = None, patience: float | None = None) -> Any:

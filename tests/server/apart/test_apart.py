@@ -227,6 +227,24 @@ def test_it_says_what_it_serves_and_counts(model: steering.MLLM, apart: Make) ->
     assert (found.bounds, found.cumulative(), found.total) == (expected.bounds, expected.cumulative(), expected.total)
 
 
+def test_what_is_looked_at_together_is_asked_for_once_and_not_for_long(
+    apart: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = apart().engine
+    asked: list[str] = []
+    ask_ = engine._ask
+    monkeypatch.setattr(engine, "_ask", lambda name, *rest, **more: asked.append(name) or ask_(name, *rest, **more))
+    assert engine.stats()["slots"] == 4
+    assert "batch_size" in engine.bins
+    assert asked == ["ask"]
+    monkeypatch.setattr(engine._link, "send", lambda message: None)  # as to a process that hangs
+    began = time.monotonic()
+    assert engine.stats()["slots"] == 4
+    assert "batch_size" in engine.bins
+    assert 0.5 <= time.monotonic() - began < 1
+    monkeypatch.undo()
+
+
 def test_a_step_that_hangs_is_not_healthy(apart: Make) -> None:
     engine = apart().engine
     engine._clock = StepClock()  # of a host that does nothing
