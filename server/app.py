@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ from server.web import page
 from server.wire.chat import ChatRequest, with_interventions
 
 if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
     from server.telemetry.tracing import Traces
 
 log = logging.getLogger("helmsight")
@@ -48,6 +51,7 @@ def create_app(
     if runtime is None:
         runtime = Runtime(settings, None if engine is None else Serving.of(adapted(engine), settings))
     app = Flask("helmsight", static_folder=None)
+    app.wsgi_app = partial(_not_upgraded, app.wsgi_app)  # type: ignore[method-assign]
     # One more than allowed: of a chunked body werkzeug silently drops what is beyond its limit, so that only a body
     # that is seen to be too long can be told from one that was cut.
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body + 1
@@ -73,6 +77,12 @@ def create_app(
         app.register_blueprint(module.blueprint)
     app.after_request(_finish)
     return app
+
+
+def _not_upgraded(app: WSGIApplication, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    """An `Upgrade` that is not taken is ignored (RFC 9110, section 7.8); Werkzeug would refuse that to a websocket."""
+    environ.pop("HTTP_UPGRADE", None)
+    return app(environ, start_response)
 
 
 def open_journal(settings: Settings) -> Journal:

@@ -11,7 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from steering import Auto, Bins, Chunk, Request, Result, Steer, TextBounds
+from steering import Auto, Bins, Chunk, Fault, Request, Result, Steer, TextBounds
+
+
+class EngineEnded(Fault):
+    """The engine's process is gone, which says nothing of its model; who has started it replaces it."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from prometheus_client import disable_created_metrics
 
 from demo import CHECKPOINT
 from server.allocator import bound_memory
+from server.apart.starts import TRIES, Starts
 from server.openmp import set_wait_policy
 from server.process.worker import DRAIN_MARGIN, Worker
 from server.settings import Settings, SettingsError, warnings_for
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from flask import Flask
 
     from server.apart.process import EngineProcess
+    from server.engine import ServedEngine
+    from server.process.progress import Tell
 
 log = logging.getLogger("helmsight")
 
@@ -46,6 +50,7 @@ class Gunicorn(BaseApplication):
         self.settings = settings
         self.engine: EngineProcess | None = None
         self.begun = time.monotonic()
+        self.starts = Starts()
         super().__init__()
 
     def load_config(self) -> None:
@@ -58,7 +63,12 @@ class Gunicorn(BaseApplication):
             self.cfg.set("child_exit", _end_with_worker)
 
     def _fork(self, arbiter: Arbiter, worker: Worker) -> None:
-        """A worker that takes another's place begins now."""
+        """A worker that takes another's place begins now, unless too many have ended while they loaded."""
+        if self.starts.hopeless:
+            raise HaltServer(
+                f"{TRIES} processes in a row have ended before the model was ready.", Arbiter.APP_LOAD_ERROR
+            )
+        self.starts.begin()
         if worker.age > 1:
             self.begun = time.monotonic()
 
@@ -67,10 +77,10 @@ class Gunicorn(BaseApplication):
         from server.apart.process import EngineProcess
 
         prepare_process(self.settings)
-        self.engine = EngineProcess(self.settings)
+        self.engine = EngineProcess(self.settings, self.starts.wait)
 
     def load(self) -> Flask:
-        return worker_app(self.settings, self.begun, engine=self.engine)
+        return worker_app(self.settings, self.begun, engine=self.engine, starts=self.starts)
 
 
 def _end_with_worker(arbiter: Arbiter, worker: Worker) -> None:
@@ -140,9 +150,11 @@ def worker_app(
     begun: float | None = None,
     give_up: Callable[[], None] = end_server,
     engine: EngineProcess | None = None,
+    starts: Starts | None = None,
 ) -> Flask:
     """The application inside a worker process; its model starts loading now, unless the `engine`'s process does that.
-    `begun` is when the server was started, on the monotonic clock; `give_up` is called where the model cannot be loaded."""
+    `begun` is when the server was started, on the monotonic clock; `give_up` is called where the model cannot be loaded, and
+    `starts` is told once it is."""
     prepare_process(settings)
     from server.app import create_app
     from server.process import local
@@ -151,8 +163,13 @@ def worker_app(
 
     disable_created_metrics()  # one more series for each counter, which nobody asks for
     share_interpreter()
-    runtime = Runtime(settings, on_failure=give_up, begun=begun, make=local.load if engine is None else engine.load)
+    make: Callable[[Settings, Tell], ServedEngine] = local.load if engine is None else engine.load
+    if engine is None and starts is not None and starts.wait:
+        make = partial(_late, starts.wait, make)
+    runtime = Runtime(settings, on_failure=give_up, begun=begun, make=make)
     runtime.checks.append(lambda serving: keep_what_is_loaded())
+    if starts is not None:
+        runtime.checks.append(lambda serving: starts.ready())
     try:
         app = create_app(settings, runtime=runtime)
     except SettingsError as error:  # of what only those know who have imported torch
@@ -161,6 +178,13 @@ def worker_app(
         raise
     runtime.start()
     return app
+
+
+def _late(
+    seconds: float, make: Callable[[Settings, Tell], ServedEngine], settings: Settings, tell: Tell
+) -> ServedEngine:
+    time.sleep(seconds)
+    return make(settings, tell)
 
 
 def serve(settings: Settings) -> None:

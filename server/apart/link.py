@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import socket
 import threading
 from typing import Any
@@ -47,7 +48,9 @@ class Link:
         return message
 
     def close(self) -> None:
-        """Let the other side find that this one is gone."""
+        """Let the other side find that this one is gone, and whoever sends or receives here that it is over."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def _read(self, size: int) -> bytearray:

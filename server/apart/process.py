@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -28,10 +29,10 @@ _SET_PARENT_DEATH_SIGNAL = 1
 
 
 class EngineProcess:
-    """What forks it can load the model in it, and serve it. Linux tells it when its parent ends; elsewhere it finds that
-    when it hears nothing more."""
+    """What forks it can load the model in it, and serve it, after so many seconds to `wait`. Linux tells it when its parent
+    ends; elsewhere it finds that when it hears nothing more."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, wait: float = 0.0):
         self._settings = settings
         self._clock = StepClock()
         ours, theirs = socket.socketpair()
@@ -42,6 +43,7 @@ class EngineProcess:
             try:
                 ours.close()
                 _detach(parent, theirs)
+                time.sleep(wait)
                 status = _serve(settings, Link(theirs), self._clock)
             except BaseException:
                 log.exception("the engine's process failed")

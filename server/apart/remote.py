@@ -17,7 +17,7 @@ import torch
 from server.apart.clock import StepClock
 from server.apart.link import Link, raised
 from server.apart.room import RemoteRoom
-from server.engine import Capabilities, ServedCompletion
+from server.engine import Capabilities, EngineEnded, ServedCompletion
 from server.process.local import is_light
 from server.process.resources import processors
 from steering import Auto, Bins, Busy, Chunk, Fault, Request, Result, Steer
@@ -25,11 +25,12 @@ from steering.protocol.request import Choice
 
 log = logging.getLogger("helmsight")
 
-PATIENCE = 2.0
-"""Seconds that an answer to what takes no step may take."""
-LAST = 10.0
-"""Seconds more than running answers get, for an engine to stop."""
+PATIENCE, GLANCE = 2.0, 0.5
+"""Seconds that an answer to what takes no step may take, and one to which there is an older one."""
+LAST = 0.75
+"""Seconds more than running answers get, for an engine to stop; then they are ended here, within the worker's own `STOP`."""
 _GONE = "The engine's process has ended."
+_STOPS = "The server is shutting down."
 
 
 class RemoteCompletion:
@@ -213,9 +214,15 @@ class RemoteEngine:
     def stop(self, drain: float = 0.0) -> None:
         """Let running answers end for so long; then the other process is gone."""
         self._stopping = True
-        with suppress(Fault):
-            self._ask("call", "stop", [drain], patience=drain + LAST)
+        asking = threading.Thread(target=self._ask_to_stop, args=(drain,), daemon=True)
+        asking.start()  # where the other process hangs, not even the asking may come to an end
+        asking.join(drain + LAST)
+        self._fail(Fault(_STOPS))
         self._link.close()
+
+    def _ask_to_stop(self, drain: float) -> None:
+        with suppress(Fault):
+            self._ask("call", "stop", [drain])
 
     @contextmanager
     def turn(self, group: str = "") -> Iterator[RemoteTurn]:
@@ -231,7 +238,7 @@ class RemoteEngine:
         """Raise Fault where it is stopped; Busy where as many of that group wait as there are places, or one more of it was
         just refused and too few have ended since. What else it would refuse it refuses itself."""
         if self._stopping or self._gone:
-            raise Fault("The server is shutting down.")
+            raise Fault(_STOPS)
         held = [one for one in list(self._running.values()) if one.group == group]
         waiting = int(sum(one.n for one in held) - self._stats["slots"])
         if waiting >= self._stats["max_waiting"] and waiting > 0:
@@ -269,8 +276,9 @@ class RemoteEngine:
 
     @property
     def bins(self) -> Mapping[str, Bins]:
-        """The engine's, as `stats`."""
-        self._look()
+        """The engine's, as they were when `stats` were found last: who asks for both asks the other process once."""
+        if not self._bins:
+            self._look()
         return self._bins
 
     def magnitudes(self) -> torch.Tensor:
@@ -296,7 +304,7 @@ class RemoteEngine:
     def _look(self) -> None:
         if not (self._gone or self._stopping):
             with suppress(Fault):
-                self._stats, bins = self._ask("ask", "stats", [], patience=PATIENCE)
+                self._stats, bins = self._ask("ask", "stats", [], patience=GLANCE)
                 self._bins = {name: Bins(*of) for name, of in bins.items()}
 
     def _ask(self, name: str, *rest: Any, number: int | None = None, patience: float | None = None) -> Any:
@@ -306,10 +314,10 @@ class RemoteEngine:
         try:
             self._link.send([name, number, *rest])
             if self._gone:  # it may have ended before it could be known that somebody waits
-                raise Fault(_GONE)
+                raise EngineEnded(_GONE)
             found = answer.get(timeout=patience)
         except OSError as error:
-            raise Fault(_GONE) from error
+            raise EngineEnded(_GONE) from error
         except Empty as error:
             raise Fault("The engine's process does not answer.") from error
         finally:
@@ -328,13 +336,17 @@ class RemoteEngine:
         except Exception:
             log.exception("what the engine's process has sent cannot be read")
         self._gone = True
-        for answer in list(self._waiting.values()):
-            answer.put(Fault(_GONE))
-        for completion in list(self._running.values()):
-            completion.fail(Fault(_GONE))
+        self._fail(EngineEnded(_GONE))
         if not self._stopping:
             log.critical("the engine's process has ended by itself")
             self._died()
+
+    def _fail(self, error: Fault) -> None:
+        """Whoever waits has nothing more to wait for."""
+        for answer in list(self._waiting.values()):
+            answer.put(error)
+        for completion in list(self._running.values()):
+            completion.fail(error)
 
     def _hear(self, name: str, number: int, rest: list[Any]) -> None:
         completion = self._running.get(number)
@@ -358,13 +370,15 @@ def connected(
     max_step: float,
     died: Callable[[], object],
 ) -> RemoteEngine:
-    """The engine at the other end, once it has loaded; `tell` hears how far it is. Raises what loading raises, Fault where
-    the process ends instead."""
+    """The engine at the other end, once it has loaded; `tell` hears how far it is. Raises what loading raises, EngineEnded
+    where the process ends instead, behind `died`."""
     while True:
         try:
             messages = link.receive()
         except EOFError as error:
-            raise Fault(_GONE) from error
+            log.critical("the engine's process has ended by itself while it loaded")
+            died()
+            raise EngineEnded(_GONE) from error
         for name, _, *rest in messages:
             if name == "refused":
                 raise raised(rest[0])

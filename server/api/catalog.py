@@ -9,6 +9,7 @@ from flask import Blueprint, Response
 from server.api.context import AppContext, context
 from server.encode import json_response
 from server.engine import Capabilities
+from server.images.load import MAX_RATIO, MAX_SIDE
 from server.openapi.operation import JSON, Parameter, documented
 from server.presets.preset import AT, PLAIN, Preset
 from server.process.runtime import Serving
@@ -98,6 +99,8 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
             "images": settings.max_images,
             "image_bytes": settings.max_image_bytes,
             "image_pixels": settings.max_image_pixels,
+            "image_side": MAX_SIDE,
+            "image_ratio": MAX_RATIO,
             "request_pixels": settings.max_request_pixels,
             "body_bytes": settings.max_body,
             "strength": settings.max_strength,

@@ -2,7 +2,8 @@
 scan, so that a few bytes a piece, millions of them, would cost seconds, and in a progressive JPEG hours.
 
 Each piece that Pillow's Python looks at is read from the file, so that counting its reads bounds whatever it does there, in
-every format and without a parser of our own. What is not read piece by piece is counted before anything is decoded.
+every format and without a parser of our own. What is not read piece by piece is counted before anything is decoded. A PNG's
+pixels are counted where Pillow would not miss them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import io
 import re
 import struct
+import zlib
+
+from PIL import Image
 
 MAX_READS = 100_000
 """Reads from one file: three or four for a chunk of a PNG, two for a block of a GIF, four for a segment of a JPEG, one for a
@@ -25,6 +29,12 @@ _BARE = frozenset((0x01, 0xC8, 0xD8, *range(0xF0, 0xFE)))
 """Markers without a length, and those that libjpeg refuses and Pillow takes for such."""
 _RLE = (1, 2)
 """Values of a BMP's "compression"."""
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""Of a PNG's colour types."""
+_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+"""First column and row, and their distances, of the passes of an interlaced PNG."""
+_INFLATED = 2**18
+"""Bytes of pixels that are inflated at a time, to be counted."""
 
 
 class TooComplex(Exception):
@@ -75,3 +85,35 @@ def _pieces(kind: int, data: bytes, at: int, size: int) -> int:
     if kind == _PHOTOSHOP:
         return data.count(b"8BIM", at, at + size)
     return 0 if kind >= 0xE0 else size // 64
+
+
+def ends_early(data: bytes, image: Image.Image) -> bool:
+    """Whether the pixels in the file of a picture that was loaded end before its last row, where Pillow does not say so: it
+    takes a PNG's stream that ends behind any row for a whole one, and leaves the other rows at zero."""
+    if image.format != "PNG":
+        return False
+    last = image.crop((0, image.height - 1, image.width, image.height))
+    interlaced = bool(image.info.get("interlace"))
+    if not interlaced and any(last.tobytes()):
+        return False
+    at, wanted, inflate = 8, 0, zlib.decompressobj()
+    while at + 8 <= len(data) and not inflate.eof:
+        size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        body = data[at + 8 : at + 8 + size]
+        if kind == b"IHDR":
+            wanted = _pixel_bytes(*image.size, bits=body[8] * _CHANNELS[body[9]], interlaced=interlaced)
+        while kind == b"IDAT" and body and not inflate.eof:
+            wanted -= len(inflate.decompress(body, _INFLATED))
+            body = inflate.unconsumed_tail
+        at += size + 12
+    return wanted > 0
+
+
+def _pixel_bytes(width: int, height: int, bits: int, interlaced: bool) -> int:
+    """Bytes of a PNG's pixels before they are deflated: each row begins with the byte of its filter."""
+    total = 0
+    for left, top, across, down in _PASSES if interlaced else ((0, 0, 1, 1),):
+        columns, rows = -(-(width - left) // across), -(-(height - top) // down)
+        if columns > 0:
+            total += rows * (1 + (columns * bits + 7) // 8)
+    return total

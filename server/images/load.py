@@ -1,7 +1,7 @@
 """Images of a request: from a data: URI (or, where switched on, a public URL) to an upright RGB picture.
 
-Every bound is checked before the memory is spent: the encoded bytes before they are decoded from base64, the size in
-the picture's header before its pixels are decoded, and of how many parts its file is made while they are read.
+Every bound is checked before the memory is spent: the encoded bytes before they are decoded from base64, the size and shape
+in the picture's header before its pixels are decoded, and of how many parts its file is made while they are read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from collections.abc import Callable, Iterable
 from PIL import Image
 
 from server.errors import BadRequest
-from server.images.container import Reads, TooComplex, check
+from server.images.container import Reads, TooComplex, check, ends_early
 from server.settings import Settings
 from steering.pictures import upright_rgb
 from steering.protocol.wording import cut
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MAX_SIDE = 65_535
+"""Pixels of one side, of which Pillow keeps a pointer and libraries a buffer for each row."""
+MAX_RATIO = 200
+"""Of the longer side to the shorter, as Qwen-VL's processors have it. Others bring the shorter side to a size of theirs, and
+would make gigabytes of a line of pixels."""
 _DATA_URI = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE | re.ASCII)
 
 
@@ -90,7 +95,10 @@ class ImageLoader:
             check(data)
             with Image.open(Reads(data), formats=FORMATS) as image:
                 self._count_pixels(image.width * image.height, param)
+                _check_shape(*image.size, param)
                 image.load()
+                if ends_early(data, image):
+                    raise _unreadable(param)
                 return upright_rgb(image)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise self._too_many_pixels(param) from None
@@ -99,9 +107,7 @@ class ImageLoader:
         except BadRequest:
             raise
         except Exception:  # on damaged data Pillow's decoders raise anything, OSError to struct.error
-            raise BadRequest(
-                f"'{param}' is not a readable image; supported formats: {', '.join(FORMATS)}.", param, "invalid_image"
-            ) from None
+            raise _unreadable(param) from None
 
     def _count_pixels(self, pixels: int, param: str) -> None:
         self.pixels += pixels
@@ -131,3 +137,21 @@ def _is_remote(url: str) -> bool:
 
 def _too_large(param: str, limit: int) -> BadRequest:
     return BadRequest(f"'{param}' may hold at most {limit} bytes.", param, "image_too_large")
+
+
+def _check_shape(width: int, height: int, param: str) -> None:
+    shorter, longer = sorted((width, height))
+    if longer > MAX_SIDE:
+        raise BadRequest(f"'{param}' may be at most {MAX_SIDE} pixels wide and high.", param, "image_too_large")
+    if longer > MAX_RATIO * shorter:
+        raise BadRequest(
+            f"A side of '{param}' may be at most {MAX_RATIO} times as long as the other; it has {width} x {height} pixels.",
+            param,
+            "image_too_narrow",
+        )
+
+
+def _unreadable(param: str) -> BadRequest:
+    return BadRequest(
+        f"'{param}' is not a readable image; supported formats: {', '.join(FORMATS)}.", param, "invalid_image"
+    )

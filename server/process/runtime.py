@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from server.engine import Capabilities, ServedEngine
+from server.engine import Capabilities, EngineEnded, ServedEngine
 from server.errors import ApiError
 from server.process import local
 from server.process.preflight import one_sentence
@@ -98,8 +98,8 @@ def load(
 
 
 class Runtime:
-    """Holds the one model of this process. `on_failure` is called when it cannot be loaded; `begun` is when the program was
-    started, on the monotonic clock."""
+    """Holds the one model of this process. `on_failure` is called when it cannot be loaded, but not where the engine's
+    process has ended, of which `make` takes care; `begun` is when the program was started, on the monotonic clock."""
 
     def __init__(
         self,
@@ -132,6 +132,9 @@ class Runtime:
         except BaseException as error:  # a panic of a native library is no Exception
             if self._draining:  # the process ends under it, and that is no failure
                 log.debug("loading ended with the server", exc_info=error)
+                return
+            if isinstance(error, EngineEnded):
+                log.debug("the engine has ended, and this process is about to", exc_info=error)
                 return
             log.error("the model %s could not be loaded: %s", self.settings.model, one_sentence(error))
             log.debug("where loading ended", exc_info=error)

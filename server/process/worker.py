@@ -2,12 +2,12 @@
 
 gunicorn's own threaded worker gives a connection to a thread as soon as it is there, and the thread then waits for its
 head, its body, and for the client to take every byte of the answer: as many slow clients as there are threads stop the
-server, /health included. Here nothing that waits for a client holds a thread. One loop reads heads and bodies, within
-limits of time and size that start with the connection (`intake`), a thread gets the whole request, and what the client
-does not take at once of the answer waits in memory for the loop to send (`connection`). A server that reads whole requests
-before it answers exists (waitress), but without gunicorn's supervision and without the client's socket, by
-which a client that left is noticed while its answer is still queued. Of gunicorn remain the master process with its
-signals and its heartbeat, the parser of heads, the WSGI environment, responses and logs.
+server. Here nothing that waits for a client holds a thread. One loop reads heads and bodies, within limits of time and size
+that start with the connection (`intake`), a thread gets the whole request, and what the client does not take at once of the
+answer waits in memory for the loop to send (`connection`). A server that reads whole requests before it answers exists
+(waitress), but without gunicorn's supervision and without the client's socket, by which a client that left is noticed while
+its answer is still queued. Of gunicorn remain the master process with its signals and its heartbeat, the parser of heads,
+the WSGI environment, responses and logs.
 
 A stream gives its thread back while it waits for the engine (`pauses`); one thread sends what comes next of all of them.
 Requests that carry no body have threads of their own, so that health and metrics are not queued behind chats.
@@ -19,6 +19,7 @@ import collections
 import contextlib
 import errno
 import logging
+import math
 import os
 import selectors
 import socket
@@ -47,6 +48,8 @@ DRAIN_MARGIN = 3
 have not taken yet, and for the journal."""
 LAST = 1.0
 """Seconds of these for the journal."""
+STOP, QUIT = 1.0, 1.7  # gunicorn may kill 2 s after SIGQUIT
+"""Seconds for the engine to stop, and in which all is over that is not to drain."""
 LIGHT = 8
 """Threads for requests without a body."""
 ENDS = 16
@@ -73,8 +76,8 @@ class Worker(BaseWorker):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._draining = False
-        self._ends: float | None = None
+        self._draining = self._quitting = False
+        self._ends = math.inf
         self._connections: dict[Connection, None] = {}
         self._reading: dict[Connection, None] = {}  # those that wait for bytes of their clients, oldest first
         self._due: collections.deque[Callable[[], object]] = collections.deque()
@@ -107,25 +110,25 @@ class Worker(BaseWorker):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self._draining:
-            self._draining = True
-            self._ends = time.monotonic() + self.cfg.graceful_timeout - LAST
-            threading.Thread(target=self._drain, args=(sig, frame), name="helmsight-drain", daemon=True).start()
+            self._end_after(self.cfg.graceful_timeout - DRAIN_MARGIN, self.cfg.graceful_timeout - LAST)
 
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
-        # Without this the interpreter would wait at its exit for the threads of all running answers.
-        stopper = threading.Thread(target=self._stop_engine, args=(0.0,), daemon=True)
-        stopper.start()
-        stopper.join(timeout=2.0)
-        for connection in list(self._connections):
-            connection.give_up()
-        self._end_threads()
-        super().handle_quit(sig, frame)
+        if not hasattr(self, "wsgi"):
+            super().handle_quit(sig, frame)
+        if not self._quitting:  # a terminal and the arbiter both send one
+            self._quitting = True
+            self._end_after(0.0, QUIT)
 
-    def _drain(self, sig: int, frame: FrameType | None) -> None:
-        seconds = self.cfg.graceful_timeout - DRAIN_MARGIN
+    def _end_after(self, drain: float, most: float) -> None:
+        """Let running answers end for so many seconds, and be gone after so many at most."""
+        self._draining, self._ends = True, time.monotonic() + most
+        threading.Thread(target=self._drain, args=(drain,), name="helmsight-drain", daemon=True).start()
+
+    def _drain(self, seconds: float) -> None:
         log.info("draining: new requests are refused, running ones get up to %d s", seconds)
-        self._stop_engine(seconds)
-        super().handle_exit(sig, frame)
+        (stopper := threading.Thread(target=self._stop_engine, args=(seconds,), daemon=True)).start()
+        stopper.join(seconds + STOP)  # an engine that hangs may not even stop
+        self.alive = False
 
     def _stop_engine(self, seconds: float) -> None:
         app = getattr(self, "wsgi", None)  # a signal may come before the application is made
@@ -150,8 +153,7 @@ class Worker(BaseWorker):
             listener.close()
         for connection in list(self._reading):
             self._close(connection)
-        last = self._ends or time.monotonic() + self.cfg.graceful_timeout
-        while self._connections and time.monotonic() < last and self.ppid == os.getppid():
+        while self._connections and time.monotonic() < self._ends and self.ppid == os.getppid():
             self._turn()
         for connection in list(self._connections):
             self._close(connection)

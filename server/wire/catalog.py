@@ -24,6 +24,10 @@ class RequestLimits(AnswerBody):
     images: int
     image_bytes: int
     image_pixels: int
+    image_side: int
+    """Pixels that a picture may be wide or high."""
+    image_ratio: int
+    """Of its longer side to its shorter one."""
     request_pixels: int
     body_bytes: int
     strength: float

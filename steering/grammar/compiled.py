@@ -217,6 +217,11 @@ _PLAIN = (
     ("oneOf constraints", "oneOf of schemas that may hold together is not supported; anyOf is"),
     ("lexer error: too many expressions", "it is too large"),
     ("initial lexer configuration", "it is too large"),
+    (
+        "Parser Error: Current row has",
+        'too much may come next in one place; have fewer optional properties in one object (400 are well; "required" ones, '
+        "which come one by one, do not count) or fewer alternatives, or put some into an object of their own",
+    ),
 )
 """What the library says in words that no client knows, by how it begins, and what is said instead."""
 _OWN_WORDS = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?|\n *\d+ \|.*", re.DOTALL)

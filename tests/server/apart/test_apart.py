@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,13 @@ from PIL import Image
 
 import steering
 from server.apart.clock import StepClock
-from server.apart.link import raised, told
+from server.apart.link import Link, raised, told
+from server.apart.remote import RemoteEngine, connected
 from server.app import create_app
 from server.engine import ServedCompletion
 from server.process.local import LocalEngine
+from server.process.runtime import Runtime
+from server.process.worker import STOP
 from server.settings import Settings
 from steering import (
     Auto,
@@ -242,6 +247,24 @@ def test_it_says_what_it_serves_and_counts(model: steering.MLLM, apart: Make) ->
     assert (found.bounds, found.cumulative(), found.total) == (expected.bounds, expected.cumulative(), expected.total)
 
 
+def test_what_is_looked_at_together_is_asked_for_once_and_not_for_long(
+    apart: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = apart().engine
+    asked: list[str] = []
+    ask_ = engine._ask
+    monkeypatch.setattr(engine, "_ask", lambda name, *rest, **more: asked.append(name) or ask_(name, *rest, **more))
+    assert engine.stats()["slots"] == 4
+    assert "batch_size" in engine.bins
+    assert asked == ["ask"]
+    monkeypatch.setattr(engine._link, "send", lambda message: None)  # as to a process that hangs
+    began = time.monotonic()
+    assert engine.stats()["slots"] == 4
+    assert "batch_size" in engine.bins
+    assert 0.5 <= time.monotonic() - began < 1
+    monkeypatch.undo()
+
+
 def test_a_step_that_hangs_is_not_healthy(apart: Make) -> None:
     engine = apart().engine
     engine._clock = StepClock()  # of a host that does nothing
@@ -327,3 +350,44 @@ def test_what_was_given_before_the_process_was_gone_is_in_the_journal(apart: Mak
     assert row["finish_reason"] == "error"
     assert row["usage"]["completion_tokens"] == len(pieces) - 1, "the first event has no text"
     assert row["texts"]["answer"] == "".join(pieces)
+
+
+def test_whoever_waits_for_a_process_that_hangs_is_told_when_the_time_is_over(apart: Make) -> None:
+    able = apart().engine.capabilities
+    ours, theirs = (Link(one) for one in socket.socketpair())  # whose other end nobody reads
+    died = threading.Event()
+    engine = RemoteEngine(ours, StepClock(), able, None, {"slots": 4, "max_waiting": 8}, 60.0, died.set)
+    engine.start()
+    noise = torch.zeros((3000, 1500, 3), dtype=torch.uint8)
+    light, heavy = (
+        Request(messages, LONG)
+        for messages in ([{"role": "user", "content": "Hi!"}], chat(Image.fromarray(noise.numpy())))
+    )
+    with ThreadPoolExecutor(6) as pool:  # the pictures fill the socket, so that not even the end can be told
+        asked = [pool.submit(ask, engine, one) for one in (light, *[heavy] * 4, light)]
+        time.sleep(0.5)
+        began = time.monotonic()
+        engine.stop(drain=0.5)
+        assert 0.5 <= time.monotonic() - began < 0.5 + STOP
+        for one in asked:
+            assert isinstance(one.exception(timeout=20), Fault)
+    assert not died.is_set()
+    theirs.close()
+
+
+def test_a_process_that_ends_while_it_loads_says_nothing_of_the_model() -> None:
+    ours, theirs = (Link(one) for one in socket.socketpair())
+    theirs.send([["told", 0, "reading the weights", 0.5]])
+    theirs.close()
+    died, failed = threading.Event(), threading.Event()
+    stages: list[str] = []
+
+    def make(settings: Settings, tell: Any) -> RemoteEngine:
+        return connected(ours, StepClock(), lambda stage, share: stages.append(stage), 60.0, died.set)
+
+    runtime = Runtime(Settings(), on_failure=failed.set, make=make)
+    runtime._load()
+    assert died.is_set()
+    assert not failed.is_set()
+    assert (stages, runtime.error) == (["reading the weights"], None)
+    ours.close()

@@ -49,6 +49,13 @@ def test_probes_are_open(locked: FlaskClient, route: str) -> None:
     assert locked.get(route).status_code == 200
 
 
+def test_an_upgrade_that_is_not_taken_is_ignored(locked: FlaskClient) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    assert locked.get("/health", headers=upgrade).status_code == 200
+    refused = locked.post("/v1/chat/completions", json={"messages": []}, headers=upgrade | bearer(KEY))
+    assert refused.json["error"]["param"] == "messages"
+
+
 @pytest.mark.parametrize(
     "header", ["Bearer wrong-key-here", "Bearer ", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xe9\xff", "Bearer"]
 )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
 from server.errors import BadRequest
 from server.images.load import ImageLoader
@@ -118,6 +119,37 @@ def test_truncated_images_are_refused(kind: str) -> None:
 
 def test_formats_beyond_the_list_are_refused_even_if_pillow_knows_them() -> None:
     assert refusal(data_uri(kind="TIFF")) == "invalid_image"
+
+
+def png(width: int, height: int, pixels: bytes, interlace: int = 0) -> bytes:
+    """A grey PNG that claims a size, with a stream of pixels that is whole in itself."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, interlace)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(pixels)), (b"IEND", b""))
+    written = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "whole", "interlace"),
+    [(9, 50, 500, 0), (4, 5, 25, 0), (8, 8, 2 + 2 + 3 + 6 + 10 + 20 + 36, 1), (3, 2, 2 + 2 + 2 + 4, 1)],
+)
+def test_pixels_that_end_behind_a_row_are_truncated_too(width: int, height: int, whole: int, interlace: int) -> None:
+    assert load(as_uri(png(width, height, bytes(whole), interlace))).size == (width, height)
+    row = 2 + width // 2 if interlace else width + 1
+    assert refusal(as_uri(png(width, height, bytes(whole - row), interlace))) == "invalid_image"
+
+
+def test_a_line_of_pixels_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load(data_uri(Image.new("L", (2, 400)))).size == (2, 400)
+    prepared: list[object] = []
+    monkeypatch.setattr(PngImageFile, "load_prepare", prepared.append)  # where its memory is taken
+    for size in ((1, 39_999_999), (39_999_999, 1), (600, 65_536)):
+        assert refusal(as_uri(png(*size, bytes(1000)))) == "image_too_large"
+    for size in ((1, 201), (300, 1), (2, 65_535)):
+        assert refusal(as_uri(png(*size, bytes(1000)))) == "image_too_narrow"
+    assert not prepared
 
 
 @pytest.mark.parametrize("size", [(50_000, 50_000), (2**31 - 1, 2**31 - 1), (100_000, 900)])

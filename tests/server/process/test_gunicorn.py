@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 import requests
+from gunicorn.arbiter import Arbiter
 
+from server.apart.starts import TRIES
 from tests.server.api.test_streams import post_and_hold, wait_for
 from tests.server.conftest import user
 from tests.server.fakes import checkpoint
@@ -121,6 +123,42 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
     assert server.process.wait(PATIENCE) == 0
 
 
+def engine_beside(server: Server, *dead: int) -> int:
+    """The engine's process that is there now, behind those that are dead."""
+    found: list[int] = []
+
+    def there() -> bool:
+        assert server.process.poll() is None, server.log.read_text()
+        with contextlib.suppress(FileNotFoundError):
+            found[:] = [engine for worker in children(server.process.pid) for engine in children(worker)]
+        return bool(found) and found[0] not in dead
+
+    wait_for(there, seconds=PATIENCE)
+    return found[0]
+
+
+def test_an_engine_that_is_killed_while_it_loads_is_replaced_too(start: Start) -> None:
+    server = start(SERVE).wait_until_ready()
+    dead: list[int] = []
+    for _ in range(2):
+        dead.append(engine_beside(server, *dead))
+        os.kill(dead[-1], signal.SIGKILL)
+    engine_beside(server, *dead)
+    server.wait_until_ready()
+    assert server.post(max_tokens=2).ok
+    assert "failed to load" not in server.log.read_text()
+
+
+def test_a_server_whose_engine_never_was_ready_ends_after_some_tries(start: Start) -> None:
+    server = start(SERVE)
+    dead: list[int] = []
+    for _ in range(TRIES):
+        dead.append(engine_beside(server, *dead))
+        os.kill(dead[-1], signal.SIGKILL)
+    assert server.process.wait(PATIENCE) == Arbiter.APP_LOAD_ERROR
+    assert f"{TRIES} processes in a row" in server.log.read_text()
+
+
 @pytest.mark.parametrize(
     "command", [SERVE, [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "server.wsgi:app"]]
 )
@@ -165,11 +203,36 @@ def test_an_interrupt_ends_the_server_although_an_answer_is_running(start: Start
     server = start(SERVE).wait_until_ready()
     connection = post_and_hold(server.url, stream=True, max_tokens=1800, n=4, **ENDLESS)
     wait_for(lambda: server.stats("helmsight_running") == 4)
-    started = time.monotonic()
+    started, received = time.monotonic(), b""
     server.process.send_signal(signal.SIGINT)
+    while piece := connection.recv(65_536):
+        received += piece
+    connection.close()
+    assert b'"code":"model_draining"' in received
     server.process.wait(PATIENCE)
     assert time.monotonic() - started < 25, "it waited for the answer, for which it has 30 s"
+
+
+def test_clients_are_told_of_the_end_although_the_engine_hangs(start: Start) -> None:
+    server = start([*SERVE, "--graceful-timeout", "2"]).wait_until_ready()
+    connection = post_and_hold(server.url, stream=True, max_tokens=1900, n=4, **ENDLESS)
+    wait_for(lambda: server.stats("helmsight_running") == 4)
+    answers: list[requests.Response] = []
+    threads = [threading.Thread(target=lambda: answers.append(server.post(max_tokens=400))) for _ in range(8)]
+    os.kill(engine_beside(server), signal.SIGSTOP)
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    server.process.send_signal(signal.SIGTERM)
+    received = b""
+    while piece := connection.recv(65_536):
+        received += piece
     connection.close()
+    for thread in threads:
+        thread.join()
+    assert b'"code":"model_draining"' in received
+    assert [one.json()["error"]["code"] for one in answers] == ["model_draining"] * 8
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_an_answer_that_outlasts_the_grace_is_cut_off_with_an_error(start: Start) -> None:

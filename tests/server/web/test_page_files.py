@@ -41,6 +41,7 @@ def test_the_headers_of_the_pages(client: FlaskClient, path: str) -> None:
         "form-action": "'none'",
         "frame-ancestors": "'none'",
     }
+    assert response.headers["X-Frame-Options"] == "DENY"
     assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert response.headers["Referrer-Policy"] == "no-referrer"
     again = client.get(path, headers={"If-None-Match": response.headers["ETag"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import resource
 import threading
 from contextlib import suppress
@@ -383,3 +384,14 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_answer_alone(
     assert set(engine.result_of(beside).choices[0].text) <= set("abc")
     after = engine.stats()
     assert (after["faults"], after["refused"]) == (before["faults"], before["refused"] + 1)
+
+
+def test_a_schema_of_too_many_optional_properties_is_told_what_to_change(engine: Engine) -> None:
+    def asked(count: int) -> str:
+        properties = {f"p{number}": {"type": "integer"} for number in range(count)}
+        return only(engine, Grammar.json_schema({"type": "object", "properties": properties}), max_tokens=4).text
+
+    with pytest.raises(RequestError, match=r"fewer optional properties in one object \(400 are well") as refused:
+        asked(2000)
+    assert not re.search("left-recursive|Parser|row", str(refused.value))
+    assert asked(400)
