@@ -19,7 +19,7 @@ from steering.compiled.package import Package
 from steering.compiled.packing import packed_weights
 from steering.compiled.step import STEPS, Kind, Variant, constants
 from steering.compiled.store import StoredStep
-from steering.compiled.tensors import Foreign, Pattern, taken_apart
+from steering.compiled.tensors import Pattern
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
@@ -52,7 +52,7 @@ class CompiledSteps:
 
     def __init__(self, mllm: MLLM, threads: int, axes: int | None = None):
         self._mllm, self._threads, self.axes = mllm, threads, axes
-        self._ready: dict[tuple[Kind, Pattern, int | None], Package] = {}
+        self._ready: dict[tuple[Kind, int | None], list[Package]] = {}
         self._packed: dict[str, torch.Tensor] = {}  # weights in another order, which all packages share
         self.scopes: dict[str, frozenset[Scope]] = {}
         """What there are steps for, of "prefill" and of "decode"."""
@@ -67,7 +67,7 @@ class CompiledSteps:
         return own
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return sum(map(len, self._ready.values()))
 
     def wanted(self, variant: Variant) -> WantedStep:
         """The step that is asked for."""
@@ -99,7 +99,8 @@ class CompiledSteps:
         """Use a package from the next step on."""
         kind = "prefill" if wanted.variant.kind == "prefill" else "decode"
         self.scopes = {**self.scopes, kind: self.scopes.get(kind, frozenset()) | {wanted.variant.scope}}
-        self._ready[wanted.variant.kind, wanted.shape, wanted.axes] = package
+        place = wanted.variant.kind, wanted.axes
+        self._ready = {**self._ready, place: [*self._ready.get(place, ()), package]}
 
     def decode(
         self,
@@ -154,18 +155,12 @@ class CompiledSteps:
         self, kinds: tuple[Kind, ...], hooks: Sequence[Hook], axes: int | None
     ) -> tuple[Package, list[Hook], list[torch.Tensor]] | None:
         """The first of these that is ready for such hooks, with them and their tensors."""
-        if not self._ready:
-            return None
         own = list(hooks)
-        try:
-            shape, given = taken_apart(own)
-        except Foreign:
-            return None
-        package = next((one for kind in kinds if (one := self._ready.get((kind, shape, axes))) is not None), None)
-        if package is None:
-            return None
-        self.taken += 1
-        return package, own, given
+        for package in [one for kind in kinds for one in self._ready.get((kind, axes), ())]:
+            if (given := package.given(own)) is not None:
+                self.taken += 1
+                return package, own, given
+        return None
 
 
 def _columns(chunk: PrefillChunk) -> int:

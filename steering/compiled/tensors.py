@@ -59,6 +59,32 @@ def taken_apart(value: Any) -> tuple[Pattern, list[torch.Tensor]]:
     return Pattern(tree, tuple((one.dtype, one.ndim) for one in tensors)), tensors
 
 
+class Layout:
+    """Values of one shape, read and written without a look at what is always the same: a step is short."""
+
+    def __init__(self, shape: Pattern):
+        self._shape = shape
+        self._read = _reader(shape.tree)
+
+    def tensors(self, value: Any) -> list[torch.Tensor] | None:
+        """The tensors that a value holds, each once; None where it is of another shape."""
+        found: list[torch.Tensor] = []
+        if not self._read(value, found) or len(found) != len(self._shape.tensors):
+            return None
+        kinds = zip(found, self._shape.tensors, strict=True)
+        return found if all(one.dtype is dtype and one.ndim == axes for one, (dtype, axes) in kinds) else None
+
+    def changes(self, left: Any) -> list[tuple[int, str, Any]]:
+        """Of a list of objects of this shape, and of the tree that they are to be: which of them has another attribute, its
+        name, and its tree."""
+        return [
+            (number, name, part)
+            for number, (one, other) in enumerate(zip(self._shape.tree.parts, left.parts, strict=True))
+            for name, part in zip(other.names, other.parts, strict=True)
+            if name not in one.names or one.parts[one.names.index(name)] != part
+        ]
+
+
 def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
     """A new value of these tensors."""
     if type(tree) is Hole:
@@ -108,6 +134,38 @@ def of_json(words: Any, kinds: Iterable[type]) -> Any:
 def kinds_of(tree: Any) -> set[type]:
     """The kinds of objects in a tree."""
     return {tree.kind}.union(*map(kinds_of, tree.parts)) if type(tree) is Made else set()
+
+
+def _reader(tree: Any) -> Callable[[Any, list[torch.Tensor]], bool]:
+    """What puts the tensors of a value of this tree behind those that are there; whether it is of this tree."""
+    if type(tree) is Hole:
+        number = tree.number
+
+        def hole(value: Any, found: list[torch.Tensor]) -> bool:
+            if number < len(found):
+                return value is found[number]
+            found.append(value)
+            return isinstance(value, torch.Tensor)
+
+        return hole
+    if type(tree) is not Made:
+        return lambda value, found: type(value) is type(tree) and value == tree
+    kind, names, readers = tree.kind, tree.names, [*map(_reader, tree.parts)]
+    plain = issubclass(kind, list | tuple | dict)
+
+    def made(value: Any, found: list[torch.Tensor]) -> bool:
+        if type(value) is not kind:
+            return False
+        named: Any = value if plain else vars(value)
+        parts = list(named.values()) if isinstance(named, dict) else named
+        if len(parts) != len(readers) or (isinstance(named, dict) and tuple(named) != names):
+            return False
+        for read, part in zip(readers, parts, strict=True):  # noqa: SIM110
+            if not read(part, found):
+                return False
+        return True
+
+    return made
 
 
 def _name(kind: type) -> str:

@@ -141,6 +141,8 @@ class PrefillCapture(Observer):
 
         if self._at_once:
             self._grouped.append(grouped(self._rows, self._groups))
+        elif not self._rows.shape[1]:  # what is asked for lies in rows that were known
+            self._grouped.append(self._groups.new_zeros(*self._groups.shape[:2], columns))
         else:
             parts = zip(self._rows.split(CAPTURE_ROWS, 1), self._groups.split(CAPTURE_ROWS, 2), strict=True)
             self._grouped.append(sum(itertools.starmap(grouped, parts)))  # type: ignore[arg-type]

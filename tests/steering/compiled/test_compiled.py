@@ -176,7 +176,7 @@ def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
     """Where torch's own loader was used, no other thread had the interpreter while a step ran."""
     engine_ = compiled
     assert engine_.compilation.steps is not None
-    package = next(one for key, one in engine_.compilation.steps._ready.items() if key[0] == "prefill")
+    package = next(one for key, (one, *_) in engine_.compilation.steps._ready.items() if key[0] == "prefill")
     engine_.generate([Request([{"role": "user", "content": "?"}], Sampling(max_tokens=1))])
     axes, width = engine_._runner.embedder.rope_axes, 400
     embeds, places = torch.zeros(4, width, engine_.mllm.hidden_size), torch.zeros(4, dtype=torch.int64)

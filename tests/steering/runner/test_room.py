@@ -55,7 +55,7 @@ def test_there_are_as_many_slots_as_fit_beside_what_else_is_kept(
 def test_on_a_cpu_nothing_is_allotted_before_it_is_used(load_mllm: LoadMLLM) -> None:
     pool = allotted(load_mllm(FAMILY), 3, 100)
     assert (pool.slots, pool.length, pool.bytes) == (3, 100, 0)
-    assert allotted(load_mllm(FAMILY), 3, 100, compiled=True).length == 192
+    assert allotted(load_mllm(FAMILY), 3, 100, graphs=True).length == 192
     assert free_bytes(torch.device("cpu")) is None
 
 
