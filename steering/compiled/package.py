@@ -8,7 +8,7 @@ import torch
 
 from steering.compiled.library import Library
 from steering.compiled.store import StoredStep
-from steering.compiled.tensors import Layout, Pattern, kinds_of, of_json, put_together
+from steering.compiled.tensors import Mould, Pattern, kinds_of, of_json, put_together
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 
@@ -23,14 +23,14 @@ class Package:
         """
         if entry.about["shape"] != shape.text():
             raise ValueError("it is of other hooks")
-        self._layout = Layout(shape)
-        self._changes = self._layout.changes(of_json(entry.about["left"], kinds_of(shape.tree)))
+        self._mould = Mould(shape)
+        self._changes = self._mould.changes(of_json(entry.about["left"], kinds_of(shape.tree)))
         self._library = Library(entry.package, tensors)
         self._column = torch.zeros(0)
 
     def given(self, hooks: list[Hook]) -> list[torch.Tensor] | None:
         """The tensors of hooks; None where they are others than it is for."""
-        return self._layout.tensors(hooks)
+        return self._mould.tensors(hooks)
 
     def decode(
         self,

@@ -59,7 +59,7 @@ def taken_apart(value: Any) -> tuple[Pattern, list[torch.Tensor]]:
     return Pattern(tree, tuple((one.dtype, one.ndim) for one in tensors)), tensors
 
 
-class Layout:
+class Mould:
     """Values of one shape, read and written without a look at what is always the same: a step is short."""
 
     def __init__(self, shape: Pattern):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from steering.compiled.tensors import Foreign, Hole, Layout, as_json, kinds_of, of_json, put_together, taken_apart
+from steering.compiled.tensors import Foreign, Hole, Mould, as_json, kinds_of, of_json, put_together, taken_apart
 
 
 class Tables(NamedTuple):
@@ -64,10 +64,10 @@ def test_what_is_neither_tensor_nor_constant_is_refused() -> None:
     assert put_together(Hole(0), [3]) == 3  # type: ignore[list-item]
 
 
-def test_a_layout_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
+def test_a_mould_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
     shape, tensors = taken_apart([Held(4)])
-    layout, other = Layout(shape), [Held(7)]
-    found, expected = layout.tensors(other), taken_apart(other)[1]
+    mould, other = Mould(shape), [Held(7)]
+    found, expected = mould.tensors(other), taken_apart(other)[1]
     assert found is not None
     assert [one.data_ptr() for one in found] == [one.data_ptr() for one in expected]
     assert len(found) == len(tensors)
@@ -78,15 +78,15 @@ def test_a_layout_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
     half = Held(4)
     half.kept = [torch.arange(4).half()]
     for unlike in ([Held(4, depth=3)], [Held(4), Held(4)], [twice], [more], [half], [torch.zeros(4)], Held(4)):
-        assert layout.tensors(unlike) is None
+        assert mould.tensors(unlike) is None
 
 
-def test_a_layout_knows_what_has_changed() -> None:
+def test_a_mould_knows_what_has_changed() -> None:
     held = [Held(4)]
     shape, tensors = taken_apart(held)
     held[0].kept, held[0].depth = [], 2
     held[0].made = torch.ones(1)  # type: ignore[attr-defined]
     left, _ = taken_apart(held)
-    changes = Layout(shape).changes(left.tree)
+    changes = Mould(shape).changes(left.tree)
     assert [(number, name) for number, name, _ in changes] == [(0, "kept"), (0, "made")]
     assert put_together(changes[0][2], tensors) == []
