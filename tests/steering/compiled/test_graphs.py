@@ -18,6 +18,7 @@ from steering.compiled.graphs import LEAST, Captured, DecodeGraphs
 from steering.decoder.kv import KVPool
 from steering.protocol.readout import REGISTRY
 from steering.vectors.vector import SteeringVector
+from tests.steering.compiled.test_compiled import numbers
 from tests.steering.conftest import LoadMLLM, MakeEngine
 
 FAMILIES = ("qwen2_vl", "gemma3", "internvl")
@@ -94,12 +95,3 @@ def test_rows_behind_the_running_ones_write_where_nobody_reads(load_mllm: LoadML
 @pytest.mark.parametrize(("needed", "read"), [(1, LEAST), (256, 256), (257, 384), (385, 512), (600, 768), (900, 1000)])
 def test_few_numbers_of_columns_are_read(needed: int, read: int, load_mllm: LoadMLLM) -> None:
     assert DecodeGraphs(load_mllm("qwen2_vl"), capture=again).columns(needed, KVPool(1, 1000)) == read
-
-
-def numbers(value: Any) -> list[float]:
-    """All numbers in what was said, in order."""
-    if isinstance(value, dict):
-        return [number for one in value.values() for number in numbers(one)]
-    if isinstance(value, list | tuple):
-        return [number for one in value for number in numbers(one)]
-    return [float(value)] if isinstance(value, int | float) else []
