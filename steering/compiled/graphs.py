@@ -9,12 +9,12 @@ of their slots, where nothing is ever read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from steering.compiled.step import DecodeStep
-from steering.compiled.tensors import Foreign, Pattern, put_together, taken_apart
+from steering.compiled.tensors import Foreign, Mould, Pattern, taken_apart
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
@@ -45,13 +45,14 @@ def captured(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Cap
 
 class _Graph(NamedTuple):
     """fed: tokens, positions and rotary positions, (rows,). given: the hooks' tensors. made: hidden states, logits, and what
-    hooks left behind, in places of `left`."""
+    hooks left behind. mould, changes: of the hooks."""
 
     fed: list[torch.Tensor]
     given: list[torch.Tensor]
     replay: Callable[[], object]
     made: list[torch.Tensor]
-    left: object
+    mould: Mould
+    changes: list[tuple[int, str, Any]]
 
 
 class DecodeGraphs:
@@ -64,14 +65,14 @@ class DecodeGraphs:
         self, mllm: MLLM, capture: Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured] = captured
     ):
         self._mllm, self._capture = mllm, capture
-        self._graphs: dict[tuple[Pattern, int | None, int, int], _Graph] = {}
+        self._graphs: dict[tuple[int | None, int, int], list[_Graph]] = {}
         self.scopes: dict[str, frozenset[Scope]] = {"decode": frozenset(SCOPES)}
         """What there are steps for, of "prefill" and of "decode"."""
         self.taken = 0
         """How many steps were run."""
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return sum(map(len, self._graphs.values()))
 
     def columns(self, needed: int, pool: KVPool) -> int:
         """How many columns a step reads that needs so many: few numbers, each at most half as large again as the one
@@ -102,17 +103,21 @@ class DecodeGraphs:
         """As `compiled.package.Package`; None for hooks that hold what cannot be copied, and before keys and values are
         made."""
         own, rows = list(hooks), len(tokens)
-        try:
-            shape, given = taken_apart(own)
-        except Foreign:
-            return None
-        if pool.layers < self._mllm.num_layers or any(one.shape[0] != rows for one in given):
+        if pool.layers < self._mllm.num_layers:
             return None
         full = min(1 << (rows - 1).bit_length(), pool.slots)
-        key = shape, axes, full, columns
-        if key not in self._graphs:
-            self._graphs[key] = self._made(shape, axes, full, columns, given, pool)
-        graph = self._graphs[key]
+        graphs = self._graphs.setdefault((axes, full, columns), [])
+        found = ((one, given) for one in graphs if (given := one.mould.tensors(own)) is not None)
+        graph, given = next(found, (None, []))
+        if graph is None:
+            try:
+                shape, given = taken_apart(own)
+            except Foreign:
+                return None
+            if any(one.shape[0] != rows for one in given):
+                return None
+            graph = self._made(shape, axes, full, columns, given, pool)
+            graphs.append(graph)
         graph.fed[1][rows:] = pool.length - 1
         torch._foreach_copy_([one[:rows] for one in graph.fed], [tokens, positions, rope])
         if given:
@@ -120,8 +125,7 @@ class DecodeGraphs:
         graph.replay()
         self.taken += 1
         hidden, logits, *made = [one[:rows] for one in graph.made]
-        for hook, left in zip(own, put_together(graph.left, [*given, *made]), strict=True):
-            vars(hook).update(vars(left))
+        graph.mould.change(own, graph.changes, [*given, *made])
         return Computed(hidden.clone(), logits.clone())  # which some keep until the next step
 
     def _made(
@@ -141,4 +145,5 @@ class DecodeGraphs:
         own = [one.new_zeros(rows, *one.shape[1:]) for one in given]
         column, pooled = torch.zeros(columns, device=device), list(pool.tensors)
         replay, made = self._capture(lambda: step(*fed, column, own, pooled), device)
-        return _Graph(fed, own, replay, made, step.left)
+        mould = Mould(shape)
+        return _Graph(fed, own, replay, made, mould, mould.changes(step.left))

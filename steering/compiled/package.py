@@ -8,7 +8,7 @@ import torch
 
 from steering.compiled.library import Library
 from steering.compiled.store import StoredStep
-from steering.compiled.tensors import Mould, Pattern, kinds_of, of_json, put_together
+from steering.compiled.tensors import Mould, Pattern, kinds_of, of_json
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 
@@ -72,7 +72,5 @@ class Package:
             self._column = torch.zeros(pool.length)
         given = [one.contiguous() for one in given]
         hidden, logits, *made = self._library([*fed, self._column[:columns], *given, *pool.tensors])
-        tensors = [*given, *made]
-        for number, name, part in self._changes:
-            vars(hooks[number])[name] = put_together(part, tensors)
+        self._mould.change(hooks, self._changes, [*given, *made])
         return hidden, logits

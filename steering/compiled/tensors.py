@@ -74,6 +74,12 @@ class Mould:
         kinds = zip(found, self._shape.tensors, strict=True)
         return found if all(one.dtype is dtype and one.ndim == axes for one, (dtype, axes) in kinds) else None
 
+    @staticmethod
+    def change(values: list[Any], changes: list[tuple[int, str, Any]], tensors: list[torch.Tensor]) -> None:
+        """Have a list of objects be what `changes` found that they are to be, of these tensors."""
+        for number, name, part in changes:
+            vars(values[number])[name] = put_together(part, tensors)
+
     def changes(self, left: Any) -> list[tuple[int, str, Any]]:
         """Of a list of objects of this shape, and of the tree that they are to be: which of them has another attribute, its
         name, and its tree."""
