@@ -107,8 +107,9 @@ def _interventions(chat: ChatRequest, serving: Serving, settings: Settings, skip
         if given.form is not None:
             with skipping.of(name):
                 _supported(name, "", name, serving)
-                stated = isinstance(given.form, SteeringForm) and steers.stated(given.form, serving, settings, pictures)
-                found += [Steering(stated)] if stated else []
+                if isinstance(given.form, SteeringForm):
+                    stated = steers.stated(given.form, serving, settings, pictures, skipping.may(name))
+                    found += [Steering(stated)] if stated else []
     return skipping.one_contrast(found)
 
 

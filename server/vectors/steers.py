@@ -15,6 +15,7 @@ from server.wire.steering import AutoForm, NamedVector, SteeringForm
 from steering import (
     Auto,
     Criterion,
+    Inapplicable,
     RequestError,
     Steer,
     SteeringVector,
@@ -41,12 +42,20 @@ def entry(i: int) -> Iterator[None]:
         raise type(error)(str(error).replace(f"'{error.param}'", f"'{param}'"), param=param, code=error.code) from error
 
 
-def stated(wire: SteeringForm, serving: Serving, settings: Settings, images: int | None) -> tuple[Steer, ...]:
-    """The vectors of a request of so many images, None where that is not known; none where the way is to be found."""
+def stated(
+    wire: SteeringForm, serving: Serving, settings: Settings, images: int | None, lenient: bool = False
+) -> tuple[Steer, ...]:
+    """The vectors of a request of so many images, None where that is not known; none where the way is to be found.
+    lenient: whether what does not apply may be left out; then a preference between modalities needs both."""
     if wire.toward == "auto":
         return ()  # see `automatic`
     if wire.vectors is None:
         steer = _short(wire, serving.store).toward(wire.toward)
+        if lenient and images == 0 and steer.vector.positive is not None:
+            raise Inapplicable(
+                f"'steering.toward': '{wire.toward}' prefers one modality, but the request holds no image.",
+                param="steering.toward",
+            )
         _check_strengths((steer,), ("steering.strength",), serving, settings.max_strength)
         return (steer,)
     if len(wire.vectors) > settings.max_vectors:

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
@@ -151,6 +152,7 @@ class Steps:
         except Exception as first:
             self._end_if_fatal(first)
             log.warning("A step failed for %d sequences; it is run again.", len(running), exc_info=first)
+            traceback.clear_frames(first.__traceback__)  # what it held may be what memory was short of
             try:
                 decoded = self.runner.decode(running, self.twins)
             except Exception as error:
@@ -231,15 +233,14 @@ class Steps:
                 sequence.finish_reason = None  # it may be the last token that could not
 
     def _keep(self, keep: Callable[[Sequence], None], sequences: list[Sequence]) -> None:
-        """Keep what sequences left in their slots for prompts that begin alike; where that fails, no more is kept."""
+        """Keep what sequences left in their slots for prompts that begin alike; where that fails, no more is for a while."""
         try:
             for sequence in sequences:
                 if sequence.error is None:
                     keep(sequence)
         except Exception as error:
             self._end_if_fatal(error)
-            log.exception("The prefix cache failed, and is off from now on.")
-            self.runner.prefixes.stop()
+            log.exception("The prefix cache failed: %d prompts go without it.", self.runner.prefixes.rest())
 
     def _let_go(self, sequences: list[Sequence]) -> None:
         """Have those that are done leave."""

@@ -27,6 +27,8 @@ WORTH = 4
 take no longer than the step does."""
 SHARE = 9
 """What is known must be one part in so many of a prompt: what runs behind it has a mask, which takes longer."""
+RESTS = 64, 4096
+"""Prompts that nothing is kept of once keeping has failed, as it does without memory: twice as many each time, at most so many."""
 POSITIONS = "positions"
 """The name under which rotary positions (tokens, axes) are kept beside what was measured."""
 _Key = tuple[Hashable, bytes]
@@ -78,6 +80,7 @@ class PrefixCache:
         self._free: list[int] = []
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._beside = 0
+        self._rest, self._resting = RESTS[0], 0
         self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
         self._tails: WeakKeyDictionary[Sequence, torch.Tensor] = WeakKeyDictionary()
@@ -94,11 +97,13 @@ class PrefixCache:
         counts = {"queries": self.queries, "hits": self.hits, "tokens": self.tokens, "bytes": self.bytes}
         return {f"prefix_cache_{name}": count for name, count in counts.items()}
 
-    def stop(self) -> None:
-        """Let go of everything, and keep nothing from now on."""
-        self.capacity, self._store, self._beside = 0, None, 0
+    def rest(self) -> int:
+        """Let go of everything, and keep nothing of some prompts, whose number is returned: what has failed may pass."""
+        self._store, self._beside = None, 0
+        self._resting, self._rest = self._rest, min(2 * self._rest, RESTS[1])
         for kept in (self._blocks, self._plans, self._runs, self._tails):
             kept.clear()
+        return self._resting
 
     def known(self, sequence: Sequence) -> int:
         """How many of a waiting prompt's first tokens need not run."""
@@ -183,7 +188,8 @@ class PrefixCache:
     def _plan(self, sequence: Sequence) -> _Plan | None:
         """How a prompt may be shared; None where it may not."""
         if sequence not in self._plans:
-            self._plans[sequence] = self._planned(sequence) if self.capacity else None
+            self._plans[sequence] = self._planned(sequence) if self.capacity and not self._resting else None
+            self._resting = max(self._resting - 1, 0)
         return self._plans[sequence]
 
     def _planned(self, sequence: Sequence) -> _Plan | None:

@@ -187,6 +187,17 @@ def test_without_an_image_what_needs_one_is_left_out(client: FlaskClient) -> Non
     assert choice["applied"]["steering"] == []
 
 
+@pytest.mark.parametrize("asked", [{"model": f"{DEMO}@vision"}, {"steering": {"toward": "vision"}, "strict": False}])
+def test_a_preference_between_modalities_needs_both(client: FlaskClient, asked: dict[str, Any]) -> None:
+    choice = choice_of(ask(client, "hi", max_tokens=1, **asked))
+    why = "'steering.toward': 'vision' prefers one modality, but the request holds no image."
+    assert left_out(choice) == {"steering": why}
+    assert choice["applied"]["steering"] == []
+    assert choice_of(ask(client, data_uri(), "hi", max_tokens=1, **asked))["applied"]["steering"]
+    explicit = choice_of(ask(client, "hi", max_tokens=1, steering={"toward": "vision"}))
+    assert explicit["applied"]["steering"], "said by the request itself, it is done"
+
+
 def test_an_explicit_field_is_refused_unless_the_request_is_not_strict(client: FlaskClient) -> None:
     for strict in ({}, {"strict": True}, {"strict": None}):
         assert refused(ask(client, "hi", contrast={"kind": "vcd"}, **strict))["param"] == "contrast"

@@ -11,6 +11,7 @@ import torch
 
 import steering
 from steering import Diagnose, Generate, Pai, Request, Sampling, See, Steer, Think, Vcd
+from steering.decoder.kv import KVBlocks
 from steering.prompt.blocks import SIZE
 from steering.prompt.spans import QUESTION
 from steering.protocol.slots import Pool, PrefillChunk, Reuse, Slots
@@ -285,13 +286,25 @@ def test_the_turns_of_a_chat(engines: Engines, fresh: steering.Engine) -> None:
         assert got.cached_tokens >= prompt - SIZE - 1
 
 
-def test_what_cannot_be_kept_is_answered(fresh: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("no room")
+def full(*_: Any) -> None:
+    raise torch.OutOfMemoryError("no room")
 
+
+def test_what_cannot_be_kept_is_answered(fresh: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steering.runner.prefix.KVBlocks", full)
     assert [reused(fresh, a_request()) for _ in range(2)] == [0, 0]
     assert (fresh.stats()["finished"], fresh.stats()["faults"]) == (2, 0)
+
+
+def test_what_cannot_be_kept_once_is_later(fresh: steering.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so many prompts nothing is, and of twice as many where it fails again."""
+    monkeypatch.setattr("steering.runner.prefix.RESTS", (2, 4))
+    fresh = engine_of(fresh.mllm)
+    with monkeypatch.context() as patched:
+        patched.setattr(KVBlocks, "save", full)
+        assert [reused(fresh, a_request()) for _ in range(4)] == [0] * 4
+    assert [reused(fresh, a_request()) > 0 for _ in range(6)] == [False] * 5 + [True]
+    assert fresh.stats()["faults"] == 0
 
 
 def test_a_short_prompt_is_not_kept(fresh: steering.Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -89,10 +90,10 @@ class Once:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
         if self.calls == self.at and not self.behind:
-            raise RuntimeError("out of luck")
+            raise torch.OutOfMemoryError("out of luck")
         out = self.real(*args, **kwargs)
         if self.calls == self.at:
-            raise RuntimeError("out of luck")
+            raise torch.OutOfMemoryError("out of luck")
         return out
 
 
@@ -192,3 +193,24 @@ def test_a_prompt_that_always_fails_ends_alone(make_engine: MakeEngine, monkeypa
     monkeypatch.setattr(engine._runner, "next_tokens", next_tokens)
     assert answers(engine, asked) == [expected[0], None, expected[2]]
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
+
+
+def test_a_step_that_is_run_again_has_the_memory_of_the_first(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(FAMILY, slots=6, prefill_budget=400)
+    asked = requests(engine, "sage")
+    expected = answers(engine, asked)
+    real, held = engine._runner.passes.decode, []
+
+    def decode(*args: Any) -> Any:
+        passed = real(*args)
+        if not held:
+            held.append(weakref.ref(passed[1].computed.logits))
+            raise torch.OutOfMemoryError("out of luck")
+        assert held[0]() is None
+        return passed
+
+    monkeypatch.setattr(engine._runner.passes, "decode", decode)
+    assert answers(engine, asked) == expected
+    assert held
