@@ -106,7 +106,7 @@ class Host:
     def run(self) -> None:
         """Serve until the engine is stopped."""
         threading.Thread(target=self._read, name="helmsight-link", daemon=True).start()
-        self._engine.run(self._heed)
+        self._engine.run(self._heed, self.flush)
         self.flush()
 
     # -- the thread that steps ---------------------------------------------------------------------------------------------

@@ -90,9 +90,9 @@ class LocalEngine:
     def start(self) -> None:
         self._engine.start()
 
-    def run(self, heed: Callable[[bool], object]) -> None:
+    def run(self, heed: Callable[[bool], object], said: Callable[[], object]) -> None:
         """Work on requests in the calling thread, as `steering.Engine.run`."""
-        self._engine.run(heed)
+        self._engine.run(heed, said)
 
     def stop(self, drain: float = 0.0) -> None:
         self._engine.stop(drain)

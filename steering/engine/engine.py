@@ -95,8 +95,7 @@ class Engine:
         self._grammars = Grammars(mllm)
         self.compilation = Compilation(mllm, compiled, compiled_folder)
         sizes = (slots, self.max_length, max_images, image_cache_bytes, prefix_cache_bytes)
-        compiled_steps = self.compilation.steps
-        self._runner = Runner(mllm, *sizes, graphs=self.compilation.graphs, share=kv_share, steps=compiled_steps)
+        self._runner = Runner(mllm, *sizes, self.compilation.graphs, kv_share, self.compilation.steps)
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)
@@ -214,9 +213,11 @@ class Engine:
         self._begin(thread)
         thread.start()
 
-    def run(self, heed: Callable[[bool], object]) -> None:
-        """Step in the calling thread until the engine is stopped; raises RuntimeError as `start`. Before each step `heed` is
-        called, to submit and cancel what came in meanwhile, and told whether there is work: without any it may wait."""
+    def run(self, heed: Callable[[bool], object], said: Callable[[], object]) -> None:
+        """Step in the calling thread until the engine is stopped; raises RuntimeError as `start`. `heed` is called before each
+        step, to submit and cancel what came in, and told whether there is work: without any it may wait. `said` is within a
+        step that has first tokens, before it goes on."""
+        self._steps.said = said
         self._begin(threading.current_thread())
         self._run(heed)
 
@@ -235,7 +236,7 @@ class Engine:
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        elif self._lockstep is not None:
+        else:
             self._release()
 
     @property
@@ -292,9 +293,8 @@ class Engine:
         return completion
 
     def _prepared(self, request: Request, waited: bool, group: str) -> Completion:
-        return prepare(
-            self.mllm, request, self.limits, self._steps.token_text, self._cancel, self._grammars, waited, group
-        )
+        own = (self.limits, self._steps.token_text, self._cancel, self._grammars)
+        return prepare(self.mllm, request, *own, waited, group)
 
     def _take(self, completion: Completion) -> None:
         self._scheduler.enqueue(completion.sequences)

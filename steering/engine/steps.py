@@ -43,7 +43,7 @@ _BINS = {
 class Steps:
     """What one thread does. `alive` are the sequences from submission to the end, in order of arrival, which any thread may
     read and add to with the lock `changed`; it is told when one has left. `budget` bounds the prompt tokens of a step, and
-    `pace`, where there is one, those of a step that running answers share.
+    `pace`, where there is one, those of a step that running answers share. `said` is called where first tokens are there.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Steps:
         self.rate = Rate()
         self.token_text = lru_cache(maxsize=100_000)(lambda token: token_bytes(mllm.tokenizer, token))
         self.pace: Pace | None = None
+        self.said: Callable[[], object] = lambda: None
         self._budget = budget
         self._changed = changed
         self._failed = failed
@@ -139,6 +140,7 @@ class Steps:
             self._pair(leader)
         if sampled is not None:
             self._hand_out(first, sampled)
+            self.said()
         self._keep(self.runner.prefixes.keep, batch)
         self._let_go([*first, *batch])
 

@@ -28,7 +28,8 @@ take no longer than the step does."""
 SHARE = 9
 """What is known must be one part in so many of a prompt: what runs behind it has a mask, which takes longer."""
 RESTS = 64, 4096
-"""Prompts that nothing is kept of once keeping has failed, as it does without memory: twice as many each time, at most so many."""
+"""Prompts of which nothing is kept once keeping has failed, as it does without memory; twice as many each time, up to the
+second number."""
 POSITIONS = "positions"
 """The name under which rotary positions (tokens, axes) are kept beside what was measured."""
 _Key = tuple[Hashable, bytes]

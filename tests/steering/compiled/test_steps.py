@@ -1,0 +1,44 @@
+"""What compiled steps are kept by."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, get_args
+
+import pytest
+import torch
+
+import steering
+from steering.compiled.examples import EXAMPLES, example_step
+from steering.compiled.step import Kind, Variant
+from steering.compiled.steps import CODE
+from tests.steering.conftest import LoadMLLM
+
+ROOT = Path(steering.__file__).parent
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_mllm: LoadMLLM) -> None:
+    run: set[Path] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(ROOT):
+            run.add(file.relative_to(ROOT))
+
+    for variant in [
+        Variant("prefill", "usual"),
+        *(Variant(one, "every") for one in get_args(Kind) if one != "prefill"),
+    ]:
+        step, given = example_step(load_mllm(family), variant, None)
+        arguments = step.arguments(EXAMPLES[0], given)
+        sys.setprofile(note)
+        try:
+            with torch.inference_mode():
+                step(*arguments)
+        finally:
+            sys.setprofile(None)
+    assert {Path("decoder/attention.py"), Path("interventions/think.py")} <= run
+    assert {file.parts[0] for file in run} <= {*CODE}
