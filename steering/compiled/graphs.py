@@ -8,14 +8,13 @@ of their slots, where nothing is ever read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from steering.compiled.step import DecodeStep
-from steering.compiled.tensors import Foreign, Mould, Pattern, taken_apart
-from steering.decoder.hooks import Hook
+from steering.compiled.tensors import Bound, Foreign, Mould, Pattern, taken_apart
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
 from steering.protocol.slots import SCOPES, Computed, PrefillChunk, Scope
@@ -92,7 +91,7 @@ class DecodeGraphs:
 
     def decode(
         self,
-        hooks: Sequence[Hook],
+        hooks: Bound,
         axes: int | None,
         tokens: torch.Tensor,
         positions: torch.Tensor,
@@ -102,16 +101,16 @@ class DecodeGraphs:
     ) -> Computed | None:
         """As `compiled.package.Package`; None for hooks that hold what cannot be copied, and before keys and values are
         made."""
-        own, rows = list(hooks), len(tokens)
+        rows = len(tokens)
         if pool.layers < self._mllm.num_layers:
             return None
         full = min(1 << (rows - 1).bit_length(), pool.slots)
         graphs = self._graphs.setdefault((axes, full, columns), [])
-        found = ((one, given) for one in graphs if (given := one.mould.tensors(own)) is not None)
+        found = ((one, given) for one in graphs if (given := hooks.tensors(one.mould)) is not None)
         graph, given = next(found, (None, []))
         if graph is None:
             try:
-                shape, given = taken_apart(own)
+                shape, given = taken_apart(hooks.values)
             except Foreign:
                 return None
             if any(one.shape[0] != rows for one in given):
@@ -125,7 +124,7 @@ class DecodeGraphs:
         graph.replay()
         self.taken += 1
         hidden, logits, *made = [one[:rows] for one in graph.made]
-        graph.mould.change(own, graph.changes, [*given, *made])
+        graph.mould.change(hooks.values, graph.changes, [*given, *made])
         return Computed(hidden.clone(), logits.clone())  # which some keep until the next step
 
     def _made(

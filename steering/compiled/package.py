@@ -8,7 +8,7 @@ import torch
 
 from steering.compiled.library import Library
 from steering.compiled.store import StoredStep
-from steering.compiled.tensors import Mould, Pattern, kinds_of, of_json
+from steering.compiled.tensors import Bound, Mould, Pattern, kinds_of, of_json
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 
@@ -28,9 +28,9 @@ class Package:
         self._library = Library(entry.package, tensors)
         self._column = torch.zeros(0)
 
-    def given(self, hooks: list[Hook]) -> list[torch.Tensor] | None:
+    def given(self, hooks: Bound) -> list[torch.Tensor] | None:
         """The tensors of hooks; None where they are others than it is for."""
-        return self._mould.tensors(hooks)
+        return hooks.tensors(self._mould)
 
     def decode(
         self,

@@ -7,7 +7,6 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -19,7 +18,7 @@ from steering.compiled.package import Package
 from steering.compiled.packing import packed_weights
 from steering.compiled.step import STEPS, Kind, Variant, constants
 from steering.compiled.store import StoredStep
-from steering.compiled.tensors import Pattern
+from steering.compiled.tensors import Bound, Pattern
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
@@ -104,7 +103,7 @@ class CompiledSteps:
 
     def decode(
         self,
-        hooks: Sequence[Hook],
+        hooks: Bound,
         axes: int | None,
         tokens: torch.Tensor,
         positions: torch.Tensor,
@@ -131,7 +130,7 @@ class CompiledSteps:
 
     def prefill(
         self,
-        hooks: Sequence[Hook],
+        hooks: Bound,
         axes: int | None,
         embeds: torch.Tensor,
         positions: torch.Tensor,
@@ -152,14 +151,13 @@ class CompiledSteps:
         return Computed(hidden, logits if chunk.complete else None)
 
     def _found(
-        self, kinds: tuple[Kind, ...], hooks: Sequence[Hook], axes: int | None
+        self, kinds: tuple[Kind, ...], hooks: Bound, axes: int | None
     ) -> tuple[Package, list[Hook], list[torch.Tensor]] | None:
         """The first of these that is ready for such hooks, with them and their tensors."""
-        own = list(hooks)
         for package in [one for kind in kinds for one in self._ready.get((kind, axes), ())]:
-            if (given := package.given(own)) is not None:
+            if (given := package.given(hooks)) is not None:
                 self.taken += 1
-                return package, own, given
+                return package, hooks.values, given
         return None
 
 

@@ -91,6 +91,20 @@ class Mould:
         ]
 
 
+class Bound:
+    """A list of objects whose tensors stay the same, which are looked for once."""
+
+    def __init__(self, values: list[Any]):
+        self.values = values
+        self._found: dict[Mould, list[torch.Tensor] | None] = {}
+
+    def tensors(self, mould: Mould) -> list[torch.Tensor] | None:
+        """As `Mould.tensors`."""
+        if mould not in self._found:
+            self._found[mould] = mould.tensors(self.values)
+        return self._found[mould]
+
+
 def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
     """A new value of these tensors."""
     if type(tree) is Hole:

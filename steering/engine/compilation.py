@@ -44,7 +44,7 @@ def variants(mllm: MLLM) -> list[Variant]:
     return [
         *[Variant(kind) for kind in kinds],
         *[Variant(kind, "usual") for kind in kinds],
-        *[Variant(kind, "every") for kind in decodes],
+        *[Variant(kind, "every") for kind in kinds],
     ]
 
 

@@ -214,9 +214,9 @@ class Engine:
         thread.start()
 
     def run(self, heed: Callable[[bool], object], said: Callable[[], object]) -> None:
-        """Step in the calling thread until the engine is stopped; raises RuntimeError as `start`. `heed` is called before each
-        step, to submit and cancel what came in, and told whether there is work: without any it may wait. `said` is within a
-        step that has first tokens, before it goes on."""
+        """Step in the calling thread until the engine is stopped; raises RuntimeError as `start`. `heed` is called before
+        each step, to submit and cancel what came in, and told whether there is work: without any it may wait. `said` is
+        called within a step that has first tokens, before it goes on."""
         self._steps.said = said
         self._begin(threading.current_thread())
         self._run(heed)

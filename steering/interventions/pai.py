@@ -114,6 +114,9 @@ class PaiSlots(Slots):
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(_asked(sequences))
 
+    def compiled_of(self, sequences: list[Sequence]) -> Compiled:
+        return "never"  # it would have all prompts' last rows computed by themselves
+
     def decode(self, batch: DecodeBatch) -> AmplifyRows:
         return AmplifyRows(self.asked[batch.rows], self.alpha[batch.rows], self.images[batch.rows])
 

@@ -114,7 +114,7 @@ class SeeRows(AttentionHook):
     m_v(1). ceiling: (rows,). transfer: (rows,) bool, the reading, None where every row scales. depths: in how many layers
     some row is shallow, and how many are shallow in every row. generated: whether the rows are generated tokens, whose
     decay is measured, or prompts. ranks: who has the other heads. Once settled, `measured` is what it did to generated
-    tokens: (rows, layers, 3), alpha, and m_v before and after, means over heads.
+    tokens: (rows, 4), alpha, its mean and greatest over layers, and m_v before and after, means over layers and heads.
     """
 
     measured: torch.Tensor
@@ -231,7 +231,8 @@ class SeeRows(AttentionHook):
         alpha, seen, up, total = (torch.stack(values, 1) for values in zip(*steps, strict=True))
         after = seen * (1 + up) / total
         seen, after = self._ranks.mean(torch.stack([seen.mean((2, 3, 4)), after.mean((2, 3, 4))]))
-        self.measured = torch.stack([alpha[..., 0], seen, after], -1)
+        alpha = alpha[..., 0]  # (rows, layers), as the others
+        self.measured = torch.stack([alpha.mean(1), alpha.amax(1), seen.mean(1), after.mean(1)], -1)
 
 
 class SeeSlots(Slots):
@@ -275,9 +276,9 @@ class SeeSlots(Slots):
         fill(self.transfer, slot, see.reading == "transfer")
 
     def prefill(self, chunk: PrefillChunk) -> SeeRows | None:
-        if not self.acts(chunk.sequences):
+        if not (chunk.uniform or self.acts(chunk.sequences)):
             return None
-        rows = self._rows(chunk.rows, chunk.sequences, uniform=False, generated=chunk.replay)
+        rows = self._rows(chunk.rows, chunk.sequences, chunk.uniform, generated=chunk.replay)
         if chunk.replay:
             every = torch.arange(chunk.width, device=self.first.device).expand(len(chunk.sequences), -1)
             rows.queries = torch.where(rows.asked[:, 0, 0], every, -1)
@@ -299,14 +300,21 @@ class SeeSlots(Slots):
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(NAME in sequence.spec.asked for sequence in sequences)
 
+    def compiled_of(self, sequences: list[Sequence]) -> Compiled:
+        """Of prompts, compiled steps enhance as many layers as are shallow where nobody says how many."""
+        deepest = max((see.depth(self.pool.layers) for see in _asked(sequences)), default=0)
+        return self.compiled if deepest <= self._usual_depth else "never"
+
+    @property
+    def _usual_depth(self) -> int:
+        return See().depth(self.pool.layers)
+
     def decode(self, batch: DecodeBatch) -> SeeRows:
         return self._rows(batch.rows, batch.sequences, batch.uniform, generated=True)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, SeeRows):
-            alpha, before, after = hook.measured.unbind(-1)  # (rows, layers)
-            steps = torch.stack([alpha.mean(1), alpha.amax(1), before.mean(1), after.mean(1)], -1)
-            self.steps[torch.arange(len(steps), device=steps.device), batch.positions] = steps
+            self.steps.index_put_(batch.written, hook.measured)
 
     def take(self, sequence: Sequence) -> torch.Tensor | None:
         """(tokens, 4) of the generated tokens that were fed."""
@@ -316,10 +324,10 @@ class SeeSlots(Slots):
         return self.steps[sequence.slot, first : first + sequence.fed].to("cpu", copy=True)
 
     def _rows(self, slots: slice, sequences: list[Sequence], uniform: bool, generated: bool) -> SeeRows:
-        asked = [see for one in sequences if isinstance(see := one.spec.asked.get(NAME), See)]
+        asked = _asked(sequences)
         depths = [see.depth(self.pool.layers) for see in asked]
         if uniform:
-            depths = [self.pool.layers, 0]
+            depths = [self.pool.layers, 0] if generated else [self._usual_depth]
         transfers = uniform or any(see.reading == "transfer" for see in asked)
         return SeeRows(
             self.asked[slots],
@@ -333,3 +341,7 @@ class SeeSlots(Slots):
             generated,
             self.pool.mllm.ranks,
         )
+
+
+def _asked(sequences: list[Sequence]) -> list[See]:
+    return [see for one in sequences if isinstance(see := one.spec.asked.get(NAME), See)]

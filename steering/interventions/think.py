@@ -64,10 +64,12 @@ class ThinkRows(LayerHook):
     """The damping of one forward pass, and what it did.
 
     gamma: (rows,). threshold: (rows, layers), infinite for rows that do not think. real: (rows, n), 0 on padding. Once
-    settled, `by_token` is what it did: (rows, n, layers, 2), whether an update was damped, and D.
+    settled, `by_token` is what it did: (rows, n, layers, 2), whether an update was damped, and D; `measured` (rows, layers,
+    2), the number of damped updates and the sum of D over the real tokens.
     """
 
     by_token: torch.Tensor
+    measured: torch.Tensor
 
     def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor):
         self._gamma, self._threshold = gamma, threshold
@@ -86,11 +88,8 @@ class ThinkRows(LayerHook):
     def settle(self) -> None:
         damped, differs = (torch.stack(values, -1) for values in zip(*self._layers, strict=True))
         self.by_token = torch.stack([damped.float(), differs], -1)
+        self.measured = (self.by_token * self.real[..., None, None]).sum(1)
         self._layers = []
-
-    def measured(self) -> torch.Tensor:
-        """(rows, layers, 2): the number of damped updates and the sum of D over the real tokens."""
-        return (self.by_token * self.real[..., None, None]).sum(1)
 
 
 @dataclass(frozen=True)
@@ -129,14 +128,15 @@ class ThinkSlots(Slots):
             self.damps_above[slot] = sent(think.thresholds(self.pool.mllm), self.damps_above)
 
     def prefill(self, chunk: PrefillChunk) -> ThinkRows | None:
-        if not any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences):
+        wanted = chunk.uniform or any(NAME in one.spec.asked or one.wants(Signal.DIVERGENCE) for one in chunk.sequences)
+        if not wanted:
             return None
         return ThinkRows(self.gamma[chunk.rows], self.damps_above[chunk.rows], sent(chunk.real, self.gamma))
 
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ThinkRows):
             return
-        self.sums[chunk.rows] += hook.measured()
+        self.sums[chunk.rows] += hook.measured
         for row, sequence in enumerate(chunk.sequences):
             if sequence.wants(Signal.DIVERGENCE):
                 self._capture(sequence, hook.by_token[row, : chunk.lengths[row]])
@@ -168,7 +168,7 @@ class ThinkSlots(Slots):
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, ThinkRows):
-            self.sums[batch.rows] += hook.measured()
+            self.sums[batch.rows].add_(hook.measured)
 
     def take(self, sequence: Sequence) -> Thought | None:
         if NAME not in sequence.spec.asked and not sequence.wants(Signal.DIVERGENCE):

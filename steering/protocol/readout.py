@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -186,7 +187,7 @@ class FinishedAnswer:
     def images(self) -> tuple[ImageSpan, ...]:
         return self.layout.images
 
-    @property
+    @cached_property
     def image_tokens(self) -> torch.Tensor:
         """(images,) how many tokens each image has."""
         return torch.tensor([image.tokens for image in self.images])

@@ -87,7 +87,8 @@ class Computed:
 class DecodeBatch:
     """One decode of all running sequences, row i in slot i. positions: (rows,) the columns that are written. columns: how
     many are read. active: (rows, 1, 1), 0 for rows whose step is for nothing. uniform: hooks are to be of one shape,
-    whatever the rows ask for, because one compiled step serves all of them."""
+    whatever the rows ask for, because one compiled step serves all of them, and of views of what `Slots` and `active` hold:
+    they are made once for all batches of as many rows."""
 
     sequences: list[Sequence]
     positions: torch.Tensor
@@ -98,6 +99,16 @@ class DecodeBatch:
     @property
     def rows(self) -> slice:
         return slice(0, len(self.sequences))
+
+    @cached_property
+    def written(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the rows write in a tensor (slots, columns, ...)."""
+        return torch.arange(len(self.sequences), device=self.positions.device), self.positions
+
+    @cached_property
+    def signals(self) -> frozenset[Signal]:
+        """What any of them wants."""
+        return frozenset[Signal]().union(*[sequence.spec.signals for sequence in self.sequences])
 
 
 class Reuse(NamedTuple):
@@ -123,7 +134,7 @@ class Slots:
     Every tensor that is an attribute has the slot as its first dimension. `measured` names those that hold what a prompt
     left behind, which a copy of it needs. A forward pass concerns it where some row asks for the intervention of its name or
     wants one of its `signals`, and, `always`, every one. `compiled`: the first scope of which compiled
-    steps have its hook; where it "never" is and it acts, the pass runs as it is. No prefill is compiled for "every" one.
+    steps have its hook; where it "never" is and it acts, the pass runs as it is.
     """
 
     name: str
@@ -182,6 +193,10 @@ class Slots:
     def acts_on_prompts(self, sequences: list[Sequence]) -> bool:
         """Whether a prefill of these may need its hook."""
         return type(self).prefill is not Slots.prefill and any(map(self.holds, sequences))
+
+    def compiled_of(self, sequences: list[Sequence]) -> Compiled:
+        """As `compiled`, of a prefill of these."""
+        return self.compiled
 
     def decode(self, batch: DecodeBatch) -> Hook | None:
         """What it does to a decode, neutral in the rows that do not ask for it; called where it `acts`, and for `uniform`

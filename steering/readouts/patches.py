@@ -40,7 +40,7 @@ def overlay(picture: Image.Image, values: torch.Tensor, grid: tuple[int, int]) -
 def data_url(picture: Image.Image) -> str:
     """The picture as a PNG in a data URL."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    picture.save(buffer, "PNG", compress_level=1)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 

@@ -25,9 +25,11 @@ class TamReadout(Readout):
         taken: TokenMaps | None = answer.taken.get(NAME)
         if taken is None:
             return []
-        out = []
-        for position, row in enumerate(taken.plain if taken.causal is None else taken.causal):
-            token = answer.around.token_text(answer.tokens[position])
-            for number, map_ in enumerate(maps(answer, row), start=1):
-                out.append({"position": position, "token": token, "image": number, **map_.json("map")})
-        return out
+        rows = taken.plain if taken.causal is None else taken.causal
+        by_image = [map_.json("map") for map_ in maps(answer, rows)]
+        return [
+            {"position": position, "token": answer.around.token_text(answer.tokens[position]), "image": number}
+            | {name: values[position] for name, values in one.items()}
+            for position in range(len(rows))
+            for number, one in enumerate(by_image, start=1)
+        ]

@@ -296,15 +296,15 @@ class AttentionRecorder(Slots):
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, DecodeCapture):
             return
-        sequences, rows = batch.sequences, len(batch.sequences)
-        self.sums[:rows] += hook.sums * batch.active
-        if any(sequence.wants(Signal.DECAY) for sequence in sequences):
-            self.decay[torch.arange(rows, device=self.decay.device), batch.positions] = hook.shares
+        rows = batch.rows
+        self.sums[rows].addcmul_(hook.sums, batch.active)
+        if Signal.DECAY in batch.signals:
+            self.decay.index_put_(batch.written, hook.shares)
         if hook.means is None:
             return
-        if any(sequence.wants(Signal.PATCHES) for sequence in sequences):
-            self.patches[:rows, :, : batch.columns] += hook.means * batch.active
-        for sequence in sequences:
+        if Signal.PATCHES in batch.signals:
+            self.patches[rows, :, : batch.columns].addcmul_(hook.means, batch.active)
+        for sequence in batch.sequences:
             if sequence.due:
                 sequence.captured[NAME].map = hook.means[sequence.slot, -self.pool.mllm.focus_layers :].mean(0)
 

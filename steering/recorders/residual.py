@@ -41,18 +41,19 @@ class ResidualRows(LayerHook):
     """The residual stream of one forward pass, reduced layer by layer.
 
     weights: (rows, n), 1 on the queries that are summed, or (rows, 1) where only the `last` one (rows,) of each row is
-    looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept. Once settled,
-    `measured` (rows, layers, readouts) are the sums over the wanted queries in the order of `NAMES`, NaN where a model has
-    no such gates; `states` (rows, layers, d) the residual stream after each layer at each row's last query, interventions
-    included; `activations` (rows, layers, width), 0 behind a layer's last one, None of a prompt and without gates.
+    looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept, where they are
+    `active` (rows, 1). Once settled, `measured` (rows, layers, readouts) are the sums over the wanted queries in the order
+    of `NAMES`, NaN where a model has no such gates; `states` (rows, layers, d), float32, the residual stream after each
+    layer at each row's last query, interventions included; `activations` (rows, layers, width), 0 behind a layer's last
+    one, None of a prompt and without gates.
     """
 
     measured: torch.Tensor
     states: torch.Tensor
     activations: torch.Tensor | None = None
 
-    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None):
-        self._weights, self._last = weights, last
+    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None, active: torch.Tensor | None = None):
+        self._weights, self._last, self._active = weights, last, active
         self._sums: list[torch.Tensor] = []
         self._states: list[torch.Tensor] = []
         self._activations: list[torch.Tensor | None] = []
@@ -68,7 +69,8 @@ class ResidualRows(LayerHook):
             kept = tuple(None if value is None else self._at_last(value) for value in kept)  # type: ignore[assignment]
         measured = _measured(*kept).to(home)  # (rows, n, readouts)
         # What is not wanted may be padding, whose cosines are nothing.
-        self._sums.append(torch.where(self._weights[..., None] > 0, measured, 0.0).sum(1))
+        weights = self._weights if self._active is None else self._weights * self._active
+        self._sums.append(torch.where(weights[..., None] > 0, measured, 0.0).sum(1))
         if self._last is None:
             self._activations.append(None if gate is None else updates.activation(gate[:, -1]).float().to(home))
         return hidden
@@ -79,12 +81,13 @@ class ResidualRows(LayerHook):
         return values[torch.arange(values.shape[0], device=values.device), self._last.to(values.device)][:, None]
 
     def settle(self) -> None:
-        self.measured, self.states = torch.stack(self._sums, 1), torch.stack(self._states, 1)
+        self.measured, self.states = torch.stack(self._sums, 1), torch.stack(self._states, 1).float()
         found = [one for one in self._activations if one is not None]
         if found:
             width, none = max(one.shape[1] for one in found), torch.zeros_like(found[0][:, :0])
             each = [none if one is None else one for one in self._activations]
-            self.activations = torch.stack([pad(one, (0, width - one.shape[1])) for one in each], 1)
+            stacked = torch.stack([pad(one, (0, width - one.shape[1])) for one in each], 1)
+            self.activations = stacked if self._active is None else stacked * self._active[..., None]
         self._sums, self._states, self._activations = [], [], []
 
 
@@ -158,7 +161,8 @@ class ResidualRecorder(Slots):
             for one in chunk.sequences
         ]
         prompt = "prompt" in chosen
-        if chunk.replay or all(rows is None for rows in chosen) or not (chunk.complete or prompt):
+        wanted = chunk.uniform or any(rows is not None for rows in chosen)
+        if chunk.replay or not wanted or not (chunk.complete or prompt):
             return None
         weights = torch.zeros(len(chosen), chunk.width if prompt else 1)
         for row, rows in enumerate(chosen):
@@ -171,7 +175,7 @@ class ResidualRecorder(Slots):
     def keep(self, chunk: PrefillChunk, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ResidualRows):
             return
-        measured, states = hook.measured, hook.states.float()
+        measured, states = hook.measured, hook.states
         for row, sequence in enumerate(chunk.sequences):
             if _wanted(sequence):
                 self.sums[sequence.slot] += measured[row]
@@ -186,18 +190,23 @@ class ResidualRecorder(Slots):
     def acts(self, sequences: list[Sequence]) -> bool:
         return any(_wanted(sequence) for sequence in sequences)
 
+    def compiled_of(self, sequences: list[Sequence]) -> Compiled:
+        """Compiled steps look at the last row of each prompt alone."""
+        whole = any(one.spec.diagnose is not None and one.spec.diagnose.residual_rows == "prompt" for one in sequences)
+        return "never" if whole else self.compiled
+
     def decode(self, batch: DecodeBatch) -> ResidualRows:
-        return ResidualRows(self.decoded[batch.rows] * batch.active[:, 0])
+        return ResidualRows(self.decoded[batch.rows], active=batch.active[:, 0])
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ResidualRows):
             return
-        rows, states = batch.rows, hook.states.float()
-        self.sums[rows] += hook.measured
+        rows = batch.rows
+        self.sums[rows].add_(hook.measured)
         if hook.activations is not None:
-            self.neurons[rows] += hook.activations * batch.active
-        self.states[rows, 0] += states * batch.active
-        self.states[rows, 1] = torch.where(batch.active > 0, states, self.states[rows, 1])
+            self.neurons[rows].add_(hook.activations)
+        self.states[rows, 0].addcmul_(hook.states, batch.active)
+        self.states[rows, 1].lerp_(hook.states, batch.active)
 
     def take(self, sequence: Sequence) -> Residual | None:
         if not _wanted(sequence):

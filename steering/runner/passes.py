@@ -10,6 +10,7 @@ import torch
 
 from steering.compiled.graphs import DecodeGraphs
 from steering.compiled.steps import CompiledSteps
+from steering.compiled.tensors import Bound
 from steering.decoder.attention import Decode, Prefill, Ragged
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
@@ -17,7 +18,17 @@ from steering.devices import sent
 from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import SCOPES, Computed, Concerned, Concerns, DecodeBatch, PrefillChunk, Scope, Slots
+from steering.protocol.slots import (
+    SCOPES,
+    Compiled,
+    Computed,
+    Concerned,
+    Concerns,
+    DecodeBatch,
+    PrefillChunk,
+    Scope,
+    Slots,
+)
 from steering.runner.columns import columns_of
 from steering.runner.embedding import Embedder
 
@@ -48,6 +59,7 @@ class Passes:
         self.steps = steps
         self._mllm, self._pool, self._concerns, self._embedder = mllm, pool, concerns, embedder
         self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
+        self._known: dict[tuple[Scope, int], tuple[Made, Bound]] = {}
         self._always = torch.ones(pool.slots, 1, 1, device=mllm.device)
 
     def prompts(self, chunk: PrefillChunk, inputs: Embedded, scope: Scope | None = None) -> Passed:
@@ -106,13 +118,25 @@ class Passes:
         self, batch: DecodeBatch, acting: list[Slots], tokens: torch.Tensor, rope: torch.Tensor
     ) -> tuple[Made, Computed] | None:
         """A decode by a compiled step; None where there is none for what acts."""
-        for scope in self._scopes("decode", acting):
-            one = replace(batch, uniform=scope != "plain")
-            hooks = {part.name: part.decode(one) for part in self._concerns.of_steps[scope]}
+        for scope in self._scopes("decode", [part.compiled for part in acting]):
+            hooks, bound = self._bound(batch, scope)
             fed = self._embedder.rope_axes, tokens, batch.positions, rope, batch.columns, self._pool
-            if self.steps is not None and (computed := self.steps.decode(_there(hooks), *fed)) is not None:
+            if self.steps is not None and (computed := self.steps.decode(bound, *fed)) is not None:
                 return hooks, computed
         return None
+
+    def _bound(self, batch: DecodeBatch, scope: Scope) -> tuple[Made, Bound]:
+        """The hooks of a compiled decode. Where all rows are active they are made once, as a step is short: they hold views
+        of tensors that are there as long as their slots."""
+        place, steady = (scope, len(batch.sequences)), not any(sequence.held for sequence in batch.sequences)
+        if steady and place in self._known:
+            return self._known[place]
+        one = replace(batch, uniform=scope != "plain")
+        hooks = {part.name: part.decode(one) for part in self._concerns.of_steps[scope]}
+        found = hooks, _bound_of(hooks)
+        if steady:
+            self._known[place] = found
+        return found
 
     def _prompts_compiled(
         self, chunk: PrefillChunk, inputs: Embedded, acting: list[Slots]
@@ -120,19 +144,19 @@ class Passes:
         """The same for a part of some prompts."""
         if self.steps is None or not inputs.plain or not self.steps.may_run(chunk, self._pool):
             return None
-        for scope in self._scopes("prefill", acting, least="usual" if acting else "plain"):
+        needed = [part.compiled_of(chunk.sequences) for part in acting]
+        for scope in self._scopes("prefill", needed, least="usual" if acting else "plain"):
             if not chunk.complete and scope != "plain":
                 continue
             one = replace(chunk, uniform=scope != "plain")
             hooks = {part.name: part.prefill(one) for part in self._concerns.of_steps[scope]}
             fed = self._embedder.rope_axes, inputs.embeds, inputs.positions, one, self._pool
-            if (computed := self.steps.prefill(_there(hooks), *fed)) is not None:
+            if (computed := self.steps.prefill(_bound_of(hooks), *fed)) is not None:
                 return hooks, computed
         return None
 
-    def _scopes(self, kind: str, acting: list[Slots], least: Scope = "plain") -> list[Scope]:
-        """The scopes of compiled steps that have the hooks of all that acts, the smallest first."""
-        needed = [part.compiled for part in acting]
+    def _scopes(self, kind: str, needed: list[Compiled], least: Scope = "plain") -> list[Scope]:
+        """The scopes of compiled steps that have the hooks of all that acts, the smallest first. needed: by each."""
         if self.steps is None or "never" in needed:
             return []
         least_index = max([SCOPES.index(least), *[SCOPES.index(one) for one in needed if one != "never"]])
@@ -168,5 +192,5 @@ class Passes:
         return torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=self._mllm.device)
 
 
-def _there(hooks: Made) -> list[Hook]:
-    return [hook for hook in hooks.values() if hook is not None]
+def _bound_of(hooks: Made) -> Bound:
+    return Bound([hook for hook in hooks.values() if hook is not None])

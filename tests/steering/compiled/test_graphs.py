@@ -15,6 +15,7 @@ from PIL import Image
 import steering
 from steering import Diagnose, Generate, Request, Sage, Sampling, See, Think
 from steering.compiled.graphs import LEAST, Captured, DecodeGraphs
+from steering.compiled.tensors import Bound
 from steering.decoder.kv import KVPool
 from steering.protocol.readout import REGISTRY
 from steering.vectors.vector import SteeringVector
@@ -83,7 +84,7 @@ def test_rows_behind_the_running_ones_write_where_nobody_reads(load_mllm: LoadML
     before = [one.clone() for one in pool.tensors]
     places = torch.tensor([3, 7, 5])
     with torch.inference_mode():
-        computed = graphs.decode([], None, torch.tensor([5, 6, 7]), places, places, 64, pool)
+        computed = graphs.decode(Bound([]), None, torch.tensor([5, 6, 7]), places, places, 64, pool)
     assert computed is not None
     assert computed.logits is not None
     assert computed.logits.shape == (3, mllm.vocab_size)
