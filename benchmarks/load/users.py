@@ -104,30 +104,24 @@ def carry(server: Server, load: Load, key: str | None) -> Outcome:
         concurrency = 1 if load.rate is None else len(load.bodies)
 
         @task
-        def one_after_the_other(self) -> None:
+        def go(self) -> None:
             start.wait()
-            for body, leaves in todo:
-                self.until_taken(body, leaves)
+            if load.rate is None:
+                for body, leaves in todo:
+                    self.until_taken(body, leaves)
+            else:
+                asked = [gevent.spawn(self.until_taken, *next(todo)) for _ in _arrivals(load.rate, len(load.bodies))]
+                gevent.joinall(asked, raise_error=True)
             raise StopUser
 
         def until_taken(self, body: Mapping[str, Any], leaves: bool) -> None:
             while self.ask(body, leaves, headers).status == 429 and load.again is not None:
                 gevent.sleep(load.again)
 
-    class Arriving(Asking):
-        @task
-        def as_they_come(self) -> None:
-            start.wait()
-            asked = [gevent.spawn(self.until_taken, *next(todo)) for _ in _arrivals(load.rate or 0.0, len(load.bodies))]
-            gevent.joinall(asked, raise_error=True)
-            raise StopUser
-
-        tasks = [as_they_come]  # noqa: RUF012
-
     gc.collect()
     gc.disable()  # it would stop all clients at once, for up to a tenth of a second where there are many
     try:
-        return _run(*((Asking, load.clients) if load.rate is None else (Arriving, 1)), start)
+        return _run(Asking, load.clients if load.rate is None else 1, start)
     finally:
         gc.enable()
 
