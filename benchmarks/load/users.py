@@ -31,7 +31,7 @@ class Client(FastHttpUser):
     connection_timeout = network_timeout = TIMEOUT
 
     def on_start(self) -> None:
-        self.client.client.valid_response_codes = range(600)  # a refusal is read too, and its connection kept
+        self.client.client.valid_response_codes = range(600)  # a refusal is an answer, and nothing to keep a record of
 
     def ask(self, body: Mapping[str, Any], leaves: bool = False, headers: Mapping[str, str] | None = None) -> Seen:
         """Ask once, and go after the first text of a stream if one leaves. Locust is told the time to the end, and, of what
