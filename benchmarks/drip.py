@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import http.client
 import json
 import multiprocessing
 import os
@@ -19,10 +20,8 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import aiohttp
 import numpy as np
 
 from benchmarks.load.run import shape
@@ -105,35 +104,36 @@ def _drip(port: int, count: int, counts: Any) -> None:
     asyncio.run(drip())
 
 
-async def ask(port: int, seconds: float, tokens: int) -> Times:
+def ask(port: int, seconds: float, tokens: int) -> Times:
     """Seconds that `/health` and a short chat take, one after the other and over connections of their own, for a while."""
     found: Times = {"health": [], "first": [], "chat": []}
-    url, end, seed = f"http://127.0.0.1:{port}", time.monotonic() + seconds, 0
-    connector = aiohttp.TCPConnector(force_close=True)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        while time.monotonic() < end:
-            started = time.perf_counter()
-            async with session.get(f"{url}/health") as answer:
-                assert answer.status == 200
-                await answer.read()
-            found["health"].append(time.perf_counter() - started)
-            body = {"messages": WORKLOADS["short"](seed), **shape(tokens, True)}
-            started, first = time.perf_counter(), None
-            async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
-                assert answer.status == 200
-                async for line in answer.content:
-                    if first is None and line.startswith(b"data: {") and _says(line):
-                        first = time.perf_counter() - started
-            found["first"].append(first or np.nan)
-            found["chat"].append(time.perf_counter() - started)
-            seed += 1
+    end, seed = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        started = time.perf_counter()
+        with _answer(port, "GET", "/health") as answer:
+            answer.read()
+        found["health"].append(time.perf_counter() - started)
+        body = {"messages": WORKLOADS["short"](seed), **shape(tokens, True)}
+        started, first = time.perf_counter(), None
+        with _answer(port, "POST", "/v1/chat/completions", body) as answer:
+            for line in answer:
+                if first is None and line.startswith(b"data: {") and _says(line):
+                    first = time.perf_counter() - started
+        found["first"].append(first or np.nan)
+        found["chat"].append(time.perf_counter() - started)
+        seed += 1
     return found
 
 
-def run(port: int, seconds: float, tokens: int) -> Times:
-    """As `ask`, for a caller who may have a loop of its own."""
-    with ThreadPoolExecutor(1) as own:
-        return own.submit(asyncio.run, ask(port, seconds, tokens)).result()
+@contextlib.contextmanager
+def _answer(port: int, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+        connection.request(
+            method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"}
+        )
+        with connection.getresponse() as answer:
+            assert answer.status == 200
+            yield answer
 
 
 def _says(line: bytes) -> bool:
@@ -149,12 +149,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("flags", nargs="*", help="more flags of helmsight serve, behind --")
     options = parser.parse_args(argv)
     with served(options.flags) as port:
-        run(port, min(2.0, options.seconds), options.tokens)
-        alone = run(port, options.seconds, options.tokens)
+        ask(port, min(2.0, options.seconds), options.tokens)
+        alone = ask(port, options.seconds, options.tokens)
         drips = Drips(port, options.connections)
         while drips.open < options.connections:
             time.sleep(0.1)
-        beside = run(port, options.seconds, options.tokens)
+        beside = ask(port, options.seconds, options.tokens)
         still, refused, lost = drips.open, drips.refused, drips.lost
         drips.close()
     print(f"| | alone p50, p99, max (ms) | beside {options.connections} that drip | asked |\n|---|---|---|---|")

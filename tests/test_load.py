@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import random
 import shlex
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -55,15 +58,71 @@ class Scripted(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture
-def url() -> Iterator[str]:
+class Kept(BaseHTTPRequestHandler):
+    """As servers do: keeps connections, and streams in chunks, with pauses of 80, 20 and 60 ms before its three pieces; it
+    refuses, answers nonsense, or goes in the middle of a chunk, if asked to."""
+
+    protocol_version = "HTTP/1.1"
+    connections = 0
+
+    def setup(self) -> None:
+        super().setup()
+        Kept.connections += 1
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        ASKED.append({**body, "key": self.headers["Authorization"]})
+        if does := body.get("refuses") or body.get("nonsense"):
+            said = b'{"error": {}}' * 1000
+            self.send_response(503 if does == "refuses" else 200)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+            return
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with suppress(ConnectionError):  # of who leaves
+            for pause in (0.08, 0.02, 0.06):
+                time.sleep(pause)
+                self._chunk({"choices": [{"delta": {"content": "é" * 3000}}]})
+                if body.get("goes"):
+                    self.wfile.write(b"ffff\r\ndata: {")
+                    self.close_connection = True
+                    return
+            self._chunk({"choices": [], "usage": {"completion_tokens": 4}})
+            self.wfile.write(b"0\r\n\r\n")
+
+    def _chunk(self, event: dict[str, Any]) -> None:
+        said = b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n"
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(said), said))
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     ASKED.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Scripted) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}/v1"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with serving(Scripted) as found:
+        yield found
+
+
+@pytest.fixture
+def kept() -> Iterator[str]:
+    Kept.connections = 0
+    with serving(Kept) as found:
+        yield found
 
 
 def test_times_by_hand() -> None:
@@ -88,13 +147,13 @@ def test_every_request_is_asked_once_and_seen(url: str) -> None:
         assert seen.first + sum(seen.gaps) <= seen.total
 
 
-def test_requests_that_come_by_rate_do_not_wait_for_one_another(url: str) -> None:
+def test_requests_that_come_by_rate_do_not_wait_for_one_another(kept: str) -> None:
     load = Load([{"stream": True, "number": number} for number in range(12)], clients=0, rate=100.0)
     draw = random.Random(0)
-    found = send(Server("a", url, "m"), load)
+    found = send(Server("a", kept, "m"), load)
     assert sorted(body["number"] for body in ASKED) == list(range(12))
-    assert found.statuses() == {"200": 9, "429": 3}
-    assert found.seconds >= sum(draw.expovariate(100.0) for _ in range(12))
+    assert found.statuses() == {"200": 12}
+    assert sum(draw.expovariate(100.0) for _ in range(12)) <= found.seconds < 6 * 0.16, "of 12, one after the other"
 
 
 def test_who_is_refused_may_ask_the_same_again(url: str) -> None:
@@ -129,6 +188,60 @@ def test_what_breaks_or_is_left_is_no_answer(url: str) -> None:
     assert send(Server("a", "http://127.0.0.1:9/v1", "m"), Load([{}], 1)).statuses() == {"0": 1}
 
 
+def test_times_are_those_of_the_server(kept: str) -> None:
+    found = send(Server("a", kept, "m"), Load([{"stream": True}] * 6, clients=2), key="k")
+    assert found.statuses() == {"200": 6}
+    assert [(body["model"], body["key"]) for body in ASKED] == [("m", "Bearer k")] * 6
+    assert found.tokens_per_second == pytest.approx(24 / found.seconds)
+    assert 3 * 0.16 <= found.seconds < 6 * 0.16, "three of each client, at the same time"
+    assert min(seen.first or 0.0 for seen in found.seen) >= 0.08
+    assert 80 <= (found.times("first", 50) or 0.0) < 140, "of 160, had it come in one piece"
+    assert (found.times("gaps", 25) or 0.0) < 45 < (found.times("gaps", 75) or 0.0)
+    assert Kept.connections == 2
+
+
+def test_a_connection_is_kept_through_refusals_and_given_up_by_who_leaves(kept: str) -> None:
+    server = Server("a", kept, "m")
+    assert send(server, Load([{"refuses": "refuses"}] * 6, clients=2)).statuses() == {"503": 6}
+    assert Kept.connections == 2
+    draw = random.Random(0)
+    leaves = [draw.random() < 0.5 for _ in range(6)]
+    found = send(server, Load([{"stream": True}] * 6, clients=1, leaving=0.5))
+    assert [seen.left for seen in found.seen] == leaves
+    assert found.statuses() == {"200": leaves.count(False), "left": leaves.count(True)}
+    assert all(seen.total < 0.16 and seen.tokens == 0 for seen in found.seen if seen.left)
+    assert Kept.connections == 3 + sum(leaves[:-1])
+
+
+def test_an_answer_that_stops_is_none_and_one_that_makes_no_sense_ends_the_load(kept: str) -> None:
+    found = send(Server("a", kept, "m"), Load([{"stream": True, "goes": True}, {"stream": True}], 1))
+    assert [seen.status for seen in found.seen] == [0, 200]
+    assert len(found.whole) == 1
+    with pytest.raises(json.JSONDecodeError):
+        send(Server("a", kept, "m"), Load([{"nonsense": "nonsense"}], 1))
+
+
+def of_the_page() -> list[list[str]]:
+    """The commands of the page on benchmarks, as words."""
+    page = blocks(ROOT / "benchmarks" / "README.md")
+    return [shlex.split(one, comments=True) for block in page for one in commands(block.text)]
+
+
+def test_the_command_of_locust(kept: str, tmp_path: Path) -> None:
+    ((_, *words),) = [words for words in of_the_page() if words[0] == "locust"]
+    words[words.index("--host") + 1] = kept
+    once = f"--headless --only-summary --run-time 2s --stop-timeout 9 --json-file {tmp_path / 'found'}".split()
+    subprocess.run([sys.executable, "-m", "locust", *words, *once], cwd=ROOT, check=True, capture_output=True)
+    rows = json.loads((tmp_path / "found.json").read_text())
+    counts = {row["method"]: row["num_requests"] for row in rows}
+    assert len(ASKED) > 16
+    assert counts == {"POST": len(ASKED), "first token": len(ASKED), "between tokens": 2 * len(ASKED)}
+    assert len({json.dumps(body["messages"]) for body in ASKED}) == len(ASKED)
+    assert {json.dumps(body.get("sage")) for body in ASKED} == {"null", "true"}
+    (first,) = [row for row in rows if row["method"] == "first token"]
+    assert first["min_response_time"] >= 80
+
+
 def test_the_table_and_the_file(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sides = [f"plain={url}=m", f"mixed={url}=m"]
     out = tmp_path / "load.json"
@@ -152,11 +265,7 @@ def test_workloads_are_the_same_for_every_server() -> None:
 
 
 def test_the_commands_of_the_page_are_read() -> None:
-    shown = [
-        shlex.split(one, comments=True)
-        for block in blocks(ROOT / "benchmarks" / "README.md")
-        for one in commands(block.text)
-    ]
+    shown = of_the_page()
     loads = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.run"]]
     much = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.overload"]]
     others = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.run"]]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import json
-import random
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from functools import cache
+from multiprocessing import get_context
 from typing import Any
 
-import aiohttp
 import numpy as np
 
 TIMEOUT = 600.0
-"""Seconds that one answer may take."""
+"""Seconds without a byte of an answer, after which it counts as none."""
 
 
 @dataclass(frozen=True)
@@ -89,87 +84,16 @@ def _listed(value: Any) -> Iterable[float]:
 
 def send(server: Server, load: Load, key: str | None = None) -> Outcome:
     """Have so many clients share the requests, each asking the next one when it has its answer; or by rate."""
-    collecting = gc.isenabled()
-    gc.disable()  # it would stop all clients at once, for up to a tenth of a second where there are many
-    try:
-        with ThreadPoolExecutor(1) as own:  # a caller may have a loop of its own
-            return own.submit(asyncio.run, _send(server, load, key)).result()
-    finally:
-        if collecting:
-            gc.enable()
+    return _apart().submit(_carry, server, load, key).result()
 
 
-async def _send(server: Server, load: Load, key: str | None) -> Outcome:
-    leaving = random.Random(0)
-    left = iter([leaving.random() < load.leaving for _ in load.bodies])
-    bodies = iter([{**body, **server.fields[number % len(server.fields)]} for number, body in enumerate(load.bodies)])
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    found: list[Seen] = []
-    timeout, connector = aiohttp.ClientTimeout(TIMEOUT), aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
-        started = time.perf_counter()
-        async with asyncio.TaskGroup() as clients:
-            if load.rate is None:
-                for _ in range(load.clients):
-                    clients.create_task(_client(session, server, bodies, left, load.again, found))
-            else:
-                arrivals = random.Random(0)
-                for due in accumulate(arrivals.expovariate(load.rate) for _ in load.bodies):
-                    await asyncio.sleep(started + due - time.perf_counter())
-                    clients.create_task(_client(session, server, islice(bodies, 1), left, load.again, found))
-        return Outcome(found, time.perf_counter() - started)
+@cache
+def _apart() -> ProcessPoolExecutor:
+    """A process for locust's users, as gevent patches what they are in."""
+    return ProcessPoolExecutor(1, get_context("spawn"))
 
 
-async def _client(
-    session: aiohttp.ClientSession,
-    server: Server,
-    bodies: Iterator[dict[str, Any]],
-    left: Iterator[bool],
-    again: float | None,
-    found: list[Seen],
-) -> None:
-    for body in bodies:
-        leaves = next(left)
-        while True:
-            seen, started = Seen(), time.perf_counter()
-            try:
-                await _ask(session, f"{server.url}/chat/completions", {"model": server.model, **body}, seen, leaves)
-            except (aiohttp.ClientError, TimeoutError, ConnectionError):
-                seen.status = 0
-            seen.total = time.perf_counter() - started
-            found.append(seen)
-            if again is None or seen.status != 429:
-                break
-            await asyncio.sleep(again)
+def _carry(server: Server, load: Load, key: str | None) -> Outcome:
+    from benchmarks.load.users import carry  # noqa: PLC0415
 
-
-async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], seen: Seen, leaves: bool) -> None:
-    started = time.perf_counter()
-    async with session.post(url, json=body) as answer:
-        seen.status = answer.status
-        if answer.status != 200 or not body.get("stream"):
-            said = await answer.read()
-            if answer.status == 200:
-                seen.tokens = json.loads(said)["usage"]["completion_tokens"]
-            return
-        last = 0.0
-        async for line in answer.content:
-            if not line.startswith(b"data: {"):
-                continue
-            now, event = time.perf_counter(), json.loads(line[6:])
-            if "error" in event:
-                seen.status = 500
-                return
-            if event.get("usage"):
-                seen.tokens = event["usage"]["completion_tokens"]
-            if not any(choice["delta"].get("content") for choice in event["choices"]):
-                continue
-            if seen.first is None:
-                seen.first = now - started
-                if leaves:
-                    seen.left = True
-                    answer.close()
-                    return
-            else:
-                seen.gaps.append(now - last)
-            last = now
+    return carry(server, load, key)

@@ -47,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     servers = [server_of(text) for text in options.servers]
     for text in options.fields:
         name, _, given = text.partition("=")
-        fields = MIXED if given == "mixed" else json.loads(given)
-        fields = fields if isinstance(fields, list) else [fields]
-        servers = [replace(one, fields=fields) if one.name == name else one for one in servers]
+        servers = [replace(one, fields=fields_of(given)) if one.name == name else one for one in servers]
     found: list[dict[str, Any]] = []
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     for workload in options.workloads:
@@ -93,6 +91,12 @@ def _options() -> argparse.ArgumentParser:
 def server_of(text: str) -> Server:
     name, url, model = text.split("=", 2)
     return Server(name, url.rstrip("/"), model)
+
+
+def fields_of(text: str) -> list[dict[str, Any]]:
+    """What requests have besides, in turn: JSON of one or of a list, or 'mixed'."""
+    fields = MIXED if text == "mixed" else json.loads(text)
+    return fields if isinstance(fields, list) else [fields]
 
 
 def shape(tokens: int, stream: bool) -> dict[str, Any]:

@@ -1,0 +1,163 @@
+"""Locust's users, who ask and count. gevent patches the process that imports this; `send` has one for it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from locust import FastHttpUser, task
+from locust.contrib.fasthttp import FAILURE_EXCEPTIONS
+from locust.env import Environment
+from locust.exception import StopUser
+
+from benchmarks.load.client import TIMEOUT, Load, Outcome, Seen, Server
+
+FIRST, BETWEEN = "first token", "between tokens"
+"""What locust's statistics call, beside POST, the times to the first text of a stream and between its pieces."""
+PATH = "/chat/completions"
+
+
+class Client(FastHttpUser):
+    """Who asks for chats; its host is a server's URL up to /v1."""
+
+    abstract = True
+    connection_timeout = network_timeout = TIMEOUT
+
+    def on_start(self) -> None:
+        self.client.client.valid_response_codes = range(600)  # a refusal is an answer, and nothing to keep a record of
+
+    def ask(self, body: Mapping[str, Any], leaves: bool = False, headers: Mapping[str, str] | None = None) -> Seen:
+        """Ask once, and go after the first text of a stream if one leaves. Locust is told the time to the end, and, of what
+        was answered to the end, those to the first text and between pieces: then, and not between two pieces."""
+        seen, started = Seen(), time.perf_counter()
+        asked = {"Accept-Encoding": "identity", **(headers or {})}
+        with self.client.post(
+            PATH, json=body, headers=asked, stream=True, catch_response=True, context={"seen": seen}
+        ) as answer:
+            try:
+                _read(answer, bool(body.get("stream")), seen, started, leaves)
+            except FAILURE_EXCEPTIONS as broken:
+                seen.status = 0
+                answer.failure(broken)
+            seen.total = time.perf_counter() - started
+            if seen.status not in (0, 200):
+                answer.failure(f"status {seen.status}")
+            answer.request_meta["response_time"] = seen.total * 1000
+        if seen.status == 200 and not seen.left and seen.first is not None:
+            for kind, seconds in ((FIRST, seen.first), *((BETWEEN, gap) for gap in seen.gaps)):
+                self.environment.events.request.fire(
+                    request_type=kind, name=PATH, response_time=seconds * 1000, response_length=0, exception=None, context={}
+                )  # fmt: skip
+        return seen
+
+
+def _read(answer: Any, stream: bool, seen: Seen, started: float, leaves: bool) -> None:
+    seen.status = answer.status_code
+    if seen.status != 200 or not stream:
+        said = answer.content
+        if seen.status == 200:
+            seen.tokens = json.loads(said)["usage"]["completion_tokens"]
+        return
+    last = 0.0
+    while line := answer.stream.readline(b"\n"):
+        if not line.startswith(b"data: {"):
+            continue
+        now, event = time.perf_counter(), json.loads(line[6:])
+        if "error" in event:
+            seen.status = 500
+            answer.release()
+            return
+        if event.get("usage"):
+            seen.tokens = event["usage"]["completion_tokens"]
+        if not any(choice["delta"].get("content") for choice in event["choices"]):
+            continue
+        if seen.first is None:
+            seen.first = now - started
+            if leaves:
+                seen.left = True
+                answer.release()  # closes the connection of what has not ended
+                return
+        else:
+            seen.gaps.append(now - last)
+        last = now
+
+
+def carry(server: Server, load: Load, key: str | None) -> Outcome:
+    """Have a load asked by users of this process."""
+    leaving = random.Random(0)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    todo = iter([
+        ({"model": server.model, **body, **server.fields[number % len(server.fields)]}, leaving.random() < load.leaving)
+        for number, body in enumerate(load.bodies)
+    ])  # fmt: skip
+    start = Event()
+
+    class Asking(Client):
+        host = server.url
+        concurrency = 1 if load.rate is None else len(load.bodies)
+
+        @task
+        def go(self) -> None:
+            start.wait()
+            if load.rate is None:
+                for body, leaves in todo:
+                    self.until_taken(body, leaves)
+            else:
+                asked = [gevent.spawn(self.until_taken, *next(todo)) for _ in _arrivals(load.rate, len(load.bodies))]
+                gevent.joinall(asked, raise_error=True)
+            raise StopUser
+
+        def until_taken(self, body: Mapping[str, Any], leaves: bool) -> None:
+            while self.ask(body, leaves, headers).status == 429 and load.again is not None:
+                gevent.sleep(load.again)
+
+    gc.collect()
+    gc.disable()  # it would stop all clients at once, for up to a tenth of a second where there are many
+    try:
+        return _run(Asking, load.clients if load.rate is None else 1, start)
+    finally:
+        gc.enable()
+
+
+def _arrivals(rate: float, count: int) -> Iterator[None]:
+    """A Poisson process: so many of so many a second, each when it comes."""
+    draw, started = random.Random(0), time.perf_counter()
+    for due in accumulate(draw.expovariate(rate) for _ in range(count)):
+        gevent.sleep(max(0.0, started + due - time.perf_counter()))
+        yield
+
+
+def _run(who: type[Client], users: int, start: Event) -> Outcome:
+    """Spawn users, let them start together, and wait until each of them has stopped."""
+    found: list[Seen] = []
+    broken: list[Exception] = []
+    environment = Environment(user_classes=[who], catch_exceptions=False)
+    runner = environment.create_local_runner()
+
+    @environment.events.request.add_listener
+    def _(context: Mapping[str, Any], **_: Any) -> None:
+        if "seen" in context:
+            found.append(context["seen"])
+
+    @environment.events.user_error.add_listener
+    def _(exception: Exception, **_: Any) -> None:
+        broken.append(exception)
+        runner.user_greenlets.kill(block=False)
+
+    runner.start(users, spawn_rate=min(users, 100))
+    runner.spawning_greenlet.join()
+    started = time.perf_counter()
+    start.set()
+    runner.user_greenlets.join()
+    seconds = time.perf_counter() - started
+    runner.quit()
+    if broken:
+        raise broken[0]
+    return Outcome(found, seconds)
