@@ -92,15 +92,20 @@ class Mould:
 
 
 class Bound:
-    """A list of objects whose tensors stay the same, which are looked for once."""
+    """A list of objects whose tensors stay the same, which are looked for once: in what they were, as `Mould.change` has
+    them be something else."""
 
     def __init__(self, values: list[Any]):
         self.values = values
+        self._were = [dict(vars(one)) for one in values]
         self._found: dict[Mould, list[torch.Tensor] | None] = {}
 
     def tensors(self, mould: Mould) -> list[torch.Tensor] | None:
         """As `Mould.tensors`."""
         if mould not in self._found:
+            for one, were in zip(self.values, self._were, strict=True):
+                vars(one).clear()
+                vars(one).update(were)
             self._found[mould] = mould.tensors(self.values)
         return self._found[mould]
 

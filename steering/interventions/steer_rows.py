@@ -142,6 +142,10 @@ class SteerSlots(Slots):
     def regain(self, sequence: Row, measured: torch.Tensor) -> None:
         sequence.captured[NAME] = [measured]
 
+    def compiled_of(self, sequences: list[Row]) -> Compiled:
+        """What is added to the tokens of prompts depends on their class, and is measured."""
+        return "usual"
+
     def decode(self, batch: DecodeBatch) -> SteerTokens:
         return SteerTokens(self.delta[batch.rows])
 

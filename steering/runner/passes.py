@@ -65,8 +65,11 @@ class Passes:
     def prompts(self, chunk: PrefillChunk, inputs: Embedded, scope: Scope | None = None) -> Passed:
         """A part of some prompts, of which these are the decoder's inputs. scope: as of a decode."""
         concerned = self._concerned(chunk.sequences, scope)
-        acting = [part for part in concerned.acting if chunk.uniform or part.acts_on_prompts(chunk.sequences)]
-        if (found := self._prompts_compiled(chunk, inputs, acting)) is not None:
+        acting = [part for part in concerned.acting if part.acts_on_prompts(chunk.sequences)]
+        needed: list[Compiled] = [part.compiled_of(chunk.sequences) for part in acting]
+        if scope is not None:
+            needed = [scope]
+        if (found := self._prompts_compiled(chunk, inputs, needed)) is not None:
             return Passed(concerned, *found)
         arguments = inputs.arguments
         if any(chunk.starts):
@@ -139,13 +142,12 @@ class Passes:
         return found
 
     def _prompts_compiled(
-        self, chunk: PrefillChunk, inputs: Embedded, acting: list[Slots]
+        self, chunk: PrefillChunk, inputs: Embedded, needed: list[Compiled]
     ) -> tuple[Made, Computed] | None:
         """The same for a part of some prompts."""
         if self.steps is None or not inputs.plain or not self.steps.may_run(chunk, self._pool):
             return None
-        needed = [part.compiled_of(chunk.sequences) for part in acting]
-        for scope in self._scopes("prefill", needed, least="usual" if acting else "plain"):
+        for scope in self._scopes("prefill", needed):
             if not chunk.complete and scope != "plain":
                 continue
             one = replace(chunk, uniform=scope != "plain")
@@ -155,13 +157,13 @@ class Passes:
                 return hooks, computed
         return None
 
-    def _scopes(self, kind: str, needed: list[Compiled], least: Scope = "plain") -> list[Scope]:
+    def _scopes(self, kind: str, needed: list[Compiled]) -> list[Scope]:
         """The scopes of compiled steps that have the hooks of all that acts, the smallest first. needed: by each."""
         if self.steps is None or "never" in needed:
             return []
-        least_index = max([SCOPES.index(least), *[SCOPES.index(one) for one in needed if one != "never"]])
+        least = max((SCOPES.index(one) for one in needed if one != "never"), default=0)
         ready = self.steps.scopes.get(kind, frozenset())
-        return [scope for scope in SCOPES[least_index:] if scope in ready]
+        return [scope for scope in SCOPES[least:] if scope in ready]
 
     def _prefill(self, chunk: PrefillChunk, concerned: Concerned, decoder: Callable[[Prefill], Any]) -> Passed:
         hooks = {part.name: part.prefill(chunk) for part in concerned.acting}

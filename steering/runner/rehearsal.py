@@ -76,10 +76,12 @@ class Rehearsal:
 
     def check(self, steps: CompiledSteps, wanted: WantedStep, package: Package) -> None:
         """Raise UnsupportedModel where a package's steps are not the plain ones. One thread at a time."""
-        self._runner.passes.steps = _Sole.of(steps, wanted, package)
+        self._runner.passes.steps = sole = _Sole.of(steps, wanted, package)
         try:
             for expected, told in zip(self._expected[wanted.variant], self._said(wanted.variant), strict=True):
                 self._compare(expected, told)
+            if not sole.taken:
+                raise UnsupportedModel("The compiled step was not run.")
         finally:
             self._runner.passes.steps = None
 

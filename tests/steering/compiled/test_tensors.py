@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from steering.compiled.tensors import Foreign, Hole, Mould, as_json, kinds_of, of_json, put_together, taken_apart
+from steering.compiled.tensors import Bound, Foreign, Hole, Mould, as_json, kinds_of, of_json, put_together, taken_apart
 
 
 class Tables(NamedTuple):
@@ -90,3 +90,15 @@ def test_a_mould_knows_what_has_changed() -> None:
     changes = Mould(shape).changes(left.tree)
     assert [(number, name) for number, name, _ in changes] == [(0, "kept"), (0, "made")]
     assert put_together(changes[0][2], tensors) == []
+
+
+def test_objects_that_have_changed_are_looked_at_as_they_were() -> None:
+    held = [Held(4)]
+    shape, tensors = taken_apart(held)
+    bound, mould = Bound(held), Mould(shape)
+    assert bound.tensors(mould) == tensors
+    mould.change(held, [(0, "made", Hole(0)), (0, "depth", 7)], tensors)
+    assert (bound.tensors(mould), held[0].depth) == (tensors, 7)
+    assert mould.tensors(held) is None
+    assert bound.tensors(Mould(shape)) == tensors
+    assert bound.tensors(Mould(taken_apart([1])[0])) is None
