@@ -12,11 +12,22 @@ import yaml
 ALERTS = Path(__file__).parents[3] / "deploy" / "monitoring" / "alerts.yml"
 
 
+CHAT = "/v1/chat/completions"
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-@pytest.mark.parametrize(("status", "fires"), [(400, False), (429, False), (501, False), (500, True), (503, True)])
-def test_nobody_is_called_for_what_a_client_did_wrong(tmp_path: Path, status: int, fires: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "route", "fires"),
+    [
+        (400, CHAT, False), (429, CHAT, False), (501, CHAT, False), (500, CHAT, True), (503, CHAT, True),
+        (503, "/ready", False), (503, "/health", False),
+    ],
+)  # fmt: skip
+def test_nobody_is_called_for_what_a_client_did_wrong_or_a_probe_heard(
+    tmp_path: Path, status: int, route: str, fires: bool
+) -> None:
     """Ten minutes of requests that end so, one a second; promtool fails where the alert that is not expected fires."""
-    series = f'helmsight_requests_total{{status="{status}", instance="a"}}'
+    series = f'helmsight_requests_total{{status="{status}", route="{route}", instance="a"}}'
     none = {"eval_time": "10m", "alertname": "HelmsightAnswersFail", "exp_alerts": []}
     case = {"interval": "1m", "input_series": [{"series": series, "values": "0+60x10"}], "alert_rule_test": [none]}
     file = tmp_path / "case.yml"
