@@ -13,6 +13,7 @@ import pytest
 import requests
 import yaml
 
+from server.settings import Settings
 from tests.server.api.test_streams import post_and_hold, wait_for
 from tests.server.conftest import data_uri, user
 from tests.server.deploy.conftest import NAME, Front
@@ -43,6 +44,8 @@ CHATS: tuple[dict[str, Any], ...] = (
     {"sage": True, "diagnostics": {"include": ["focus", "modality", "decay", "flags"]}},
 )
 CHAT = "/v1/chat/completions"
+WIDE, ROOM = 8, 9
+"""Answers of a request, and requests of one key that all slots and seven eighths of the queue hold."""
 
 
 def finite(prometheus: Prometheus, expression: str) -> bool:
@@ -79,7 +82,14 @@ def test_what_compose_watches_is_there(front: Front, tmp_path: Path) -> None:
                 post_and_hold(server.url, True, ours, max_tokens=1800, **ENDLESS).close()
                 sent["200"] += 1
                 wait_for(lambda: counted() == sent, PATIENCE)
-            assert sent == {"200": 2 * len(CHATS) + 1 + 2, "401": 2, "429": 3}
+            held = [post_and_hold(server.url, True, ours, n=WIDE, max_tokens=1800, **ENDLESS) for _ in range(ROOM)]
+            wait_for(lambda: prometheus.one("helmsight_waiting") == ROOM * WIDE - Settings().slots, PATIENCE)
+            ask(ours, n=WIDE)
+            for connection in held:
+                connection.close()
+            sent["200"] += ROOM
+            wait_for(lambda: counted() == sent, PATIENCE)
+            assert sent == {"200": 2 * len(CHATS) + 1 + 2 + ROOM, "401": 2, "429": 3 + 1}
 
             # The target is up, by its key; all rules are understood, and none has anybody called.
             assert requests.get(server.url + "/metrics", timeout=PATIENCE).status_code == 401
@@ -106,8 +116,8 @@ def test_what_compose_watches_is_there(front: Front, tmp_path: Path) -> None:
             assert empty == EMPTY.keys()
 
             # The journal in PostgreSQL has every answer, the log every request.
-            rows = "SELECT count(*) FROM helmsight_journal"
-            wait_for(lambda: postgres.run(database["POSTGRES_DB"], rows) == [(sent["200"],)], PATIENCE)
+            rows, answers = "SELECT count(*) FROM helmsight_journal", sent["200"] + ROOM * (WIDE - 1)
+            wait_for(lambda: postgres.run(database["POSTGRES_DB"], rows) == [(answers,)], PATIENCE)
             lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
             logged = Counter(str(line["status"]) for line in lines if line.get("route") == CHAT)
             assert logged == sent
