@@ -85,11 +85,11 @@ class Postgres:
     def stop(self) -> None:
         self._run("pg_ctl", "--pgdata", str(self.folder / "data"), "--wait", "--mode", "immediate", "stop")
 
-    def new(self) -> str:
-        """The URL of a new, empty database."""
+    def new(self, options: str = "") -> str:
+        """The URL of a new, empty database. `options`: of CREATE DATABASE."""
         self.databases += 1
         name = f"journal{self.databases}"
-        self.run("postgres", f"CREATE DATABASE {name}")
+        self.run("postgres", f"CREATE DATABASE {name} {options}")
         return f"postgresql://helmsight:secret-word@/{name}?host={self.folder}"
 
     def run(self, database: str, command: str) -> list[Any]:
