@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import requests
@@ -50,8 +51,10 @@ def body(colour: str | None, tokens: int, **fields: Any) -> dict[str, Any]:
     return {"messages": [content], "max_tokens": tokens, **ENDLESS, **fields}
 
 
-def streamed(server: Server, colour: str | None, tokens: int = LONG) -> tuple[str, str | None]:
-    """The text of a long stream, and the code of the error that ended it."""
+def streamed(
+    server: Server, colour: str | None, tokens: int = LONG, left: Event | None = None
+) -> tuple[str, str | None]:
+    """The text of a long stream, and the code of the error that ended it, or "left": its client left once that was set."""
     text, ended = "", None
     with requests.post(
         f"{server.url}/v1/chat/completions", json=body(colour, tokens, stream=True), stream=True, timeout=PATIENCE
@@ -61,6 +64,8 @@ def streamed(server: Server, colour: str | None, tokens: int = LONG) -> tuple[st
             said = line.decode().removeprefix("data: ")
             if said == "[DONE]":
                 return text, None
+            if left is not None and left.is_set():
+                return text, "left"
             if said:
                 event = json.loads(said)
                 if "error" in event:
