@@ -20,10 +20,10 @@ pytest.importorskip("ray.serve")
 pytestmark = pytest.mark.slow
 
 COLOURS = ("red", "green", "blue", "yellow")
-TOKENS, LAST = 60, 1400
+TOKENS, LAST = 60, 1900
 SCALED = [
     "--replicas", "1", "--max-replicas", "2", "--replica-requests", "2.5", "--replica-added-after", "1",
-    "--replica-removed-after", "5",
+    "--replica-removed-after", "4",
 ]  # fmt: skip
 
 
