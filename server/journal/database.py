@@ -175,7 +175,8 @@ def _postgres(url: URL) -> Engine:
         "keepalives_count": 3,
         "tcp_user_timeout": 15_000,
     }
-    given = {name: value for name, value in patience.items() if name not in url.query}
+    texts = {"client_encoding": "utf8"}  # else the driver gives bytes where the database has no encoding of its own
+    given = {name: value for name, value in (patience | texts).items() if name not in url.query}
     return create_engine(url, connect_args=given, pool_pre_ping=True, pool_timeout=POOL_SECONDS, hide_parameters=True)
 
 

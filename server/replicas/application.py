@@ -22,6 +22,8 @@ QUIET = {"enable_access_log": False, "log_level": "WARNING"}
 LOOKS = {"health_check_period_s": 2.0, "health_check_timeout_s": 30.0}
 TRIES = 1
 """Starts of a first replica: a model that cannot be loaded cannot be loaded a moment later."""
+LOOK_BACK, REPORTS = 30.0, 3
+"""Seconds of which the load is a mean, Ray Serve's own number and at most as many, and how often in them it is told."""
 FRONT_REQUESTS = 10_000
 """Requests in the front at once, which only waits for them."""
 
@@ -60,13 +62,17 @@ def replicas(settings: Settings, gpus: int) -> dict[str, Any]:
 
 
 def scaling(settings: Settings) -> dict[str, Any]:
-    """Ray Serve's autoscaling on the requests at work."""
+    """Ray Serve's autoscaling on the requests at work. What they were before counts for no longer than the delays last, or
+    these would say nothing."""
+    mean = min(LOOK_BACK, max(1.0, min(settings.replica_added_after, settings.replica_removed_after)))
     return {
         "min_replicas": settings.replicas,
         "max_replicas": settings.max_replicas,
         "target_ongoing_requests": settings.replica_requests or float(settings.slots),
         "upscale_delay_s": settings.replica_added_after,
         "downscale_delay_s": settings.replica_removed_after,
+        "look_back_period_s": mean,
+        "metrics_interval_s": mean / REPORTS,
     }
 
 

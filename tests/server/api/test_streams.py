@@ -211,19 +211,20 @@ def connect(url: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def head(length: int) -> bytes:
+def head(length: int, **more: str) -> bytes:
     lines = (
         "POST /v1/chat/completions HTTP/1.1",
         "Host: localhost",
         "Content-Type: application/json",
         f"Content-Length: {length}",
+        *(f"{name}: {value}" for name, value in more.items()),
     )
     return "\r\n".join((*lines, "", "")).encode()
 
 
-def post_and_hold(url: str, stream: bool, **fields: Any) -> socket.socket:
-    """Send a request and return the open connection without reading the answer."""
+def post_and_hold(url: str, stream: bool, shown: dict[str, str] | None = None, **fields: Any) -> socket.socket:
+    """Send a request, `shown` among its headers, and return the open connection without reading the answer."""
     body = json.dumps({"messages": [user("hi")], "stream": stream, **fields}).encode()
     connection = connect(url)
-    connection.sendall(head(len(body)) + body)
+    connection.sendall(head(len(body), **(shown or {})) + body)
     return connection

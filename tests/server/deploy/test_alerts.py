@@ -12,16 +12,43 @@ import yaml
 ALERTS = Path(__file__).parents[3] / "deploy" / "monitoring" / "alerts.yml"
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-@pytest.mark.parametrize(("status", "fires"), [(400, False), (429, False), (501, False), (500, True), (503, True)])
-def test_nobody_is_called_for_what_a_client_did_wrong(tmp_path: Path, status: int, fires: bool) -> None:
-    """Ten minutes of requests that end so, one a second; promtool fails where the alert that is not expected fires."""
-    series = f'helmsight_requests_total{{status="{status}", instance="a"}}'
-    none = {"eval_time": "10m", "alertname": "HelmsightAnswersFail", "exp_alerts": []}
-    case = {"interval": "1m", "input_series": [{"series": series, "values": "0+60x10"}], "alert_rule_test": [none]}
-    file = tmp_path / "case.yml"
+CHAT = "/v1/chat/completions"
+
+pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+def assert_fires(folder: Path, alert: str, series: str, fires: bool) -> None:
+    """Of a counter that grows by one a second for twenty minutes; promtool fails where what fires is not expected."""
+    none = {"eval_time": "20m", "alertname": alert, "exp_alerts": []}
+    case = {"interval": "1m", "input_series": [{"series": series, "values": "0+60x20"}], "alert_rule_test": [none]}
+    file = folder / "case.yml"
     file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": [case]}))
     done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     assert (done.returncode != 0) == fires, said
     assert ("exp:[" in said) == fires, said
+
+
+@pytest.mark.parametrize(
+    ("status", "route", "fires"),
+    [
+        (400, CHAT, False), (429, CHAT, False), (501, CHAT, False), (500, CHAT, True), (503, CHAT, True),
+        (503, "/ready", False), (503, "/health", False),
+    ],
+)  # fmt: skip
+def test_nobody_is_called_for_what_a_client_did_wrong_or_a_probe_heard(
+    tmp_path: Path, status: int, route: str, fires: bool
+) -> None:
+    series = f'helmsight_requests_total{{status="{status}", route="{route}", instance="a"}}'
+    assert_fires(tmp_path, "HelmsightAnswersFail", series, fires)
+
+
+@pytest.mark.parametrize(
+    ("reason", "fires"),
+    [("rate_limit_exceeded", True), ("key_rate_exceeded", False), ("key_concurrency_exceeded", False)],
+)
+def test_room_lacks_where_the_queue_is_full_and_not_where_a_key_has_had_its_share(
+    tmp_path: Path, reason: str, fires: bool
+) -> None:
+    series = f'helmsight_refusals_total{{status="429", reason="{reason}", instance="a"}}'
+    assert_fires(tmp_path, "HelmsightRefusesForLackOfRoom", series, fires)

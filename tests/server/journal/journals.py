@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -56,34 +57,49 @@ def settled(journal: Journal, rows: int, seconds: float = 20.0) -> Journal:
 
 
 class Postgres:
-    """A PostgreSQL server of the tests' own, on a unix socket, as a user that it does not refuse."""
+    """A PostgreSQL server of the tests' own, on a unix socket, as a user that it does not refuse. With a password also on a
+    port of loopback, where it asks for it."""
 
-    def __init__(self, programs: Path, folder: Path):
+    def __init__(self, programs: Path, folder: Path, password: str | None = None):
         self.programs, self.folder = programs, folder
         self.databases = 0
+        self.port, self.listens = 5432, ""
         os.chmod(folder, 0o700)
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-        self._run("initdb", "--pgdata", str(folder / "data"), "--username", "helmsight", "--auth", "trust", "--no-sync")
+        asks = ["--auth", "trust"]
+        if password is not None:
+            (file := folder / "password").write_text(password)
+            file.chmod(0o644)  # of a folder that others do not enter
+            asks = ["--auth-local", "trust", "--auth-host", "scram-sha-256", "--pwfile", str(file)]
+            with socket.create_server((address := "127.0.0.1", 0)) as held:
+                self.port, self.listens = held.getsockname()[1], address
+        self._run("initdb", "--pgdata", str(folder / "data"), "--username", "helmsight", *asks, "--no-sync")
 
     def start(self) -> None:
-        options = f"-k {self.folder} -c listen_addresses='' -c fsync=off"
+        options = f"-k {self.folder} -p {self.port} -c listen_addresses='{self.listens}' -c fsync=off"
         log = str(self.folder / "log")
         self._run("pg_ctl", "--pgdata", str(self.folder / "data"), "--wait", "--log", log, "-o", options, "start")
 
     def stop(self) -> None:
         self._run("pg_ctl", "--pgdata", str(self.folder / "data"), "--wait", "--mode", "immediate", "stop")
 
-    def new(self) -> str:
-        """The URL of a new, empty database."""
-        import psycopg
-
+    def new(self, options: str = "") -> str:
+        """The URL of a new, empty database. `options`: of CREATE DATABASE."""
         self.databases += 1
         name = f"journal{self.databases}"
-        with psycopg.connect(f"host={self.folder} user=helmsight dbname=postgres", autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
+        self.run("postgres", f"CREATE DATABASE {name} {options}")
         return f"postgresql://helmsight:secret-word@/{name}?host={self.folder}"
+
+    def run(self, database: str, command: str) -> list[Any]:
+        """Run a command of SQL; the rows that it gives."""
+        import psycopg
+
+        where = f"host={self.folder} port={self.port} user=helmsight dbname={database}"
+        with psycopg.connect(where, autocommit=True) as connection:
+            done = connection.execute(command.encode())
+            return done.fetchall() if done.description else []
 
     def _run(self, program: str, *arguments: str) -> None:
         become = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
@@ -94,7 +110,7 @@ class Postgres:
 
 
 @contextmanager
-def running_postgres() -> Iterator[Postgres]:
+def running_postgres(password: str | None = None) -> Iterator[Postgres]:
     """A running server; skips the test where PostgreSQL or its driver is not installed."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     found = shutil.which("initdb")
@@ -105,7 +121,7 @@ def running_postgres() -> Iterator[Postgres]:
         pytest.skip("PostgreSQL does not run as root, and there is no runuser")
     folder = Path(tempfile.mkdtemp(prefix="helmsight-pg-"))  # a short path: socket names are bounded
     try:
-        server = Postgres(folders[-1], folder)
+        server = Postgres(folders[-1], folder, password)
         server.start()
         try:
             yield server

@@ -13,7 +13,16 @@ from server.journal.queries import Filters, answer, cursor, page, place, stream
 from server.journal.retention import prune
 from server.journal.schema import ROWS
 from tests.server.journal.counting import count, ids
-from tests.server.journal.journals import START, put, row
+from tests.server.journal.journals import START, Postgres, put, row
+
+
+def test_a_postgresql_that_knows_no_encoding_keeps_texts(postgres: Postgres) -> None:
+    """As `initdb` makes one where no language is set, such as in a container of one's own."""
+    database = open_database(Place.of(postgres.new("ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")))
+    put(database, row(answer="grün"))
+    with database.writer.connect() as connection:
+        assert connection.execute(select(ROWS.c.answer)).scalar_one() == "grün"
+    database.close()
 
 
 def test_filters_choose_rows(database: Database) -> None:

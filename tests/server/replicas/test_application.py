@@ -49,11 +49,20 @@ def test_more_replicas_come_with_the_requests_at_work() -> None:
     settings = Settings(replicas=2, max_replicas=5, slots=4, replica_added_after=3, replica_removed_after=9)
     options = replicas(settings, 0)
     assert "num_replicas" not in options
-    scaling = AutoscalingConfig(**options["autoscaling_config"])
+    with pytest.warns(DeprecationWarning, match="metrics_interval_s"):  # whose successors Ray Serve does not read yet
+        scaling = AutoscalingConfig(**options["autoscaling_config"])
     assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 4)
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (3, 9)
-    asked = Settings(replicas=1, max_replicas=2, replica_requests=1.5)
-    assert AutoscalingConfig(**replicas(asked, 0)["autoscaling_config"]).target_ongoing_requests == 1.5
+    assert (scaling.look_back_period_s, scaling.metrics_interval_s) == (3, 1), "or 30 s would outvote the 3"
+    asked = AutoscalingConfig(
+        **replicas(Settings(replicas=1, max_replicas=2, replica_requests=1.5), 0)["autoscaling_config"]
+    )
+    assert (asked.target_ongoing_requests, asked.look_back_period_s, asked.metrics_interval_s) == (1.5, 30, 10)
+    for said in (0, 20, 100):
+        settings = Settings(replicas=1, max_replicas=2, replica_added_after=said)
+        chosen = replicas(settings, 0)["autoscaling_config"]
+        assert chosen["look_back_period_s"] == {0: 1, 20: 20, 100: 30}[said]
+        assert chosen["metrics_interval_s"] < chosen["look_back_period_s"], "as Ray Serve asks for"
 
 
 def test_a_cluster_finds_the_application_by_its_path() -> None:

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import sqlite3
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 import torch
 from flask.testing import FlaskClient
-from PIL import Image
-from prometheus_client.parser import text_string_to_metric_families
 
 import steering
 from server.signals import IGNORED
 from tests.server.api.test_streams import post_and_hold, wait_for
-from tests.server.conftest import data_uri, user
 from tests.server.process.servers import PATIENCE, Server
 from tests.server.process.test_gunicorn import ENDLESS
+from tests.server.replicas.cluster import (
+    LONG,
+    REPLICA,
+    SHORT,
+    alone,
+    asked,
+    body,
+    measured,
+    processes,
+    replicas,
+    serving,
+    streamed,
+)
 
 pytest.importorskip("ray.serve")
 grpc = pytest.importorskip("grpc")
@@ -36,66 +42,14 @@ pytestmark = pytest.mark.slow
 
 COLOURS = ("red", "green", "blue", "yellow", "black", "white")
 STREAMS = 4
-LONG, SHORT, LAST = 400, 12, 800
-SERVE = ["serve", "--replicas", "2", "--threads", "1", "--slots", "2", "--allow-uploads", "--graceful-timeout", "20"]
+LAST = 800
 BINARY = {"Content-Type": "application/octet-stream"}
-REPLICA = "ray::ServeReplica:helmsight:Replica"
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="ray-") as short:  # Ray's sockets have room for short paths only
-        server = Server(
-            [sys.executable, "-m", "server.cli", *SERVE],
-            tmp_path / "log",
-            HELMSIGHT_JOURNAL=str(tmp_path / "journal.db"),
-            HELMSIGHT_VECTORS=str(tmp_path / "vectors"),
-            HOME=str(tmp_path),
-            RAY_TMPDIR=short,
-        )
-        try:
-            yield server.wait_until_ready()
-        finally:
-            server.end()
-
-
-def body(colour: str, tokens: int, **fields: Any) -> dict[str, Any]:
-    """A chat whose answer has exactly so many tokens."""
-    content = user(data_uri(Image.new("RGB", (84, 84), colour)), "Describe the picture.")
-    return {"messages": [content], "max_tokens": tokens, **ENDLESS, **fields}
-
-
-def streamed(server: Server, colour: str, tokens: int = LONG) -> tuple[str, str | None]:
-    """The text of a long stream, and the code of the error that ended it."""
-    text, ended = "", None
-    with requests.post(
-        f"{server.url}/v1/chat/completions", json=body(colour, tokens, stream=True), stream=True, timeout=PATIENCE
-    ) as answer:
-        assert answer.status_code == 200
-        for line in answer.iter_lines():
-            said = line.decode().removeprefix("data: ")
-            if said == "[DONE]":
-                return text, None
-            if said:
-                event = json.loads(said)
-                if "error" in event:
-                    ended = event["error"]["code"]
-                else:
-                    text += event["choices"][0]["delta"].get("content") or ""
-    assert ended is not None, "a stream ended without saying so"
-    return text, ended
-
-
-def asked(server: Server, colour: str, tokens: int = SHORT) -> str:
-    answer = requests.post(f"{server.url}/v1/chat/completions", json=body(colour, tokens), timeout=PATIENCE)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["message"]["content"])
-
-
-def alone(client: FlaskClient, colour: str, tokens: int) -> str:
-    """What one process answers to the same request, with nothing beside it."""
-    answer = client.post("/v1/chat/completions", json=body(colour, tokens))
-    return str(answer.json["choices"][0]["message"]["content"])
+    with serving(tmp_path, "--replicas", "2", "--allow-uploads") as server:
+        yield server
 
 
 def vector(engine: steering.Engine) -> steering.SteeringVector:
@@ -103,44 +57,6 @@ def vector(engine: steering.Engine) -> steering.SteeringVector:
     shape = engine.mllm.num_layers, engine.mllm.hidden_size
     ones = (torch.ones(shape[0]) for _ in range(3))
     return steering.SteeringVector("rolling", torch.randn(shape), *ones, (1, 2), engine.mllm.fingerprint)
-
-
-def measured(server: Server, name: str, **labels: str) -> dict[str, float]:
-    """A metric by replica, of samples with these labels, summed over others."""
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(server.get("/metrics").text):
-        for sample in family.samples:
-            if sample.name == name and labels.items() <= sample.labels.items():
-                replica = sample.labels["replica"]
-                found[replica] = found.get(replica, 0) + sample.value
-    return found
-
-
-def replicas(server: Server) -> set[str]:
-    """The names of those that serve."""
-    said = server.get("/ready").json()["replicas"]
-    return {name for name, one in said.items() if one["status"] == "ready"}
-
-
-def processes(server: Server, title: str = "") -> list[int]:
-    """Those that the server has started, also by way of others."""
-    parents, titles = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            number = int(folder.name)
-            parents[number] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            titles[number] = (folder / "cmdline").read_bytes().decode(errors="replace")
-        except (OSError, ValueError):  # it has ended
-            continue
-
-    def ours(number: int) -> bool:
-        return number == server.process.pid or (number in parents and ours(parents[number]))
-
-    return [
-        number
-        for number in parents
-        if number != server.process.pid and ours(number) and titles[number].startswith(title)
-    ]
 
 
 def open_to_others(server: Server) -> list[int]:
