@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,7 +106,7 @@ class Host:
     def run(self) -> None:
         """Serve until the engine is stopped."""
         threading.Thread(target=self._read, name="helmsight-link", daemon=True).start()
-        self._engine.run(self._heed, self.flush)
+        self._engine.run(self._heed, self._meanwhile)
         self.flush()
 
     # -- the thread that steps ---------------------------------------------------------------------------------------------
@@ -128,6 +128,19 @@ class Host:
                 self._take(message)
         self.flush()
         self._clock.step()
+
+    def _meanwhile(self) -> bool:
+        """Within a step, send first tokens and take in what has come; whether anything has that is to be answered."""
+        self.flush()
+        came, until = False, time.monotonic() + TAKEN
+        with suppress(Empty):
+            while time.monotonic() < until:
+                message = self._inbox.get_nowait()
+                came |= message is None or message[0] == "submit"
+                if message is not None:
+                    self._take(message)
+        self.flush()
+        return came
 
     def flush(self) -> None:
         """Send what there is to say, and have the other threads say what takes long to put."""

@@ -90,7 +90,7 @@ class LocalEngine:
     def start(self) -> None:
         self._engine.start()
 
-    def run(self, heed: Callable[[bool], object], said: Callable[[], object]) -> None:
+    def run(self, heed: Callable[[bool], object], said: Callable[[], bool]) -> None:
         """Work on requests in the calling thread, as `steering.Engine.run`."""
         self._engine.run(heed, said)
 

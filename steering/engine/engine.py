@@ -213,11 +213,11 @@ class Engine:
         self._begin(thread)
         thread.start()
 
-    def run(self, heed: Callable[[bool], object], said: Callable[[], object]) -> None:
+    def run(self, heed: Callable[[bool], object], said: Callable[[], bool]) -> None:
         """Step in the calling thread until the engine is stopped; raises RuntimeError as `start`. `heed` is called before
         each step, to submit and cancel what came in, and told whether there is work: without any it may wait. `said` is
-        called within a step that has first tokens, before it goes on."""
-        self._steps.said = said
+        called within a step that has first tokens, and tells whether more came in meanwhile, which it may take in, too."""
+        self._steps.said = said if self._lockstep is None else self._steps.said  # all ranks are to take the same steps
         self._begin(threading.current_thread())
         self._run(heed)
 

@@ -10,13 +10,14 @@ import traceback
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
 from steering.bins import Bins
 from steering.devices import lost
 from steering.engine.gate import Rate
-from steering.engine.pace import Pace, Room
+from steering.engine.pace import LEAST, Pace, Room
 from steering.engine.scheduler import Scheduler
 from steering.errors import Fault, RequestError, panics_raise
 from steering.model.mllm import MLLM
@@ -40,10 +41,40 @@ _BINS = {
 """By name: until an answer gets its slot, from there to its first token, between tokens of an answer; rows of one decode."""
 
 
+class _Taken(NamedTuple):
+    """What a step has taken in so far: tokens and new pictures of so many prompts, in how many seconds they were embedded,
+    and whether some were copies."""
+
+    tokens: int
+    prompts: int
+    pictures: int
+    embedding: float
+    forks: bool
+
+    def left(self, room: Room) -> Room | None:
+        """What it may take in beside that; None where it is nothing."""
+        if self.forks or room.tokens < self.tokens + LEAST or (room.pictures or math.inf) <= self.pictures:
+            return None
+        pictures = None if room.pictures is None else room.pictures - self.pictures
+        together = None if room.together is None else room.together - self.tokens
+        return Room(room.tokens - self.tokens, pictures, together)
+
+    def and_then(self, more: _Taken) -> _Taken:
+        """Both together."""
+        return _Taken(
+            self.tokens + more.tokens,
+            self.prompts + more.prompts,
+            self.pictures + more.pictures,
+            self.embedding + more.embedding,
+            self.forks or more.forks,
+        )
+
+
 class Steps:
     """What one thread does. `alive` are the sequences from submission to the end, in order of arrival, which any thread may
     read and add to with the lock `changed`; it is told when one has left. `budget` bounds the prompt tokens of a step, and
-    `pace`, where there is one, those of a step that running answers share. `said` is called where first tokens are there.
+    `pace`, where there is one, those of a step that running answers share. `said` is called where first tokens are there,
+    and tells whether others have come that may run in the same step.
     """
 
     def __init__(
@@ -67,7 +98,7 @@ class Steps:
         self.rate = Rate()
         self.token_text = lru_cache(maxsize=100_000)(lambda token: token_bytes(mllm.tokenizer, token))
         self.pace: Pace | None = None
-        self.said: Callable[[], object] = lambda: None
+        self.said: Callable[[], bool] = lambda: False
         self._budget = budget
         self._changed = changed
         self._failed = failed
@@ -80,31 +111,39 @@ class Steps:
     def step(self, room: Room) -> None:
         """Admit and prefill, at most so much, decode, hand out tokens; sequences leave as they finish."""
         began = time.monotonic()
-        taken = 0
+        beside = bool(self.scheduler.running)
+        last = taken = self._take_in(room)
+        while last.prompts and self.said() and (left := taken.left(room)) is not None:
+            last = self._take_in(left)
+            taken = taken.and_then(last)
+        if self.scheduler.running:
+            self._decode()
+        self.counts["steps"] += 1
+        seconds = time.monotonic() - began
+        self.rate.step(seconds, taken.tokens)
+        if self.pace is not None and not taken.forks:
+            self.pace.step(seconds - taken.embedding, taken.tokens, beside, taken.prompts)
+
+    def _take_in(self, room: Room) -> _Taken:
+        """Admit and prefill, at most so much."""
         with self._changed:  # callers queue at any time
             for sequence in [s for s in self.alive if s.done]:
                 self._leave(sequence)
-            beside = bool(self.scheduler.running)
             self.scheduler.budget = room.tokens
             self.scheduler.together = room.tokens if room.together is None else room.together
             forks = self.scheduler.next_forks()
             upcoming = [] if forks else self.scheduler.upcoming()
+        began = time.monotonic()
         reading = [one for one in upcoming if one.fork_of not in upcoming]  # a copy of a prompt reads none
-        whole = self._embed_what_fits(reading, room.pictures)
-        embedded = time.monotonic()
+        pictures, whole = self._embed_what_fits(reading, room.pictures)
+        embedding = time.monotonic() - began
         with self._changed:
             batch = forks or (self.scheduler.next_prefill(self._divisible) if whole else [])
+        before = [sequence.computed for sequence in batch]
         if batch:
-            before = [sequence.computed for sequence in batch]
             self._prefill(batch, forks=bool(forks))
-            taken = sum(one.computed - max(start, one.reused) for one, start in zip(batch, before, strict=True))
-        if self.scheduler.running:
-            self._decode()
-        self.counts["steps"] += 1
-        ended = time.monotonic()
-        self.rate.step(ended - began, taken)
-        if self.pace is not None and not forks:
-            self.pace.step(ended - embedded, taken, beside, len(batch))
+        tokens = sum(one.computed - max(start, one.reused) for one, start in zip(batch, before, strict=True))
+        return _Taken(tokens, len(batch), pictures, embedding, bool(forks))
 
     def _prefill(self, batch: list[Sequence], forks: bool) -> None:
         try:
@@ -140,7 +179,6 @@ class Steps:
             self._pair(leader)
         if sampled is not None:
             self._hand_out(first, sampled)
-            self.said()
         self._keep(self.runner.prefixes.keep, batch)
         self._let_go([*first, *batch])
 
@@ -173,9 +211,9 @@ class Steps:
             if not leader.done:
                 self._pair(leader)
 
-    def _embed_what_fits(self, sequences: list[Sequence], pictures: int | None) -> bool:
+    def _embed_what_fits(self, sequences: list[Sequence], pictures: int | None) -> tuple[int, bool]:
         """Embed waiting prompts of which at most so many pictures are new. Where those of the first are more, they are
-        encoded in several steps, which run no prompt; whether this is none of these."""
+        encoded in several steps, which run no prompt. Returns how many were encoded, and whether this is none of these."""
         new = [self.runner.embedder.new_pictures(sequence) for sequence in sequences]
         began = time.monotonic()
         if pictures is not None and new and new[0] > pictures:
@@ -191,7 +229,7 @@ class Steps:
             encoded = sums[len(fitting) - 1] if fitting else 0
         if self.pace is not None and encoded:
             self.pace.encoded(time.monotonic() - began, encoded)
-        return not (pictures is not None and new and new[0] > pictures and encoded)
+        return encoded, not (pictures is not None and new and new[0] > pictures and encoded)
 
     def _embed(self, sequences: list[Sequence]) -> None:
         """Embed waiting prompts, their images together; one whose images cannot be encoded does not stop the others."""

@@ -28,8 +28,7 @@ from steering.vectors.vector import SteeringVector
 from tests.steering.conftest import LoadMLLM
 
 VARIANTS = [
-    Variant("decode"), Variant("prefill"), Variant("decode many"), Variant("decode", "usual"), Variant("decode", "every"),
-    Variant("prefill", "every"),
+    Variant("decode"), Variant("prefill"), Variant("decode many"), Variant("decode", "every"), Variant("prefill", "every"),
 ]  # fmt: skip
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
 
@@ -41,8 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def few() -> Iterator[None]:
-    """One step of each kind and scope, but for those of many rows with more than is usual; made beside other tests as soon
-    as they are."""
+    """One step of each kind, the least and the most that one has hooks for (`test_graphs` has those between); made beside
+    other tests as soon as they are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compilation, "variants", lambda mllm: VARIANTS)
         patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))
