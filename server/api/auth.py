@@ -61,7 +61,9 @@ def register(app: Flask, keys: KeyRing) -> None:
     @app.after_request
     def leave(response: Response) -> Response:
         if "leave" in g:
-            response.call_on_close(g.leave)  # not before the last byte of a stream is handed over
+            if not response.is_streamed:
+                g.leave()
+            response.call_on_close(g.leave)  # where nothing of a stream was wanted any more
         return response
 
 

@@ -61,7 +61,9 @@ def create_completion() -> Response:
     completion, entry, hidden = submit(app, serving, chat, answer.id, skipping)
     answer = replace(answer, notes={**skipping.notes, **cut(chat, completion)})
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
-    running = Running(app, completion, watch, g.started, n, answer.id, g.notes, entry, hidden, g.get("span"))
+    running = Running(
+        app, completion, watch, g.started, n, answer.id, g.notes, entry, hidden, g.get("span"), g.get("leave")
+    )
     if not chat.stream:
         try:
             return json_response(answer.completion(running.whole()))
@@ -189,7 +191,7 @@ def with_readouts(request: steering.Request, more: frozenset[str]) -> steering.R
 class Running:
     """A completion on its way to one client. `n` are its choices, `unfinished` those that have not ended; `entry` writes the
     journal, None where there is none; `notes` are for the log, `span` for traces; `hidden` are the readouts that the client
-    does not get."""
+    does not get. `leave` gives the place of its key back."""
 
     app: AppContext
     completion: ServedCompletion
@@ -201,6 +203,7 @@ class Running:
     entry: Entry | None = None
     hidden: frozenset[str] = frozenset()
     span: Span | None = None
+    leave: Callable[[], object] | None = None
     first_token: float | None = None
     broken: Literal["cancelled", "error", "shutdown"] = "cancelled"
     """What the rows of choices that come to no end are to say."""
@@ -268,10 +271,13 @@ class Running:
             self.entry.settle()
 
     def close(self) -> None:
-        """Stop watching and give up what is still running; harmless when repeated and after the end."""
+        """Stop watching and give up what is still running; harmless when repeated and after the end. Before the client hears
+        of the end: who asks again at once is to find all as it was."""
         if self._closed:
             return
         self._closed = True
+        if self.leave is not None:
+            self.leave()
         self.app.watcher.remove(self.watch)
         self.completion.cancel()
         if self.unfinished and self.broken == "cancelled" and self.watch.outcome is None:
@@ -311,10 +317,12 @@ def stream(
                 yield events.encode()
         if with_usage:
             yield answer.usage_event(running.completion.result()).encode()
+        running.close()
         yield DONE.encode()
     except Exception as error:  # the status is out: whatever it is, it becomes an event
         problem = to_api_error(error)
         running.notes["error"] = problem.code
+        running.close()
         yield event(problem.body()).encode()
     finally:
         running.close()

@@ -15,6 +15,7 @@ from server.errors import ApiError
 from server.keys.limiter import Limiter
 from server.keys.named import rate_of
 from server.keys.ring import Holder
+from steering import Fault
 from tests.server.conftest import user
 from tests.server.fakes import FakeEngine
 from tests.server.keys.conftest import KeyFile, Locked
@@ -83,6 +84,20 @@ def test_a_key_has_its_chats_at_once_until_the_last_byte(
     assert [chat(client, app).status_code for _ in range(4)] == [200] * 4
     assert client.post(CHAT, json={"messages": 1}, headers=app).status_code == 400  # gives its place back, too
     assert [chat(client, app).status_code for _ in range(3)] == [200] * 3
+
+
+@pytest.mark.parametrize(("script", "status"), [(("Hel", "lo"), 200), (("Hel", Fault("broken")), 500)])
+def test_the_place_is_free_when_the_client_hears_of_the_end(
+    keys: KeyFile, locked: Locked, fake: FakeEngine, script: tuple[Any, ...], status: int
+) -> None:
+    """And not only once the server has closed the answer, which nothing here does."""
+    client, app = locked().test_client(), keys.add("app", concurrent=1)
+    fake.script = script
+    assert [client.post(CHAT, json=BODY, headers=app).status_code for _ in range(2)] == [status] * 2
+    for _ in range(2):
+        pieces = client.post(CHAT, json=BODY | {"stream": True}, headers=app).iter_encoded()
+        assert any(b"[DONE]" in piece or b'"error"' in piece for piece in pieces)
+        assert client.post(CHAT, json=BODY, headers=app).status_code == status
 
 
 def test_a_place_is_given_back_once_and_a_refusal_takes_no_share() -> None:
