@@ -1,0 +1,80 @@
+"""How soon a server answers again once its worker, or the process of its engine, was killed: `python -m benchmarks.restart`.
+
+The embedded model, without a journal; `kill -9`, then a chat of one token is asked for until it is answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import requests
+
+PATIENCE = 120.0
+CHAT = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Kill each of them so many times, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.restart", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args(argv)
+    found: dict[str, list[float]] = {"worker": [], "engine": []}
+    with _served() as (master, url):
+        _until_answered(url)
+        for _ in range(options.repeats):
+            for name, times in found.items():
+                (worker,) = _children(master)
+                (engine,) = _children(worker)
+                os.kill(worker if name == "worker" else engine, signal.SIGKILL)
+                killed = time.monotonic()
+                _until_answered(url)
+                times.append(time.monotonic() - killed)
+    print("| killed | answers again after (s): median | shortest, longest |\n|---|---:|---:|")
+    for name, times in found.items():
+        print(f"| {name} | {statistics.median(times):.1f} | {min(times):.1f}, {max(times):.1f} |")
+    return 0
+
+
+@contextlib.contextmanager
+def _served() -> Iterator[tuple[int, str]]:
+    """A server's process, and its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    options = ["--port", str(port), "--journal", "off", "--no-access-log"]
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen([sys.executable, "-m", "server.cli", "serve", *options], stdout=log, stderr=log)
+        try:
+            yield server.pid, f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait(PATIENCE)
+
+
+def _children(process: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def _until_answered(url: str) -> None:
+    """Ask until there is an answer; raises TimeoutError where there is none for long."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        with contextlib.suppress(requests.RequestException):
+            if requests.post(f"{url}/v1/chat/completions", json=CHAT, timeout=PATIENCE).ok:
+                return
+        time.sleep(0.02)
+    raise TimeoutError(f"{url} does not answer.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
