@@ -18,7 +18,7 @@ from server.apart.clock import StepClock
 from server.apart.link import Link, raised
 from server.apart.room import RemoteRoom
 from server.engine import Capabilities, EngineEnded, ServedCompletion
-from server.process.local import is_light
+from server.process.local import has_pictures, is_light
 from server.process.resources import processors
 from steering import Auto, Bins, Busy, Chunk, Fault, Request, Result, Steer
 from steering.protocol.request import Choice
@@ -171,7 +171,8 @@ class RemoteTurn:
     def submit(self, request: Request) -> ServedCompletion:
         """Have the other process prepare and queue a request."""
         self.known = True
-        with nullcontext() if is_light(request) else self._engine.preparing:
+        heavy = self._engine.with_pictures if has_pictures(request) else self._engine.with_texts
+        with nullcontext() if is_light(request) else heavy:
             return self._engine.submit(self, request)
 
     def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
@@ -199,8 +200,8 @@ class RemoteEngine:
         self._running: dict[int, RemoteCompletion] = {}
         self._room = RemoteRoom()
         self._stopping = self._gone = False
-        self.preparing = threading.BoundedSemaphore(max(2, processors()))
-        """Held by requests whose pictures and texts are on their way: both processes have them then."""
+        self.with_pictures, self.with_texts = (threading.BoundedSemaphore(max(2, processors())) for _ in range(2))
+        """Held by requests whose pictures, or long texts, are on their way: both processes have them then."""
 
     def start(self) -> None:
         """Hear what the other process says, which is at work already."""

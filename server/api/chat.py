@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,15 +95,21 @@ def submit(
         with serving.engine.turn(holder().group) as turn:
             turn.check()  # before its images cost anything
             images.fetch_remote(image_urls(chat.messages))  # no slow host may hold up what is prepared
-            with serving.preparing:
+
+            def submitted(resolved: steering.Request) -> tuple[steering.Request, ServedCompletion]:
+                return skipping.until_it_applies(
+                    resolved, lambda one: turn.submit(with_readouts(one, hidden_readouts(app, serving, one)))
+                )
+
+            with pictures_turn(app, serving, chat) as images.check:
                 resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
                 auto = automatic(chat, serving, app.settings, skipping)
+                if auto is None:
+                    resolved, completion = submitted(resolved)
             if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
                 with skipping.of(steering.Steering.name()):
                     resolved = decided(app, turn, resolved, auto)
-            resolved, completion = skipping.until_it_applies(
-                resolved, lambda one: turn.submit(with_readouts(one, hidden_readouts(app, serving, one)))
-            )
+                resolved, completion = submitted(resolved)
     except steering.Fault:
         app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
         raise
@@ -112,6 +119,21 @@ def submit(
     entry = Entry.of(app.journal, chat, resolved, answer_id, serving.name, tokens, skipping.brief, name)
     g.leaves_rows = entry is not None
     return completion, entry, hidden_readouts(app, serving, resolved)
+
+
+@contextmanager
+def pictures_turn(app: AppContext, serving: Serving, chat: ChatRequest) -> Iterator[Callable[[], object]]:
+    """Within, its pictures may be prepared, where it has some. Gives what raises once nobody waits for the answer."""
+    if not any(image_urls(chat.messages)):
+        yield lambda: None
+        return
+    with app.watcher.watching(client_socket(request.environ), deadline(app), lambda: None) as watch:
+        try:
+            with serving.pictures.turn(holder().group, lambda: check_watch(app, watch)):
+                yield lambda: check_watch(app, watch)
+        finally:
+            if watch.outcome:
+                app.metrics.disconnects.labels(watch.outcome).inc()
 
 
 def decided(app: AppContext, turn: ServedTurn, asked: steering.Request, auto: steering.Auto) -> steering.Request:

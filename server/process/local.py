@@ -119,12 +119,17 @@ class LocalEngine:
         steering.check_auto(self._engine.mllm, auto)
 
 
+def has_pictures(request: Request) -> bool:
+    """Whether a request shows the model something."""
+    return bool(pictures_of(request.messages))
+
+
 def is_light(request: Request) -> bool:
     """Whether a request takes little to prepare, and its answer little to put into words: a short text without pictures,
     grammar or readouts."""
     if request.readouts is not None or request.grammar is not None or request.tools is not None:
         return False
-    return not pictures_of(request.messages) and sum(map(len, texts_of(request.messages))) <= LIGHT
+    return not has_pictures(request) and sum(map(len, texts_of(request.messages))) <= LIGHT
 
 
 def gpu_memory(devices: Sequence[torch.device]) -> dict[str, float]:

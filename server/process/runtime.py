@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,13 +15,18 @@ import torch
 
 from server.engine import Capabilities, EngineEnded, ServedEngine
 from server.errors import ApiError
+from server.images.turns import PictureTurns
 from server.process import local
 from server.process.preflight import one_sentence
 from server.process.progress import LoadProgress, Tell
+from server.process.resources import processors
 from server.settings import Settings
 from steering import Steering, TextBounds, VectorStore
 
 log = logging.getLogger("helmsight")
+
+AT_ONCE = max(2, processors())
+"""Requests whose pictures are decoded at the same time."""
 
 State = Literal["loading", "ready", "draining", "failed"]
 
@@ -31,22 +35,21 @@ State = Literal["loading", "ready", "draining", "failed"]
 class Serving:
     """A loaded model with its engine and its vectors.
 
-    `preparing` bounds how many requests decode images at the same time, whose memory and CPU time the engine's queue does
+    `pictures` bounds how many requests decode images at the same time, whose memory and CPU time the engine's queue does
     not bound.
     """
 
     engine: ServedEngine
     store: VectorStore
     since: int = field(default_factory=lambda: int(time.time()))
-    preparing: threading.BoundedSemaphore = field(
-        default_factory=lambda: threading.BoundedSemaphore(max(2, os.cpu_count() or 2))
-    )
+    pictures: PictureTurns = field(default_factory=lambda: PictureTurns(AT_ONCE))
 
     @classmethod
     def of(cls, engine: ServedEngine, settings: Settings) -> Serving:
         """An engine with the vectors that it finds in the configured folders and beside its model."""
         able = engine.capabilities
-        return cls(engine, vector_store(settings, able.folder, able.fingerprint))
+        pictures = PictureTurns(AT_ONCE, settings.max_waiting, settings.max_wait)
+        return cls(engine, vector_store(settings, able.folder, able.fingerprint), pictures=pictures)
 
     @property
     def able(self) -> Capabilities:

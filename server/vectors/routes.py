@@ -114,7 +114,7 @@ def upload_vector() -> Response:
             code="unsupported_media_type",
         )
     data = read_bytes(app.settings.max_vector_bytes)
-    with serving.preparing, _explained():
+    with serving.pictures.turn(), _explained():
         vector = SteeringVector.from_bytes(data)
         _check(vector, serving)
     with _explained("name"):

@@ -52,7 +52,7 @@ def few() -> Iterator[None]:
 def compiled(load_mllm: LoadMLLM, folder: Path) -> steering.Engine:
     """An engine whose steps were compiled."""
     made = engine(load_mllm("qwen2_vl"), folder)
-    assert made.compilation.wait(600)
+    assert made.compilation.wait(1200)
     return made
 
 

@@ -1,0 +1,70 @@
+"""Whose pictures are prepared now. Decoding them takes seconds, before the engine's queue knows of the request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from steering import Busy
+
+KEPT = 8
+"""Of the places of those who wait one in so many is kept for groups of which nobody does."""
+LOOK = 0.1
+"""Seconds after which who waits looks whether anybody waits for him."""
+_WEIGHT = 0.2
+
+
+class PictureTurns:
+    """`at_once` are at work at the same time, and groups get their turns one after the other, however many each has waiting.
+    `most` may wait, and with `longest` none that would wait longer than so many seconds, by the mean of those before. Any
+    thread may call it."""
+
+    def __init__(self, at_once: int, most: int = 64, longest: float | None = None):
+        self._at_once, self._most, self._longest = at_once, most, longest
+        self._changed = threading.Condition()
+        self._waiting: dict[str, deque[object]] = {}  # the next group first
+        self._at_work = 0
+        self._seconds = 0.0
+
+    @contextmanager
+    def turn(self, group: str = "", check: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """Within, it is a group's turn. `check` raises where who waits need wait no longer; Busy where too many do."""
+        ticket = object()
+        with self._changed:
+            self._refuse(group)
+            self._waiting.setdefault(group, deque()).append(ticket)
+            try:
+                while self._at_work >= self._at_once or next(iter(self._waiting.values()))[0] is not ticket:
+                    self._changed.wait(LOOK)
+                    check()
+                self._at_work += 1
+            finally:
+                queue = self._waiting.pop(group)
+                queue.remove(ticket)
+                if queue:
+                    self._waiting[group] = queue  # behind the others
+                self._changed.notify_all()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._at_work -= 1
+                took = time.monotonic() - began
+                self._seconds += _WEIGHT * (took - self._seconds) if self._seconds else took
+                self._changed.notify_all()
+
+    def _refuse(self, group: str) -> None:
+        """Raise Busy where one more of a group may not wait."""
+        waiting = sum(map(len, self._waiting.values()))
+        if not waiting and self._at_work < self._at_once:
+            return
+        wait = (waiting // self._at_once + 1) * self._seconds
+        kept = self._most // KEPT if group in self._waiting else 0
+        if waiting >= self._most - kept:
+            raise Busy(waiting, max(wait, 1.0))
+        if self._longest is not None and wait > self._longest:
+            raise Busy(waiting, max(wait - self._longest, 1.0), self._longest)
