@@ -66,7 +66,7 @@ def whole(answer: Any, body: dict[str, Any]) -> ChatCompletion:
     assert completion.usage.total_tokens == completion.usage.prompt_tokens + completion.usage.completion_tokens
     for choice in completion.choices:
         assert choice.message.role == "assistant"
-        assert choice.message.content is not None
+        assert choice.message.content is not None or choice.message.tool_calls
         assert (choice.logprobs is not None) == bool(body.get("logprobs"))
         if choice.finish_reason == "stop" and body.get("response_format"):
             formed(choice.message.content, body["response_format"])

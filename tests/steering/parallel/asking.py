@@ -58,6 +58,7 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "vcd": ask(one, Vcd()),
         "icd": ask(one, Icd(), diagnose=True),
         "pai": ask(two, Pai()),
+        "told that it may refuse": ask(one, steering.RefusalPrompt(place="system"), diagnose=["focus"]),
         "sampled": ask(one, sampling={"temperature": 1.5, "top_p": 0.9, "repetition_penalty": 1.2}, n=2),
         "forced, with states": ask(one, forced="The star is red.", states=True, diagnose=["decay", "alarm", "drift"]),
         "reply": ask(one, reply="The star is red."),

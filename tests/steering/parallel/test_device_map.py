@@ -15,6 +15,7 @@ import torch
 import steering
 from steering import Engine, UnsupportedModel
 from steering.model import loading
+from steering.protocol.intervention import REGISTRY
 from tests.families import checkpoint
 from tests.steering.conftest import MakeEngine
 from tests.steering.parallel.asking import differences, requests
@@ -30,6 +31,13 @@ def test_answers_of_a_model_on_two_devices_are_those_of_the_model_on_one() -> No
     alone, spread = json.loads(ran.stdout)
     assert alone.keys() == requests(steering.load(device="cpu")).keys() - set(WITHIN)
     assert differences(alone, spread) == []
+
+
+def test_every_intervention_is_among_the_requests() -> None:
+    asked = requests(steering.load(device="cpu"))
+    assert {name for request in asked.values() for name in request.asked} == set(REGISTRY)
+    spread = {name for key, request in asked.items() if key not in WITHIN for name in request.asked}
+    assert set(REGISTRY) - spread == {"contrast.icd"}, "on two devices, another contrast's twin"
 
 
 def test_differences_are_found() -> None:
