@@ -65,4 +65,6 @@ def _reason(error: Exception, said: str) -> str:
             return "disk_full"
         # No state: no connection. 08 and 57P: it broke. 28 and 3D: the login or the database is refused. 53: no room.
         return "unreachable" if state is None or state[:2] in ("08", "28", "3D", "53", "57") else "failed"
+    if getattr(error.orig, "sqlite_errorname", None) == "SQLITE_IOERR_SHMSIZE":
+        return "disk_full"  # said to be an I/O error: there is no room for the index of the write-ahead log
     return next((reason for text, reason in _SQLITE if text in said), "failed")

@@ -52,14 +52,17 @@ def body(colour: str | None, tokens: int, **fields: Any) -> dict[str, Any]:
 
 
 def streamed(
-    server: Server, colour: str | None, tokens: int = LONG, left: Event | None = None
+    server: Server, colour: str | None, tokens: int = LONG, left: Event | None = None, begun: Event | None = None
 ) -> tuple[str, str | None]:
-    """The text of a long stream, and the code of the error that ended it, or "left": its client left once that was set."""
+    """The text of a long stream, and the code of the error that ended it, or "left": its client left once that was set.
+    `begun` is set when a replica has said something, after which no other one can take its place."""
     text, ended = "", None
     with requests.post(
         f"{server.url}/v1/chat/completions", json=body(colour, tokens, stream=True), stream=True, timeout=PATIENCE
     ) as answer:
         assert answer.status_code == 200
+        if begun is not None:
+            begun.set()
         for line in answer.iter_lines():
             said = line.decode().removeprefix("data: ")
             if said == "[DONE]":

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import requests
@@ -76,6 +77,12 @@ def open_to_others(server: Server) -> list[int]:
     return found
 
 
+def at_work(server: Server) -> dict[str, float]:
+    """Answers that run or wait, by replica."""
+    waiting = measured(server, "helmsight_waiting")
+    return {name: count + waiting[name] for name, count in measured(server, "helmsight_running").items()}
+
+
 def test_a_replica_dies_under_load_and_another_takes_its_place(
     server: Server, client: FlaskClient, engine: steering.Engine, tmp_path: Path
 ) -> None:
@@ -85,15 +92,22 @@ def test_a_replica_dies_under_load_and_another_takes_its_place(
     assert len(first) == len(processes(server, REPLICA)) == 2
 
     with ThreadPoolExecutor(16) as pool:
-        streams = {colour: pool.submit(streamed, server, colour) for colour in long}
-        wait_for(lambda: min(measured(server, "helmsight_running").values()) >= 1, PATIENCE)
+        killed, begun = processes(server, REPLICA)[0], [Event() for _ in long]
+        streams = {
+            colour: pool.submit(streamed, server, colour, begun=event)
+            for colour, event in zip(long, begun, strict=True)
+        }
+        assert all(event.wait(PATIENCE) for event in begun)
+        wait_for(lambda: sum(at_work(server).values()) == STREAMS, PATIENCE)
+        work = at_work(server)
         others: list[tuple[str, Future[str]]] = [(colour, pool.submit(asked, server, colour)) for colour in COLOURS]
-        os.kill(processes(server, REPLICA)[0], signal.SIGKILL)
+        wait_for(lambda: sum(at_work(server).values()) > STREAMS, PATIENCE)
+        assert not any(stream.done() for stream in streams.values())
+        os.kill(killed, signal.SIGKILL)
         for colour, answer in others:
             assert answer.result() == short[colour]
         ended = {colour: stream.result() for colour, stream in streams.items()}
     whole = {colour: text for colour, (text, error) in ended.items() if error is None}
-    assert 1 <= len(whole) < STREAMS
     assert whole == {colour: long[colour] for colour in whole}
     for colour, (text, error) in ended.items():
         assert error in (None, "replica_lost")
@@ -102,7 +116,9 @@ def test_a_replica_dies_under_load_and_another_takes_its_place(
     # A third one joins, and answers as the others do.
     wait_for(lambda: len(replicas(server)) == 2, PATIENCE)
     (third,) = replicas(server) - first
-    assert len(replicas(server) & first) == 1
+    (lost,) = first - replicas(server)
+    assert STREAMS - len(whole) == work[lost], "a stream broke that was not the dead one's"
+    assert 1 <= work[lost] < STREAMS
     with ThreadPoolExecutor(4) as pool:
         asks = [(colour, pool.submit(asked, server, colour)) for colour in COLOURS * 4]
         assert all(answer.result() == short[colour] for colour, answer in asks)
