@@ -27,6 +27,8 @@ NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 FORMAT = "helmsight.keys/1"
 PREFIX = "hs-"
 BYTES = 32
+MOST, LONGEST = 10**9, 366 * 86_400
+"""Chats of a rate, and seconds that they are in."""
 
 
 class NamedKey(BaseModel):
@@ -56,7 +58,8 @@ def rate_of(text: str) -> RateLimitItem:
         (found,) = parse_many(text)
     except ValueError:  # also of several
         found = None
-    if found is None or found.amount < 1 or found.multiples < 1:
+    wrong = found is None or not 0 < found.amount <= MOST or not 0 < found.get_expiry() <= LONGEST
+    if found is None or wrong or re.search(r"(/|per)\s*0", text):  # which the library takes for 1
         raise ValueError(f"a rate is written as 60/minute, 1000/day or 5/10 seconds; got {text[:64]!r}")
     return found
 
