@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 LEAST = 16
 """Prompt tokens of a step, however short the others are: less costs a forward pass and brings nothing forward."""
-UNKNOWN = 128
-"""Prompt tokens of a step beside running answers while nothing was measured yet."""
+UNKNOWN = 32
+"""Prompt tokens of a step beside running answers while nothing was measured yet: it soon takes more, where these are few."""
 TELLING = 128
 """Prompt tokens of a step without running answers that tell what one takes."""
 GAIN = 0.5

@@ -106,7 +106,10 @@ def test_whoever_would_wait_too_long_is_refused(clocked: Callable[..., Engine]) 
     assert taken.sequences[0].admitted_at - now == 1.5
 
 
-def test_pictures_of_those_before_are_waited_for(clocked: Callable[..., Engine]) -> None:
+def test_pictures_of_those_before_are_waited_for(
+    clocked: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steering.engine.pace.UNKNOWN", 128)  # the prompts are read in fewer steps
     engine = clocked(max_wait=0.9)
     run_down(engine, asked(engine, 6))
     engine._steps.pace = Pace(3.0, 1024)
