@@ -116,30 +116,28 @@ class Host:
         self._clock.rest()
         self.flush()
         taken = min(MOST_TAKEN, TAKEN * max(1.0, self._slots / max(1, len(self._running))))
-        wait, until = not busy, time.monotonic() + taken
-        while wait or time.monotonic() < until:
-            try:
-                message = self._inbox.get(wait, _LAST_WAIT if self._stopping else _WAIT)
-            except Empty:
-                break
-            if wait:
-                wait, until = False, time.monotonic() + taken
-            if message is not None:
-                self._take(message)
+        if not busy:
+            with suppress(Empty):
+                self._take(self._inbox.get(timeout=_LAST_WAIT if self._stopping else _WAIT))
+        self._take_in(taken)
         self.flush()
         self._clock.step()
 
     def _meanwhile(self) -> bool:
         """Within a step, send first tokens and take in what has come; whether anything has that is to be answered."""
         self.flush()
-        came, until = False, time.monotonic() + TAKEN
+        came = self._take_in(TAKEN)
+        self.flush()
+        return came
+
+    def _take_in(self, seconds: float) -> bool:
+        """Take what has come, for so long at most; whether anything has that is to be answered."""
+        came, until = False, time.monotonic() + seconds
         with suppress(Empty):
             while time.monotonic() < until:
                 message = self._inbox.get_nowait()
                 came |= message is None or message[0] == "submit"
-                if message is not None:
-                    self._take(message)
-        self.flush()
+                self._take(message)
         return came
 
     def flush(self) -> None:
@@ -160,7 +158,9 @@ class Host:
             self._running.pop(sending.number, None)
         self._send(out)
 
-    def _take(self, message: list[Any]) -> None:
+    def _take(self, message: list[Any] | None) -> None:
+        if message is None:  # there is work
+            return
         name, number, *rest = message
         match name:
             case "submit":

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -19,7 +19,7 @@ from server.apart.link import Link, raised
 from server.apart.room import RemoteRoom
 from server.engine import Capabilities, EngineEnded, ServedCompletion
 from server.process.local import has_pictures, is_light
-from server.process.resources import processors
+from server.process.resources import prepared_at_once
 from steering import Auto, Bins, Busy, Chunk, Fault, Request, Result, Steer
 from steering.protocol.request import Choice
 
@@ -171,8 +171,7 @@ class RemoteTurn:
     def submit(self, request: Request) -> ServedCompletion:
         """Have the other process prepare and queue a request."""
         self.known = True
-        heavy = self._engine.with_pictures if has_pictures(request) else self._engine.with_texts
-        with nullcontext() if is_light(request) else heavy:
+        with self._engine.preparing(request):
             return self._engine.submit(self, request)
 
     def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
@@ -200,8 +199,7 @@ class RemoteEngine:
         self._running: dict[int, RemoteCompletion] = {}
         self._room = RemoteRoom()
         self._stopping = self._gone = False
-        self.with_pictures, self.with_texts = (threading.BoundedSemaphore(max(2, processors())) for _ in range(2))
-        """Held by requests whose pictures, or long texts, are on their way: both processes have them then."""
+        self._pictures, self._texts = (threading.BoundedSemaphore(prepared_at_once()) for _ in range(2))
 
     def start(self) -> None:
         """Hear what the other process says, which is at work already."""
@@ -245,6 +243,12 @@ class RemoteEngine:
         if waiting >= self._stats["max_waiting"] and waiting > 0:
             raise Busy(waiting, 1.0)
         self._room.check(group)
+
+    def preparing(self, request: Request) -> AbstractContextManager[object]:
+        """Held while its pictures, or long texts, are on their way: both processes have them then."""
+        if is_light(request):
+            return nullcontext()
+        return self._pictures if has_pictures(request) else self._texts
 
     def submit(self, turn: RemoteTurn, request: Request) -> RemoteCompletion:
         """Queue a request in a turn; raises what the other engine raises."""

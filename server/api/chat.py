@@ -122,30 +122,37 @@ def submit(
 
 
 @contextmanager
+def watched(app: AppContext, give_up: Callable[[], object]) -> Iterator[Callable[[], None]]:
+    """Within, nothing runs yet that would notice that nobody waits for the answer any more; `give_up` is called then. Gives
+    what counts that and raises."""
+    with app.watcher.watching(client_socket(request.environ), deadline(app), give_up) as watch:
+
+        def check() -> None:
+            if watch.outcome:
+                app.metrics.disconnects.labels(watch.outcome).inc()
+            check_watch(app, watch)
+
+        yield check
+
+
+@contextmanager
 def pictures_turn(app: AppContext, serving: Serving, chat: ChatRequest) -> Iterator[Callable[[], object]]:
     """Within, its pictures may be prepared, where it has some. Gives what raises once nobody waits for the answer."""
     if not any(image_urls(chat.messages)):
         yield lambda: None
         return
-    with app.watcher.watching(client_socket(request.environ), deadline(app), lambda: None) as watch:
-        try:
-            with serving.pictures.turn(holder().group, lambda: check_watch(app, watch)):
-                yield lambda: check_watch(app, watch)
-        finally:
-            if watch.outcome:
-                app.metrics.disconnects.labels(watch.outcome).inc()
+    with watched(app, lambda: None) as check, serving.pictures.turn(holder().group, check):
+        yield check
 
 
 def decided(app: AppContext, turn: ServedTurn, asked: steering.Request, auto: steering.Auto) -> steering.Request:
     """The request, steered the way that is found for it; what is measured for that ends when its client leaves."""
     measuring = Measuring()
-    with app.watcher.watching(client_socket(request.environ), deadline(app), measuring.cancel) as watch:
+    with watched(app, measuring.cancel) as check:
         try:
             return turn.decide(asked, auto, measuring.begun)
         except steering.Fault:
-            if watch.outcome:
-                app.metrics.disconnects.labels(watch.outcome).inc()
-            check_watch(app, watch)
+            check()
             raise
 
 

@@ -16,7 +16,7 @@ import torch
 import steering
 from server.engine import Capabilities, ServedCompletion, ServedEngine
 from server.process.progress import Tell, weights_told
-from server.process.resources import processors
+from server.process.resources import prepared_at_once, processors
 from server.settings import Settings
 from steering import Auto, Request, Steer
 from steering.engine.compilation import pays
@@ -61,7 +61,7 @@ class LocalEngine:
     def __init__(self, engine: steering.Engine, preparing: AbstractContextManager[object] | None = None):
         mllm = engine.mllm
         self._engine = engine
-        self._preparing = threading.BoundedSemaphore(max(2, processors())) if preparing is None else preparing
+        self._preparing = threading.BoundedSemaphore(prepared_at_once()) if preparing is None else preparing
         self.capabilities = Capabilities(
             name=mllm.name,
             fingerprint=mllm.fingerprint,

@@ -92,6 +92,11 @@ def processors() -> int:
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
+def prepared_at_once() -> int:
+    """How many requests are prepared at the same time: each takes a processor, and memory for its pictures."""
+    return max(2, processors())
+
+
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
     """How many processors' time the control group of this process may use, as in a container or a unit of systemd: the least
     of its own bound and of those of the groups that it lies in; None for no bound. own: the file that says which it is; one

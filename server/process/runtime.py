@@ -19,14 +19,11 @@ from server.images.turns import PictureTurns
 from server.process import local
 from server.process.preflight import one_sentence
 from server.process.progress import LoadProgress, Tell
-from server.process.resources import processors
+from server.process.resources import prepared_at_once
 from server.settings import Settings
 from steering import Steering, TextBounds, VectorStore
 
 log = logging.getLogger("helmsight")
-
-AT_ONCE = max(2, processors())
-"""Requests whose pictures are decoded at the same time."""
 
 State = Literal["loading", "ready", "draining", "failed"]
 
@@ -42,13 +39,13 @@ class Serving:
     engine: ServedEngine
     store: VectorStore
     since: int = field(default_factory=lambda: int(time.time()))
-    pictures: PictureTurns = field(default_factory=lambda: PictureTurns(AT_ONCE))
+    pictures: PictureTurns = field(default_factory=lambda: PictureTurns(prepared_at_once()))
 
     @classmethod
     def of(cls, engine: ServedEngine, settings: Settings) -> Serving:
         """An engine with the vectors that it finds in the configured folders and beside its model."""
         able = engine.capabilities
-        pictures = PictureTurns(AT_ONCE, settings.max_waiting, settings.max_wait)
+        pictures = PictureTurns(prepared_at_once(), settings.max_waiting, settings.max_wait)
         return cls(engine, vector_store(settings, able.folder, able.fingerprint), pictures=pictures)
 
     @property
