@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -10,11 +13,17 @@ import torch
 from torch.export import Dim
 from torch.export.graph_signature import OutputKind
 from torch.utils._pytree import tree_map
+from torch.utils.cpp_extension import include_paths
 
 from steering.compiled.examples import EXAMPLES, example_step
 from steering.compiled.step import StepSizes, Variant
 from steering.compiled.tensors import as_json
+from steering.decoder import loops
 from steering.model.mllm import MLLM
+
+
+LOOPS = "helmsight_loops"
+"""The name of the archive with `decoder/loops.cpp`."""
 
 
 class Uncompilable(Exception):
@@ -37,15 +46,36 @@ def build(mllm: MLLM, variant: Variant, axes: int | None, threads: int, room: Pa
     ]
     if any(not str(name).startswith("pooled") for name in changed):
         raise Uncompilable(f"{', '.join(map(str, changed))}: a hook writes into what it was given")
+    build_loops(threads, room)
+    os.environ["LIBRARY_PATH"] = os.pathsep.join([str(room), *filter(None, [os.environ.get("LIBRARY_PATH")])])
     path = torch._inductor.aoti_compile_and_package(
         program,
         package_path=str(room / "built.pt2"),
         inductor_configs={
             "aot_inductor.package_constants_in_so": False,  # the weights stay where they are
+            "aot_inductor.custom_ops_to_c_shims": loops.SHIMS,
+            "aot_inductor.custom_op_libs": [LOOPS],
             "cpp.threads": threads,
         },
     )
     return _library(Path(path), room), {"left": as_json(step.left), "shape": step.shape.text()}
+
+
+def build_loops(threads: int, room: Path) -> None:
+    """Compile our own loops into an archive in a folder, which becomes a part of the library."""
+    compiler = shlex.split(os.environ.get("CXX", "g++"))
+    flags = ["-std=c++20", "-O3", "-march=native", "-fPIC", "-Wno-psabi", f"-DTHREADS={threads}"]
+    flags += [] if threads == 1 else ["-fopenmp"]
+    made = room / f"{LOOPS}.o"
+    folders = [f"-I{folder}" for folder in include_paths()]
+    _run([*compiler, *flags, *folders, "-c", str(loops.SOURCE), "-o", str(made)])
+    _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), str(made)])
+
+
+def _run(command: list[str]) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise Uncompilable(f"{command[0]}: {ended.stderr.strip()[:400]}")
 
 
 def _library(archive: Path, room: Path) -> Path:

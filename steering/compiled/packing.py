@@ -1,5 +1,8 @@
-"""The linear layers of a step of several tokens by oneDNN's kernels, over weights that lie as those read them, and layers of
-the same input in one product: without that most of the time goes into bringing weights into order."""
+"""The linear layers of a step by kernels that suit its number of tokens.
+
+Of several, by oneDNN's over weights that lie as those read them, and layers of the same input in one product: without that
+most of the time goes into bringing weights into order. Of few, by our own (`decoder/loops.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from steering.decoder import packed
+from steering.decoder import loops, packed
 
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """What layers of the same input are called in families that have them apart."""
@@ -52,6 +55,23 @@ def joined(groups: Groups) -> dict[str, torch.Tensor]:
 def packed_weights(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What `joined` gave, the weights as oneDNN's kernels read them."""
     return {name: packed.reordered(one) if one.ndim == 2 else one for name, one in tensors.items()}
+
+
+class Few(TorchFunctionMode):
+    """Has the float32 layers among modules, and below them, be computed by our own loops while a step is traced."""
+
+    def __init__(self, modules: Iterable[nn.Module]):
+        super().__init__()
+        layers = (one for module in modules for one in module.modules() if isinstance(one, nn.Linear) and _plain(one))
+        self._weights = {id(one.weight) for one in layers if loops.suits(one.weight)}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is not nn.functional.linear or len(args) < 2 or id(args[1]) not in self._weights:
+            return function(*args, **kwargs)
+        states, weight = args[:2]
+        made = loops.few_linear(states.reshape(-1, weight.shape[1]).contiguous(), weight, *args[2:], **kwargs)
+        return made.view(*states.shape[:-1], weight.shape[0])
 
 
 class Packing(TorchFunctionMode):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from steering.compiled.packing import Packing, groups_of, joined
+from steering.compiled.packing import Few, Packing, groups_of, joined
 from steering.compiled.tensors import Hole, Made, Pattern, put_together, taken_apart
 from steering.decoder.attention import Decode, Placed
 from steering.decoder.hooks import Hook, Hooks
@@ -77,6 +78,10 @@ class Step(nn.Module):
         ]
         return (*self.example(sizes), column, [one.contiguous() for one in given], pooled)
 
+    def _layers(self) -> AbstractContextManager[Any]:
+        """What has linear layers be computed otherwise than the model would."""
+        return Packing(self._groups, self.packed.named)
+
     def _run(
         self,
         embeds: torch.Tensor,
@@ -91,7 +96,7 @@ class Step(nn.Module):
         (mllm,) = self._mllm
         rows = embeds.shape[0]
         at = torch.arange(rows, device=embeds.device) if isinstance(last, torch.Tensor) else slice(None)
-        with Packing(self._groups, self.packed.named):
+        with self._layers():
             hidden = self.decoder(
                 inputs_embeds=embeds,
                 position_ids=positions,
@@ -118,6 +123,12 @@ class DecodeStep(Step):
         super().__init__(mllm, shape, axes)
         self._fused = fused
         self.embeddings = mllm.model.get_input_embeddings()
+
+    def _layers(self) -> AbstractContextManager[Any]:
+        if self.packs:
+            return super()._layers()
+        (mllm,) = self._mllm
+        return Few([*mllm.layers, self.output]) if self._fused else nullcontext()
 
     def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
         (mllm,) = self._mllm

@@ -27,11 +27,12 @@ from steering.protocol.slots import Computed, PrefillChunk, Scope
 FORMAT = 4
 CODE = ("compiled", "decoder", "interventions", "measures.py", "model", "recorders")
 """Of this package, what a step's computations are written in."""
+SOURCES = (".py", ".cpp")
 LONGEST = 512
 """Columns that a compiled prefill reads at most: where there are more, arithmetic is all that takes time, and a plain one
 needs no mask."""
-MANY = 4
-"""Rows of a decode for which packed weights pay: a product of one row or two is done sooner than oneDNN is called."""
+MANY = 12
+"""Rows of a decode for which packed weights pay: of fewer, our own loops are done sooner."""
 
 
 class WantedStep(NamedTuple):
@@ -171,7 +172,7 @@ def surroundings() -> dict[str, str]:
     """What compiled code depends on beside the model: versions, this project's code, the processor."""
     root = Path(__file__).parents[1]
     code = hashlib.sha256()
-    for path in sorted(path for one in CODE for path in (root / one, *(root / one).rglob("*")) if path.suffix == ".py"):
+    for path in sorted(path for one in CODE for path in (root / one, *(root / one).rglob("*")) if path.suffix in SOURCES):
         code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return {
         "format": str(FORMAT),

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from steering.decoder import kernels
+from steering.decoder import kernels, loops
 from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
@@ -236,7 +236,7 @@ class Decode:
 
     positions: (rows,) the column that each row writes. columns: how many columns are read, at least max(positions) + 1.
     Where few rows need as many, `apart` are those rows with how many each of them reads, and the others read `common`.
-    fused: a compiler makes loops of what is written out here, of its own.
+    fused: it is compiled, and calls loops of our own.
     """
 
     pool: KVPool
@@ -265,7 +265,8 @@ class Decode:
             weights = self._weights(heads, grouped, keys, visible)
             for observer in self.hooks.observers:
                 observer.decode(heads.layer, weights.view(rows, -1, self.columns))
-            return kernels.written_out(weights, values).view(query.shape)
+            out = loops.decode_sums(weights.contiguous(), values, self.positions)
+            return out.to(values.dtype).view(query.shape)
         # The answer's own path is the same whatever is observed and whatever its neighbours ask for; what else is computed
         # replaces it only in the rows that a hook changes.
         if heads.softcap is None:
@@ -308,7 +309,10 @@ class Decode:
         if plain and not self.fused:  # in one pass
             scores = heads.masked_scores(query, key, self._flat_mask(heads.window, key.shape[1], visible))
         else:
-            scores = heads.scores(query, key, self.fused)
+            if self.fused:
+                scores = heads.scaled(loops.decode_scores(query.float().contiguous(), key, self.positions))
+            else:
+                scores = heads.scores(query, key)
             for hook in self.hooks.scoring:
                 scores = hook.scores(heads.layer, scores.view(by_head), None)
             scores = scores.view(shape) + visible

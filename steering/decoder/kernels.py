@@ -16,11 +16,13 @@ class Heads(NamedTuple):
     window: int | None
     softcap: float | None
 
-    def scores(self, query: torch.Tensor, key: torch.Tensor, fused: bool = False) -> torch.Tensor:
-        """Scaled float32 scores; grouped queries (rows, kv_heads, group * n, head_dim) meet their keys without copies.
-        fused: as products and sums that a compiler makes one loop of."""
-        found = (query.float()[..., None, :] * key.float()[:, :, None]).sum(-1) if fused else _products(query, key)
-        scores = found.mul_(self.scaling)  # in place: each pass over them costs
+    def scores(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Scaled float32 scores; grouped queries (rows, kv_heads, group * n, head_dim) meet their keys without copies."""
+        return self.scaled(_products(query, key))
+
+    def scaled(self, products: torch.Tensor) -> torch.Tensor:
+        """Scores of products of queries and keys that nobody else holds."""
+        scores = products.mul_(self.scaling)  # in place: each pass over them costs
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def masked_scores(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -78,12 +80,6 @@ def product(
     return F.scaled_dot_product_attention(
         query, key, value, mask, scale=heads.scaling, is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
     )
-
-
-def written_out(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Weights (rows, kv_heads, group, columns) times value (rows, kv_heads, columns, head_dim), as products and sums that a
-    compiler makes one loop of: `@` calls a library for each row and head, which takes longer than what is computed."""
-    return (weights[..., None] * value.float()[:, :, None]).sum(3).to(value.dtype)
 
 
 def explicit(

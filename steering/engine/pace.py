@@ -13,7 +13,7 @@ TELLING = 128
 GAIN = 0.5
 """Of the way to what a step says would fit, how much the next one goes; and at most half or twice as many tokens."""
 TOGETHER = 1.5
-"""Times as long as a step with a part of a prompt one may be with several whole ones: each of them runs no step more."""
+"""Times as long as a step with a part of a prompt one may be with whole ones: each of them runs no step more."""
 _DRIFT = 0.02
 """Of a median, how much a value moves it."""
 _WEIGHT = 0.2
@@ -22,8 +22,8 @@ _OUTLIER = 4.0
 
 
 class Room(NamedTuple):
-    """What a step may take in: prompt tokens, and new pictures, None for all that there are; together: tokens of several
-    prompts that come in whole, None for as many."""
+    """What a step may take in: prompt tokens, and new pictures, None for all that there are; together: tokens of prompts
+    that come in whole, None for as many."""
 
     tokens: int
     pictures: int | None = None
@@ -44,9 +44,10 @@ class Fit:
         self._fit = 0.0
 
     def learn(self, seconds: float, tokens: int, decode: float, first: float) -> None:
-        """Learn from a step; `first` is what was taken for its measure before there was one."""
+        """Learn from tokens that took so many seconds beside a decode; `first` is what was taken for the measure of a step
+        before there was one."""
         now, room = self._fit or first, (self._stall - 1) * decode
-        beyond = max(seconds - decode, room / 4)
+        beyond = max(seconds, room / 4)
         fit = min(max(tokens * room / beyond, now / 2), now * 2)
         if (fit > now) == (beyond < room):
             self._fit = max(LEAST, now * (fit / now) ** GAIN)
@@ -59,7 +60,7 @@ class Fit:
 
 class Pace:
     """Bounds what a step takes in that running answers share, so that it takes `stall` times as long as one without, and
-    `TOGETHER` times that where several prompts come in whole; and the pictures, to as many as are encoded in what that
+    `TOGETHER` times that where prompts come in whole; and the pictures, to as many as are encoded in what that
     leaves beside two passes, but one in any case. `most` tokens are taken where nobody runs. Raises ValueError unless
     `stall` is above 2.
     """
@@ -69,16 +70,19 @@ class Pace:
             raise ValueError(f"max_stall must be above 2, the passes of a decode and of a prefill; got {stall!r}.")
         self._stall = stall
         self._most = most
-        self._decode = 0.0  # seconds of a step that only decodes, the median
+        self._decode = 0.0  # seconds of a decode, the median
         self._token = 0.0  # seconds of a prompt token where nobody runs
         self._picture = 0.0  # seconds that encoding one takes
         self._alone, self._together = Fit(stall), Fit(stall * TOGETHER)
 
-    def step(self, seconds: float, tokens: int, running: bool, prompts: int = 1) -> None:
-        """Learn from a step that took in so many tokens of so many prompts, beside running answers or not."""
+    def step(self, seconds: float, decode: float, tokens: int, running: bool, prompts: int = 1) -> None:
+        """Learn from a step that took so many seconds to take in so many tokens of so many prompts, beside running answers
+        or not, and then so many to decode, 0 where it did not."""
+        if decode:
+            self._decode = _median(self._decode, decode)
         if not tokens:
-            self._decode = _median(self._decode, seconds)
-        elif not running and tokens >= TELLING:
+            return
+        if not running and tokens >= TELLING:
             self._token = mean(self._token, seconds / tokens)
         elif running and self._decode:
             self._together.learn(seconds, tokens, self._decode, self._first)

@@ -124,6 +124,13 @@ class Scheduler:
             self.filling = batch[0]
         return batch
 
+    def tokens_of(self, batch: list[Sequence]) -> int:
+        """How many tokens of the first of these prompts run in this step: all of one that is short, which would otherwise
+        take two passes."""
+        first = batch[0]
+        whole = first.prompt.length - self._known(first)
+        return max(self.budget, whole) if not first.computed and whole <= self.together else self.budget
+
     def _can_admit(self, batch: list[Sequence]) -> bool:
         """Whether there is a slot for the next one and for its twin; a twin's own slot was kept free for it."""
         if not self.waiting or self.filling is not None:

@@ -116,13 +116,15 @@ class Steps:
         while last.prompts and self.said() and (left := taken.left(room)) is not None:
             last = self._take_in(left)
             taken = taken.and_then(last)
+        between = time.monotonic()
         if self.scheduler.running:
             self._decode()
         self.counts["steps"] += 1
-        seconds = time.monotonic() - began
-        self.rate.step(seconds, taken.tokens)
+        now = time.monotonic()
+        self.rate.step(now - began, taken.tokens)
         if self.pace is not None and not taken.forks:
-            self.pace.step(seconds - taken.embedding, taken.tokens, beside, taken.prompts)
+            taking, decoding = between - began - taken.embedding, now - between
+            self.pace.step(taking, decoding, taken.tokens, beside, taken.prompts)
 
     def _take_in(self, room: Room) -> _Taken:
         """Admit and prefill, at most so much."""
@@ -147,7 +149,7 @@ class Steps:
 
     def _prefill(self, batch: list[Sequence], forks: bool) -> None:
         try:
-            logits = self.runner.fork(batch) if forks else self.runner.prefill(batch, self.scheduler.budget)
+            logits = self.runner.fork(batch) if forks else self.runner.prefill(batch, self.scheduler.tokens_of(batch))
             if logits is None:
                 return
             rows = list(zip(batch, logits, strict=True))

@@ -25,8 +25,9 @@ SAME = 200
 """Characters of the longest answers that are compared: of so many tokens two are alike at some point, and batches decide."""
 SCALED = [
     "--replicas", "1", "--max-replicas", "2", "--replica-requests", "2.5", "--replica-added-after", "1",
-    "--replica-removed-after", "4", "--no-compiled",
+    "--replica-removed-after", "4", "--no-compiled", "--graceful-timeout", "120",
 ]  # fmt: skip
+"""The replica that leaves has time for the last stream even where other tests have the machine."""
 
 
 def serve(server: Server, count: int) -> bool:

@@ -18,10 +18,10 @@ def steered(pace: Pace, decode: float, fixed: float, token: float, steps: int = 
     """The pace after so many steps of a machine on which a decode takes so many seconds, and reading a prompt so many more,
     whatever its length, and for each token."""
     for _ in range(80):
-        pace.step(decode, 0, running=True)
+        pace.step(0.0, decode, 0, running=True)
     for _ in range(steps):
         n = pace.room(True).tokens
-        pace.step(decode + fixed + n * token, n, running=True)
+        pace.step(fixed + n * token, decode, n, running=True)
     return pace
 
 
@@ -46,17 +46,17 @@ def test_a_step_is_as_long_as_it_may_be(fixed: float, token: float, stall: float
 
 def test_what_a_prompt_takes_alone_is_a_beginning() -> None:
     pace = Pace(3.0, 1024)
-    pace.step(0.010, 0, running=True)
-    pace.step(0.100, 500, running=False)
+    pace.step(0.0, 0.010, 0, running=True)
+    pace.step(0.100, 0.0, 500, running=False)
     assert pace.room(True).tokens == 50
 
 
 def test_a_short_prompt_tells_that_more_fits_and_never_that_less_does() -> None:
     pace = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001)
-    pace.step(0.021, 10, True)
+    pace.step(0.011, 0.010, 10, True)
     assert pace.room(True).tokens == pytest.approx(100, abs=8)
     for _ in range(20):  # many of a length, in a pass that takes little
-        pace.step(0.012, min(60, pace.room(True).tokens), True)
+        pace.step(0.002, 0.010, min(60, pace.room(True).tokens), True)
     assert pace.room(True).tokens > 200
 
 
@@ -66,7 +66,7 @@ def test_several_whole_prompts_may_take_longer_together() -> None:
     for _ in range(30):
         n = pace.room(True).together
         assert n is not None
-        pace.step(0.022 + n * 0.0001, n, True, prompts=4)
+        pace.step(0.012 + n * 0.0001, 0.010, n, True, prompts=4)
     assert pace.room(True).tokens == pytest.approx(80, abs=9)
     assert pace.room(True).together == pytest.approx(230, abs=15)
 
@@ -83,16 +83,25 @@ def test_as_many_pictures_are_encoded_as_a_step_has_room_for() -> None:
     assert pace.room(True).pictures == 1
 
 
+def test_the_decode_is_that_of_steps_that_read_prompts_too() -> None:
+    """Where each step reads some, none only decodes: with more rows it takes longer."""
+    pace = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001)
+    for _ in range(80):
+        n = pace.room(True).tokens
+        pace.step(0.010 + n * 0.0001, 0.030, n, True)
+    assert pace.room(True).tokens == pytest.approx(500, abs=25)
+
+
 def test_it_follows_the_machine_and_forgives_a_pause() -> None:
     pace = steered(Pace(3.0, most=1024), 0.010, 0.010, 0.0001)
     steered(pace, 0.020, 0.020, 0.0001, steps=40)
     assert pace.room(True).tokens == pytest.approx(200, abs=5)
-    pace.step(60.0, 0, running=True)
+    pace.step(0.0, 60.0, 0, running=True)
     assert pace.room(True).tokens < 400
-    pace.step(60.0, 200, running=True)
+    pace.step(60.0, 0.020, 200, running=True)
     assert pace.room(True).tokens >= 140
     before = pace.room(True).tokens
-    pace.step(0.041, 10, running=True)  # a short prompt that fits
+    pace.step(0.021, 0.020, 10, running=True)  # a short prompt that fits
     assert pace.room(True).tokens == before
 
 
@@ -101,8 +110,9 @@ def test_a_longer_prompt_takes_fewer_tokens_a_step() -> None:
     pace, taken, times = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001), 0, []
     while taken < 4000:
         n = pace.room(True).tokens
-        times.append(0.020 + n * 0.0001 * (1 + taken / 1000))
-        pace.step(times[-1], n, running=True)
+        taking = 0.010 + n * 0.0001 * (1 + taken / 1000)
+        times.append(0.010 + taking)
+        pace.step(taking, 0.010, n, running=True)
         taken += n
     assert max(times) < 0.034
     assert min(times) > 0.026
