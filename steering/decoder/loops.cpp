@@ -19,6 +19,7 @@ typedef uint32_t words __attribute__((vector_size(64)));
 
 constexpr int64_t WIDTH = 16;    // numbers of a vector
 constexpr int64_t TOGETHER = 8;  // heads whose sums are kept in registers
+constexpr int64_t OUTPUTS = 4;   // of a layer that are computed together where its weights lie by row
 constexpr int64_t DEPTH = 8;     // states of a layer's input that are used together
 constexpr int64_t BLOCK = 512;   // outputs of a layer that stay near while its input is gone through, at most
 constexpr int64_t FEW = 16;      // rows that read a weight together
@@ -156,6 +157,26 @@ void layer(
   }
 }
 
+// The same of four outputs whose weights lie one behind the other. weight: (4, width). bias, where there is one: (4,).
+void outputs_of(const float* states, const float* weight, const float* bias, int64_t rows, int64_t width, float* out,
+                int64_t stride) {
+  const int64_t whole = width - width % WIDTH;
+  for (int64_t at = 0; at < OUTPUTS * width; at += LINE) __builtin_prefetch(weight + OUTPUTS * width + at);
+  for (int64_t row = 0; row < rows; row++) {
+    const float* state = states + row * width;
+    floats sums[OUTPUTS] = {};
+    for (int64_t at = 0; at < whole; at += WIDTH) {
+      const floats some = load(state + at);
+      for (int64_t one = 0; one < OUTPUTS; one++) sums[one] += some * load(weight + one * width + at);
+    }
+    for (int64_t one = 0; one < OUTPUTS; one++) {
+      float sum = total(sums[one]) + (bias ? bias[one] : 0);
+      for (int64_t at = whole; at < width; at++) sum += state[at] * weight[one * width + at];
+      out[row * stride + one] = sum;
+    }
+  }
+}
+
 // Calls with how many of a number there are, `most` at a time, as a constant.
 template <int64_t most, typename Call>
 void grouped(int64_t number, const Call& call) {
@@ -179,7 +200,7 @@ struct Tensor {
   int32_t dtype;
 };
 
-bool read(AtenTensorHandle handle, Tensor* tensor) {
+bool look(AtenTensorHandle handle, Tensor* tensor) {
   return !aoti_torch_get_data_ptr(handle, &tensor->data) && !aoti_torch_get_sizes(handle, &tensor->sizes) &&
       !aoti_torch_get_strides(handle, &tensor->strides) && !aoti_torch_get_dtype(handle, &tensor->dtype);
 }
@@ -190,7 +211,7 @@ struct Product {
   int64_t rows, kv_heads, group, columns, width;
 
   bool of(AtenTensorHandle first, AtenTensorHandle second, AtenTensorHandle third) {
-    if (!read(first, &asked) || !read(second, &pooled) || !read(third, &positions)) return false;
+    if (!look(first, &asked) || !look(second, &pooled) || !look(third, &positions)) return false;
     rows = asked.sizes[0], kv_heads = asked.sizes[1], group = asked.sizes[2];
     columns = pooled.sizes[2], width = pooled.sizes[3];
     const bool dense = asked.strides[3] == 1 && asked.strides[2] == asked.sizes[3] &&
@@ -280,28 +301,37 @@ extern "C" AOTITorchError aoti_torch_cpu_few_linear(
     AtenTensorHandle states, AtenTensorHandle weight, AtenTensorHandle* bias, AtenTensorHandle* made) {
   Tensor given, weights, added{};
   int64_t count;
-  if (!read(states, &given) || !read(weight, &weights) || (bias && !read(*bias, &added))) return AOTI_TORCH_FAILURE;
+  if (!look(states, &given) || !look(weight, &weights) || (bias && !look(*bias, &added))) return AOTI_TORCH_FAILURE;
   if (aoti_torch_get_numel(states, &count)) return AOTI_TORCH_FAILURE;
   const int64_t outputs = weights.sizes[0], width = weights.sizes[1], rows = count / width;
-  const bool placed = weights.strides[0] == 1 && weights.strides[1] == outputs && outputs % WIDTH == 0;
-  if (!placed || given.dtype != aoti_torch_dtype_float32() || weights.dtype != given.dtype) return AOTI_TORCH_FAILURE;
+  const bool by_column = weights.strides[0] == 1 && weights.strides[1] == outputs && outputs % WIDTH == 0;
+  const bool by_row = weights.strides[1] == 1 && weights.strides[0] == width && outputs % OUTPUTS == 0;
+  const bool narrow = given.dtype != aoti_torch_dtype_float32() || weights.dtype != given.dtype;
+  if (narrow || !(by_column || by_row)) return AOTI_TORCH_FAILURE;
   const int64_t sizes[] = {rows, outputs}, strides[] = {outputs, 1};
   AOTITorchError error = aoti_torch_empty_strided(
       2, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, made);
   float* out;
   if (error || aoti_torch_get_data_ptr(*made, reinterpret_cast<void**>(&out))) return AOTI_TORCH_FAILURE;
-  const int64_t share = (outputs / WIDTH + THREADS - 1) / THREADS * WIDTH, block = share < BLOCK ? share : BLOCK;
+  const float *from = static_cast<const float*>(given.data), *read = static_cast<const float*>(weights.data);
+  const float* shift = bias ? static_cast<const float*>(added.data) : nullptr;
+  if (by_column) {
+    const int64_t share = (outputs / WIDTH + THREADS - 1) / THREADS * WIDTH, block = share < BLOCK ? share : BLOCK;
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
-  for (int64_t first = 0; first < outputs; first += block) {
-    const int64_t some = outputs - first < block ? outputs - first : block;
-    for (int64_t row = 0; row < rows; row++) {
-      float* to = out + row * outputs + first;
-      bias ? std::memcpy(to, static_cast<const float*>(added.data) + first, some * sizeof(float))
-           : std::memset(to, 0, some * sizeof(float));
+    for (int64_t first = 0; first < outputs; first += block) {
+      const int64_t some = outputs - first < block ? outputs - first : block;
+      for (int64_t row = 0; row < rows; row++) {
+        float* to = out + row * outputs + first;
+        shift ? std::memcpy(to, shift + first, some * sizeof(float)) : std::memset(to, 0, some * sizeof(float));
+      }
+      for (int64_t row = 0; row < rows; row += FEW)
+        layer(from + row * width, read + first, rows - row < FEW ? rows - row : FEW, width, some,
+              out + row * outputs + first, outputs);
     }
-    for (int64_t row = 0; row < rows; row += FEW)
-      layer(static_cast<const float*>(given.data) + row * width, static_cast<const float*>(weights.data) + first,
-            rows - row < FEW ? rows - row : FEW, width, some, out + row * outputs + first, outputs);
+  } else {
+#pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
+    for (int64_t one = 0; one < outputs; one += OUTPUTS)
+      outputs_of(from, read + one * width, shift ? shift + one : nullptr, rows, width, out + one, outputs);
   }
   return AOTI_TORCH_SUCCESS;
 }

@@ -12,8 +12,6 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-_OUTPUTS = 16
-"""Of a layer, as many are computed together."""
 
 
 @torch.library.custom_op("helmsight::decode_scores", mutates_args=())
@@ -39,8 +37,10 @@ def few_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
 
 
 def suits(weight: torch.Tensor) -> bool:
-    """Whether `few_linear` is for such a weight: float32, laid out by column as models are loaded on a CPU."""
-    return weight.dtype == torch.float32 and weight.t().is_contiguous() and weight.shape[0] % _OUTPUTS == 0
+    """Whether `few_linear` is for such a weight: float32, laid out by column, as models are loaded on a CPU, or by row."""
+    by_column, by_row = weight.t().is_contiguous(), weight.is_contiguous()
+    fits = (by_column and weight.shape[0] % 16 == 0) or (by_row and weight.shape[0] % 4 == 0)
+    return fits and weight.dtype == torch.float32
 
 
 def _behind(positions: torch.Tensor, columns: int) -> torch.Tensor:

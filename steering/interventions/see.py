@@ -174,7 +174,10 @@ class SeeRows(AttentionHook):
             return weights
         rows, heads, n, columns = weights.shape
         own = self._on(weights.device, columns)
-        masses = (weights.view(rows, -1, columns) @ own.masks).view(rows, heads, n, -1)
+        if torch.compiler.is_compiling():  # which makes one loop of sums and all around them
+            masses = torch.cat([(weights * mask).sum(-1, keepdim=True) for mask in (own.visual, own.text)], -1)
+        else:
+            masses = (weights.view(rows, -1, columns) @ own.masks).view(rows, heads, n, -1)
         seen = masses[..., :1]
         alpha = self._alpha(own, layer, seen)
         up, down, total = self._factors(own, alpha, seen, masses[..., 1:])

@@ -39,7 +39,7 @@ from tests.server.replicas.cluster import (
 
 pytest.importorskip("ray.serve")
 grpc = pytest.importorskip("grpc")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 COLOURS = ("red", "green", "blue", "yellow", "black", "white")
 STREAMS = 4

@@ -17,7 +17,7 @@ from tests.server.process.servers import PATIENCE, Server
 from tests.server.replicas.cluster import REPLICA, alone, measured, processes, replicas, serving, streamed
 
 pytest.importorskip("ray.serve")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 COLOURS = ("red", "green", "blue", "yellow")
 TOKENS, LAST = 60, 1900

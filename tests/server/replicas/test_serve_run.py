@@ -16,7 +16,7 @@ from tests.server.process.servers import PATIENCE, Server
 from tests.server.replicas.cluster import SHORT, alone, asked, replicas
 
 pytest.importorskip("ray.serve")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 PORT = 8000
 """Where `serve run` listens; it has no option for another one."""

@@ -111,10 +111,15 @@ def test_numbers_of_half_precision_are_read_exactly(compiled: Compiled, dtype: t
 
 
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("by_column", [True, False])
 @pytest.mark.parametrize(("rows", "width", "outputs"), [(1, 192, 512), (2, 20, 16), (3, 512, 1040), (16, 7, 192), (37, 64, 48)])
-def test_a_layer_of_a_few_rows(compiled: Compiled, bias: bool, rows: int, width: int, outputs: int) -> None:
+def test_a_layer_of_a_few_rows(
+    compiled: Compiled, by_column: bool, bias: bool, rows: int, width: int, outputs: int
+) -> None:
     random = torch.Generator().manual_seed(0)
     states, weight = torch.randn(rows, width, generator=random), torch.randn(width, outputs, generator=random).t()
+    if not by_column:
+        weight = weight.contiguous()
     added = torch.randn(outputs, generator=random) if bias else None
     assert loops.suits(weight)
     expected = torch.nn.functional.linear(states.double(), weight.double(), None if added is None else added.double())
@@ -125,7 +130,7 @@ def test_a_layer_of_a_few_rows(compiled: Compiled, bias: bool, rows: int, width:
 
 def test_what_it_is_not_for_is_refused(compiled: Compiled) -> None:
     states = torch.randn(2, 32)
-    for weight in (torch.randn(48, 32), torch.randn(32, 40).t(), torch.randn(32, 48, dtype=torch.float64).t()):
+    for weight in (torch.randn(48, 64)[:, :32], torch.randn(32, 40).t(), torch.randn(32, 48, dtype=torch.float64).t()):
         assert not loops.suits(weight)
         with pytest.raises(RuntimeError, match="refused"):
             compiled("few_linear", states, weight, None)
