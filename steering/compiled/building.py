@@ -21,7 +21,6 @@ from steering.compiled.tensors import as_json
 from steering.decoder import loops
 from steering.model.mllm import MLLM
 
-
 LOOPS = "helmsight_loops"
 """The name of the archive with `decoder/loops.cpp`."""
 

@@ -3,6 +3,7 @@ to make by a line of JSON, and it ends with whoever started it."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor import sizevars
 
 from steering.compiled.building import build
 from steering.compiled.examples import example_step, manifest
@@ -27,6 +29,8 @@ def main() -> int:
     os.dup2(2, 1)
     job: dict[str, Any] = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    # torch asks the same of every layer, and remembers few answers: without this a step takes up to three times as long.
+    sizevars.sympy.simplify = functools.cache(sizevars.sympy.simplify)  # type: ignore[attr-defined]
     store = Store(Path(job["folder"]))
     mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
     mllm.settle(compiled=True)

@@ -172,7 +172,9 @@ def surroundings() -> dict[str, str]:
     """What compiled code depends on beside the model: versions, this project's code, the processor."""
     root = Path(__file__).parents[1]
     code = hashlib.sha256()
-    for path in sorted(path for one in CODE for path in (root / one, *(root / one).rglob("*")) if path.suffix in SOURCES):
+    for path in sorted(
+        path for one in CODE for path in (root / one, *(root / one).rglob("*")) if path.suffix in SOURCES
+    ):
         code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return {
         "format": str(FORMAT),

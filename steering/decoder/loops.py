@@ -1,8 +1,8 @@
 """Products of a decode as operators, which compiled steps call as loops of our own (`loops.cpp`).
 
-Of attention, a compiler makes slow loops: it turns the query anew at each column, and waits for each sum before it begins the
-next. A library's matrix product is called for each row and head, which takes longer than what it computes; and of a layer it
-reads the weight twice for two rows. What is computed here, where no step is compiled, says what they are.
+Of attention, a compiler makes slow loops: it turns the query anew at each column, and waits for each sum before it begins
+the next. A library's matrix product is called for each row and head, which takes longer than what it computes; and for two
+rows of a layer it reads the weight twice. What is computed here, where no step is compiled, says what they are.
 """
 
 from __future__ import annotations

@@ -147,8 +147,7 @@ def sample(
 
     Order of steps as in transformers: penalties, bias, least length, temperature, top_k, top_p, min_p.
     """
-    highest, tokens = logits.max(-1)
-    finite = highest.isfinite()  # a NaN anywhere in a row is its maximum
+    finite = logits.amax(-1).isfinite()  # a NaN anywhere in a row is its maximum
     adjusted = logits
     if needs.penalties:
         adjusted = _penalise(adjusted, settings, rows)
@@ -160,8 +159,7 @@ def sample(
         longer = adjusted.index_copy(1, settings.stop_ids, ends)
         over = longer.amax(-1, keepdim=True).isneginf()  # nothing else is possible: a grammar has come to its end
         adjusted = torch.where(over, adjusted, longer)
-    if adjusted is not logits:
-        tokens = adjusted.argmax(-1)
+    tokens = adjusted.argmax(-1)
     if needs.sampling:
         temperature = settings.column("temperature", rows)
         scaled = adjusted / torch.where(temperature > 0, temperature, 1.0)

@@ -19,7 +19,8 @@ from steering.decoder import loops
 
 COMPILER = shlex.split(os.environ.get("CXX", "g++"))
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-6, torch.float16: 2e-6}  # what is read is exact, sums are float32
+TOLERANCE = 2e-6
+"""By a sum of one number; whatever the dtype, what is read is exact and sums are float32."""
 
 _handles: Any = torch._C._aoti  # type: ignore[attr-defined]
 _address = ctypes.pythonapi.PyCapsule_GetPointer
@@ -41,7 +42,9 @@ class Compiled:
         )
         self._library = ctypes.CDLL(str(path))
 
-    def __call__(self, name: str, first: torch.Tensor, second: torch.Tensor, third: torch.Tensor | None) -> torch.Tensor:
+    def __call__(
+        self, name: str, first: torch.Tensor, second: torch.Tensor, third: torch.Tensor | None
+    ) -> torch.Tensor:
         given = [one for one in (first, second, third) if one is not None]
         held = _handles.unsafe_alloc_void_ptrs_from_tensors(given)
         pointers: list[Any] = [ctypes.c_void_p(_address(one, None)) for one in held]
@@ -83,14 +86,14 @@ def test_attention_of_one_query_a_row(
     expected = exact.masked_fill(behind, 0)
     told = compiled("decode_scores", query, pool, positions)
     assert told.dtype == torch.float32
-    torch.testing.assert_close(told.double(), expected, rtol=0, atol=TOLERANCE[dtype] * width)
-    torch.testing.assert_close(loops.decode_scores(query, pool, positions), told, rtol=0, atol=TOLERANCE[dtype] * width)
+    torch.testing.assert_close(told.double(), expected, rtol=0, atol=TOLERANCE * width)
+    torch.testing.assert_close(loops.decode_scores(query, pool, positions), told, rtol=0, atol=TOLERANCE * width)
 
     weights = exact.masked_fill(behind, -torch.inf).softmax(-1).float()
     summed = weights.double() @ pool.double()
     told = compiled("decode_sums", weights, pool, positions)
-    torch.testing.assert_close(told.double(), summed, rtol=0, atol=TOLERANCE[dtype] * 10)
-    torch.testing.assert_close(loops.decode_sums(weights, pool, positions), told, rtol=0, atol=TOLERANCE[dtype] * 10)
+    torch.testing.assert_close(told.double(), summed, rtol=0, atol=TOLERANCE * 10)
+    torch.testing.assert_close(loops.decode_sums(weights, pool, positions), told, rtol=0, atol=TOLERANCE * 10)
 
 
 def test_what_a_row_does_not_see_is_not_read(compiled: Compiled) -> None:
@@ -112,7 +115,9 @@ def test_numbers_of_half_precision_are_read_exactly(compiled: Compiled, dtype: t
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("by_column", [True, False])
-@pytest.mark.parametrize(("rows", "width", "outputs"), [(1, 192, 512), (2, 20, 16), (3, 512, 1040), (16, 7, 192), (37, 64, 48)])
+@pytest.mark.parametrize(
+    ("rows", "width", "outputs"), [(1, 192, 512), (2, 20, 16), (3, 512, 1040), (16, 7, 192), (37, 64, 48)]
+)
 def test_a_layer_of_a_few_rows(
     compiled: Compiled, by_column: bool, bias: bool, rows: int, width: int, outputs: int
 ) -> None:
@@ -124,8 +129,8 @@ def test_a_layer_of_a_few_rows(
     assert loops.suits(weight)
     expected = torch.nn.functional.linear(states.double(), weight.double(), None if added is None else added.double())
     told = compiled("few_linear", states, weight, added)
-    torch.testing.assert_close(told.double(), expected, rtol=0, atol=2e-6 * width)
-    torch.testing.assert_close(loops.few_linear(states, weight, added), told, rtol=0, atol=2e-6 * width)
+    torch.testing.assert_close(told.double(), expected, rtol=0, atol=TOLERANCE * width)
+    torch.testing.assert_close(loops.few_linear(states, weight, added), told, rtol=0, atol=TOLERANCE * width)
 
 
 def test_what_it_is_not_for_is_refused(compiled: Compiled) -> None:
