@@ -11,10 +11,10 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 serve: $(VENV)/.installed
 	$(BIN)/helmsight serve
 
-# Processes with a thread each, a file (or a group of them) in one: the models are small, and tests of one file share theirs.
-# One more than two processors: some tests wait for seconds to pass.
+# Processes with a thread each, a file in one of them: the models are small, and tests of one file share theirs. One more than
+# two processors: some tests wait for seconds to pass.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # What a newcomer does, from a clone: both commands for real, with an environment of their own. Takes half an hour.
 first-hour: $(VENV)/.installed

@@ -21,11 +21,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file run in one process, and so do those of files that are one group: two clusters at once would take twice
-    as long. Files with slow tests come first: begun last, one of them would keep one process busy when the other has nothing
-    left to do."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    """Files with slow tests come first: begun last, one of them would keep one process busy when the other has nothing left
+    to do."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

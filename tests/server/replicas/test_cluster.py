@@ -1,4 +1,6 @@
-"""Two replicas of the embedded model under Ray Serve, for real: one is killed under load, a third takes its place."""
+"""The embedded model under Ray Serve, for real: a replica is killed under load and another takes its place, one joins with
+the load and leaves when few ask, and a cluster's own command serves it. In one file, so that no two clusters run at once:
+they would take more than twice as long."""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ import os
 import signal
 import socket
 import sqlite3
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -39,7 +44,7 @@ from tests.server.replicas.cluster import (
 
 pytest.importorskip("ray.serve")
 grpc = pytest.importorskip("grpc")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 COLOURS = ("red", "green", "blue", "yellow", "black", "white")
 STREAMS = 4
@@ -199,3 +204,113 @@ def test_a_replica_dies_under_load_and_another_takes_its_place(
     assert server.process.wait(PATIENCE) == 0
     wait_for(lambda: not any(Path(f"/proc/{number}").exists() for number in left), PATIENCE)
     socket.create_server(("127.0.0.1", int(server.url.rpartition(":")[2]))).close()
+
+
+# -- a replica joins, and leaves -------------------------------------------------------------------------------------------
+
+FEW_COLOURS = COLOURS[:4]
+TOKENS, LONGEST = 60, 1900
+SAME = 200
+"""Characters of the longest answers that are compared: of so many tokens two are alike at some point, and batches decide."""
+SCALED = [
+    "--replicas", "1", "--max-replicas", "2", "--replica-requests", "2.5", "--replica-added-after", "1",
+    "--replica-removed-after", "4", "--no-compiled", "--graceful-timeout", "120",
+]  # fmt: skip
+"""The replica that leaves has time for the last stream even where other tests have the machine."""
+
+
+def serve(server: Server, count: int) -> bool:
+    """Whether so many serve, asked seldom: questions are requests at work, too."""
+    time.sleep(0.5)
+    return len(replicas(server)) == count
+
+
+def test_replicas_come_with_the_load_and_go_with_it(client: FlaskClient, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(len(FEW_COLOURS)) as pool:
+        expected = {colour: pool.submit(alone, client, colour, TOKENS) for colour in FEW_COLOURS}
+        expected_last = pool.submit(alone, client, None, LONGEST)
+        with serving(tmp_path, *SCALED) as server:
+            texts, last = {colour: one.result() for colour, one in expected.items()}, expected_last.result()
+            first, enough = replicas(server), Event()
+            assert len(first) == 1
+
+            def again(colour: str) -> int:
+                """Stream one answer after the other; how many."""
+                count = 0
+                while not enough.is_set():
+                    assert streamed(server, colour, TOKENS) == (texts[colour], None)
+                    count += 1
+                return count
+
+            streams = [pool.submit(again, colour) for colour in FEW_COLOURS]
+            wait_for(lambda: serve(server, 2) or any(one.done() for one in streams), PATIENCE)
+            (second,) = replicas(server) - first
+            wait_for(lambda: measured(server, "helmsight_choices_total").get(second, 0) > 0, PATIENCE)
+            enough.set()
+            answers = sum(one.result() for one in streams)
+
+            # A stream on each: not more than one is to have, so that the other leaves, but only after its stream has ended.
+            placed: dict[str, Future[tuple[str, str | None]]] = {}
+            for _ in range(8):
+                before, left = measured(server, "helmsight_running"), Event()
+                stream = pool.submit(streamed, server, None, LONGEST, left)
+                wait_for(lambda before=before: measured(server, "helmsight_running") != before, PATIENCE)
+                now = measured(server, "helmsight_running")
+                (name,) = (name for name in now if now[name] > before[name])
+                if name not in placed:
+                    placed[name] = stream
+                    if len(placed) == 2:
+                        break
+                else:  # both on one, as the router's numbers are of a moment ago
+                    left.set()
+                    stream.result()
+                    wait_for(lambda before=before: measured(server, "helmsight_running") == before, PATIENCE)
+            assert placed.keys() == replicas(server)
+            lasts = list(placed.values())
+            wait_for(lambda: serve(server, 1) or any(one.done() for one in lasts), PATIENCE)
+            assert not any(one.done() for one in lasts), "a replica was to leave before its stream had ended"
+            assert len(processes(server, REPLICA)) == 2
+            ends = [one.result() for one in lasts]
+            assert [(text[:SAME], error) for text, error in ends] == [(last[:SAME], None)] * 2
+            wait_for(lambda: len(processes(server, REPLICA)) == 1, PATIENCE)
+            assert streamed(server, "red", TOKENS) == (texts["red"], None)
+
+            # Of all of these the journal has rows, also of those that the replica wrote that is gone.
+            with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as journal:
+                rows = "SELECT count(*) FROM helmsight_journal WHERE finish_reason = 'length'"
+                wait_for(lambda: journal.execute(rows).fetchone()[0] == answers + len(lasts) + 1, PATIENCE)
+
+
+# -- the command of a cluster -------------------------------------------------------------------------------------------
+
+PORT = 8000
+"""Where `serve run` listens; it has no option for another one."""
+
+
+def test_the_application_for_a_cluster_answers_as_one_process_does(client: FlaskClient, tmp_path: Path) -> None:
+    try:
+        socket.create_server(("127.0.0.1", PORT)).close()
+    except OSError:
+        pytest.skip(f"port {PORT} is taken")
+    with tempfile.TemporaryDirectory(prefix="ray-") as short:  # Ray's sockets have room for short paths only
+        server = Server(
+            [str(Path(sys.executable).with_name("serve")), "run", "--address", "local", "deploy.ray:app"],
+            tmp_path / "log",
+            HELMSIGHT_REPLICAS="1",
+            HELMSIGHT_THREADS="1",
+            HELMSIGHT_JOURNAL="off",
+            HELMSIGHT_VECTORS=str(tmp_path / "vectors"),
+            HOME=str(tmp_path),
+            PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]),
+            RAY_TMPDIR=short,
+            RAY_USAGE_STATS_ENABLED="0",
+        )
+        server.url = f"http://127.0.0.1:{PORT}"
+        try:
+            server.wait_until_ready()
+            assert len(replicas(server)) == 1
+            assert asked(server, "red") == alone(client, "red", SHORT)
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(PATIENCE) == 0
+        finally:
+            server.end()
