@@ -310,7 +310,5 @@ def test_the_application_for_a_cluster_answers_as_one_process_does(client: Flask
             server.wait_until_ready()
             assert len(replicas(server)) == 1
             assert asked(server, "red") == alone(client, "red", SHORT)
-            server.process.send_signal(signal.SIGINT)
-            assert server.process.wait(PATIENCE) == 0
         finally:
             server.end()
