@@ -268,13 +268,17 @@ void all_sums(const Product& product, float* out) {
   }
 }
 
-// Calls with the type of keys and values.
+// A new tensor of `last` numbers for each query, which a call fills, by the type of keys and values.
 template <typename Call>
-AOTITorchError of_numbers(const Product& product, const Call& call) {
+AOTITorchError filled(AtenTensorHandle asked, AtenTensorHandle pooled, AtenTensorHandle positions, AtenTensorHandle* made,
+                      int64_t Product::*last, const Call& call) {
+  Product product;
+  float* out;
+  if (!product.of(asked, pooled, positions) || empty(product, product.*last, &out, made)) return AOTI_TORCH_FAILURE;
   const int32_t dtype = product.pooled.dtype;
-  if (dtype == aoti_torch_dtype_float32()) call.template operator()<float>();
-  else if (dtype == aoti_torch_dtype_bfloat16()) call.template operator()<Bfloat>();
-  else if (dtype == aoti_torch_dtype_float16()) call.template operator()<Half>();
+  if (dtype == aoti_torch_dtype_float32()) call.template operator()<float>(product, out);
+  else if (dtype == aoti_torch_dtype_bfloat16()) call.template operator()<Bfloat>(product, out);
+  else if (dtype == aoti_torch_dtype_float16()) call.template operator()<Half>(product, out);
   else return AOTI_TORCH_FAILURE;
   return AOTI_TORCH_SUCCESS;
 }
@@ -283,18 +287,14 @@ AOTITorchError of_numbers(const Product& product, const Call& call) {
 
 extern "C" AOTITorchError aoti_torch_cpu_decode_scores(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle positions, AtenTensorHandle* made) {
-  Product product;
-  float* out;
-  if (!product.of(query, key, positions) || empty(product, product.columns, &out, made)) return AOTI_TORCH_FAILURE;
-  return of_numbers(product, [&]<typename Number>() { all_scores<Number>(product, out); });
+  return filled(query, key, positions, made, &Product::columns,
+                []<typename Number>(const Product& product, float* out) { all_scores<Number>(product, out); });
 }
 
 extern "C" AOTITorchError aoti_torch_cpu_decode_sums(
     AtenTensorHandle weights, AtenTensorHandle value, AtenTensorHandle positions, AtenTensorHandle* made) {
-  Product product;
-  float* out;
-  if (!product.of(weights, value, positions) || empty(product, product.width, &out, made)) return AOTI_TORCH_FAILURE;
-  return of_numbers(product, [&]<typename Number>() { all_sums<Number>(product, out); });
+  return filled(weights, value, positions, made, &Product::width,
+                []<typename Number>(const Product& product, float* out) { all_sums<Number>(product, out); });
 }
 
 extern "C" AOTITorchError aoti_torch_cpu_few_linear(

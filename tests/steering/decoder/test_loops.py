@@ -15,18 +15,13 @@ import torch
 from torch.utils.cpp_extension import library_paths
 
 from steering.compiled.building import LOOPS, build_loops
+from steering.compiled.library import _address, _capsule, _handles
 from steering.decoder import loops
 
 COMPILER = shlex.split(os.environ.get("CXX", "g++"))
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
 TOLERANCE = 2e-6
 """By a sum of one number; whatever the dtype, what is read is exact and sums are float32."""
-
-_handles: Any = torch._C._aoti  # type: ignore[attr-defined]
-_address = ctypes.pythonapi.PyCapsule_GetPointer
-_address.restype, _address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-_capsule = ctypes.pythonapi.PyCapsule_New
-_capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class Compiled:
