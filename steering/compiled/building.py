@@ -10,7 +10,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import torch
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.utils._pytree import tree_map
 from torch.utils.cpp_extension import include_paths
@@ -57,7 +57,7 @@ def build(mllm: MLLM, variant: Variant, axes: int | None, threads: int, room: Pa
             "cpp.threads": threads,
         },
     )
-    return _library(Path(path), room), {"left": as_json(step.left), "shape": step.shape.text()}
+    return _library(Path(path), room), {"left": as_json(step.left), "shape": step.shape.text(), "rows": _rows(program)}
 
 
 def build_loops(threads: int, room: Path) -> None:
@@ -69,6 +69,20 @@ def build_loops(threads: int, room: Path) -> None:
     folders = [f"-I{folder}" for folder in include_paths()]
     _run([*compiler, *flags, *folders, "-c", str(loops.SOURCE), "-o", str(made)])
     _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), str(made)])
+
+
+def _rows(program: ExportedProgram) -> dict[str, list[int | None]]:
+    """The axis of each of a step's inputs, and of each of its outputs, that its rows are on; None where they are on none."""
+    signature, nodes = program.graph_signature, {node.name: node for node in program.graph.nodes}
+    rows = nodes[signature.user_inputs[0]].meta["val"].shape[0]
+
+    def axis(name: Any) -> int | None:
+        sizes = enumerate(nodes[name].meta["val"].shape)
+        return next(
+            (at for at, size in sizes if isinstance(size, torch.SymInt) and size.node.expr == rows.node.expr), None
+        )
+
+    return {"inputs": [*map(axis, signature.user_inputs)], "outputs": [*map(axis, signature.user_outputs)]}
 
 
 def _run(command: list[str]) -> None:

@@ -30,8 +30,8 @@ class _Constant(ctypes.Structure):
 class Library:
     """A compiled function of tensors on the CPU, over constants that stay where they are and that it keeps alive."""
 
-    def __init__(self, path: Path, tensors: Mapping[str, torch.Tensor]):
-        """Load a library. tensors: by name, among them its constants.
+    def __init__(self, path: Path, tensors: Mapping[str, torch.Tensor], threads: int = 1):
+        """Load a library. tensors: by name, among them its constants. threads: how many may call it at once.
 
         Raises OSError for a file that is none, KeyError where it needs a tensor that is not there, and RuntimeError for one
         of a torch that is too old, and where torch refuses.
@@ -40,10 +40,10 @@ class Library:
         if not hasattr(self._library, _BIND):
             raise RuntimeError(f"what torch {torch.__version__} compiles cannot be called without its loader")
         self._container = ctypes.c_void_p()
-        self._call("CreateWithDevice", ctypes.byref(self._container), ctypes.c_size_t(1), b"cpu", None)
+        self._call("CreateWithDevice", ctypes.byref(self._container), ctypes.c_size_t(threads), b"cpu", None)
         count = ctypes.c_size_t()
         self._call("GetNumOutputs", self._container, ctypes.byref(count))
-        self._outputs = (ctypes.c_void_p * count.value)()
+        self._made = ctypes.c_void_p * count.value
         self._call("GetNumConstants", self._container, ctypes.byref(count))
         names = [(self._named("Name", at), self._named("OriginalFQN", at)) for at in range(count.value)]
         self._tensors = [tensors[known.decode()].data for _, known in names]
@@ -55,14 +55,15 @@ class Library:
         weakref.finalize(self, _close, self._library[f"{_PREFIX}Delete"], self._container, self._held)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The outputs; one call at a time."""
+        """The outputs."""
+        outputs = self._made()
         given = (ctypes.c_void_p * len(inputs))(
             *[_address(one, None) for one in _handles.unsafe_alloc_void_ptrs_from_tensors(inputs)]
         )
-        counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(self._outputs))
-        self._checked(self._run(self._container, given, counts[0], self._outputs, counts[1], None, None))
+        counts = ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs))
+        self._checked(self._run(self._container, given, counts[0], outputs, counts[1], None, None))
         made: list[torch.Tensor] = _handles.alloc_tensors_by_stealing_from_void_ptrs(
-            [_capsule(one, None, None) for one in self._outputs]
+            [_capsule(one, None, None) for one in outputs]
         )
         return made
 

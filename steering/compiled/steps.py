@@ -18,6 +18,7 @@ from steering.compiled.package import Package
 from steering.compiled.packing import packed_weights
 from steering.compiled.step import STEPS, Kind, Variant, constants
 from steering.compiled.store import StoredStep
+from steering.compiled.team import Team
 from steering.compiled.tensors import Bound, Pattern
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
@@ -34,6 +35,11 @@ needs no mask."""
 MANY = 12
 """Rows of a decode for which packed weights pay: of fewer, our own loops are done sooner."""
 
+SHARED_ROWS = 3
+"""Rows of a decode that a thread takes at least where several share it."""
+SHARED_TOKENS = 32
+"""Tokens of prompts, likewise."""
+
 
 class WantedStep(NamedTuple):
     """A step that may be compiled: which, under hooks of which shape, with how many axes of rotary positions; `key` says all
@@ -48,10 +54,12 @@ class WantedStep(NamedTuple):
 
 
 class CompiledSteps:
-    """What a runner asks for its steps. Any thread may `add`, one `run`s. `axes` are those of rotary positions."""
+    """What a runner asks for its steps. Any thread may `add`, one `run`s. `threads` are those of one product, `axes`
+    those of rotary positions."""
 
     def __init__(self, mllm: MLLM, threads: int, axes: int | None = None):
         self._mllm, self._threads, self.axes = mllm, threads, axes
+        self._team = Team(torch.get_num_threads() if threads == 1 else 1)
         self._ready: dict[tuple[Kind, int | None], list[Package]] = {}
         self._packed: dict[str, torch.Tensor] = {}  # weights in another order, which all packages share
         self.scopes: dict[str, frozenset[Scope]] = {}
@@ -93,7 +101,7 @@ class CompiledSteps:
             self._packed = {
                 f"packed.{name}": one for name, one in packed_weights(dict(step.packed.named_buffers())).items()
             }
-        return Package(entry, wanted.shape, constants(step) | self._packed)
+        return Package(entry, wanted.shape, constants(step) | self._packed, self._team)
 
     def add(self, wanted: WantedStep, package: Package) -> None:
         """Use a package from the next step on."""
@@ -113,13 +121,15 @@ class CompiledSteps:
         pool: KVPool,
     ) -> Computed | None:
         """As `Package`; None where no step for such hooks is ready."""
-        found = self._found(
-            ("decode many", "decode") if len(tokens) >= MANY else ("decode", "decode many"), hooks, axes
-        )
+        shares = self._team.shares(len(tokens), SHARED_ROWS)
+        many = -(-len(tokens) // len(shares)) >= MANY
+        found = self._found(("decode many", "decode") if many else ("decode", "decode many"), hooks, axes)
         if found is None:
             return None
         package, own, given = found
-        return Computed(*package.decode(own, given, tokens, positions, rope, columns, pool))
+        if not package.divisible:
+            shares = [slice(0, len(tokens))]
+        return Computed(*package.decode(own, given, tokens, positions, rope, columns, pool, shares))
 
     def columns(self, needed: int, pool: KVPool) -> int:
         """How many columns a step reads that needs so many."""
@@ -147,8 +157,12 @@ class CompiledSteps:
         if axes is not None:
             positions = positions.expand(axes, -1, -1)
         slots, starts = torch.arange(chunk.rows.start, chunk.rows.stop), torch.tensor(chunk.starts)
+        rows = len(chunk.sequences)
+        shares = self._team.shares(rows, -(-SHARED_TOKENS // chunk.width)) if package.divisible else [slice(0, rows)]
         columns = _columns(chunk)
-        hidden, logits = package.prefill(own, given, embeds, positions, slots, starts, chunk.last, columns, pool)
+        hidden, logits = package.prefill(
+            own, given, embeds, positions, slots, starts, chunk.last, columns, pool, shares
+        )
         return Computed(hidden, logits if chunk.complete else None)
 
     def _found(

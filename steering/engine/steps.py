@@ -89,7 +89,7 @@ class Steps:
         self.mllm = mllm
         self.runner = runner
         self.scheduler = Scheduler(slots, budget, runner.move, runner.prefixes.known, runner.prefixes.awaits)
-        self.twins = Twins(runner.rules, self._enqueue_twin, self._dismiss_twin)
+        self.twins = Twins(runner.changes, self._enqueue_twin, self._dismiss_twin)
         self.alive: dict[Sequence, None] = {}
         self.counts = dict.fromkeys(
             ("steps", "prompt_tokens", "generated_tokens", "finished", "faults", "refused", "cancelled"), 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -65,10 +66,13 @@ class TextStream:
         return out
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return _decoded(self._tokenizer, tuple(tokens))
 
     def _release(self, piece: str) -> str:
         """Cut at the first complete stop string; hold back the longest end that may become one."""
+        if not self._stop:
+            self.text += piece
+            return piece
         pending = self._held + piece
         found = [at for stop in self._stop if (at := pending.find(stop)) >= 0]
         if found:
@@ -86,3 +90,8 @@ class TextStream:
             out, self._held = pending[: len(pending) - hold], pending[len(pending) - hold :]
         self.text += out
         return out
+
+
+@lru_cache(maxsize=2**16)  # a step is short, and what a token says behind another one is asked for again and again
+def _decoded(tokenizer: Any, tokens: tuple[int, ...]) -> str:
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))

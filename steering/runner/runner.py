@@ -27,7 +27,7 @@ from steering.runner.prefix import PrefixCache
 from steering.runner.room import SHARE, allotted
 from steering.runner.sampler import Sampled
 from steering.runner.threads import PassThreads
-from steering.runner.twins import Combined, RuleSlots, Twins, replayed, rows_of
+from steering.runner.twins import ChangeSlots, Combined, Twins, replayed, rows_of
 
 
 class Decoded(NamedTuple):
@@ -68,7 +68,7 @@ class Runner:
         self.rope_delta = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
         size = Pool(mllm, slots, length, max_images)
         interventions = {name: made for name, (_, made) in intervention.REGISTRY.items() if made is not None}
-        self.rules = RuleSlots("twins", size)
+        self.changes = ChangeSlots("twins", size)
         self.recorders = {name: made(name, size) for name, made in recorder.REGISTRY.items()}
         self.interventions = {name: made(name, size) for name, made in interventions.items()}
         self._held: defaultdict[str, set[int]] = defaultdict(set)  # by part, the slots that are not neutral
@@ -82,7 +82,7 @@ class Runner:
 
     @property
     def _every(self) -> tuple[Slots, ...]:
-        return (*self.recorders.values(), *self.interventions.values(), self.rules)
+        return (*self.recorders.values(), *self.interventions.values(), self.changes)
 
     def stats(self) -> dict[str, int]:
         """Bytes of all slots: of keys and values, on a CPU made at the first prompt, with how many tokens fit; and of all

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from steering.devices import fill, sent
+from steering.protocol.asked import Rule
 from steering.protocol.request import Sampling
 from steering.protocol.sequence import Pair, Sequence, Spec, State
 from steering.protocol.slots import Pool, PrefillChunk, Slots
 
+LOWEST = torch.finfo(torch.float32).min
+"""The least logit of what is possible."""
 REPLAY_ROWS = 128
 """Generated tokens that a late twin is fed at once: some interventions need the attention weights of all of them."""
 
@@ -31,66 +34,90 @@ class Twinned:
     changed: int
 
 
-def contrasted(
-    full: torch.Tensor, twin: torch.Tensor, weight: torch.Tensor, relu: torch.Tensor, plausible: torch.Tensor
-) -> torch.Tensor:
-    """Logits (rows, vocabulary) by the `Rule` of each row: weight, plausible (rows, 1), relu (rows, 1) bool.
+class Rules(NamedTuple):
+    """The `Rule` of each of some rows. weight: (rows, 1). relu: (rows, 1) bool, or of all rows. plausible: (rows, 1), its
+    logarithm, None where no row has any."""
+
+    weight: torch.Tensor
+    relu: torch.Tensor | bool
+    plausible: torch.Tensor | None
+
+    @classmethod
+    def of(cls, rules: Iterable[Rule], device: torch.device) -> Rules:
+        """Those of as many rows."""
+        weight, relu, plausible = (torch.tensor(values)[:, None] for values in zip(*rules, strict=True))
+        alike, none = len(relu.unique()) == 1, not plausible.any()
+        return cls(
+            sent(weight, device),
+            bool(relu[0]) if alike else sent(relu, device),
+            None if none else sent(plausible.log(), device),
+        )
+
+
+def contrasted(full: torch.Tensor, twin: torch.Tensor, rules: Rules) -> torch.Tensor:
+    """Logits (rows, vocabulary) by the rules of the rows; in few calls, as a step is short.
 
     full, twin: (rows, vocabulary) logits. What is impossible stays impossible.
     """
     difference = full - twin
-    combined = full + weight * torch.where(relu, difference.relu(), difference)
-    least = full.amax(-1, keepdim=True) + plausible.log()
-    return torch.where(full.isneginf() | (full < least), -torch.inf, combined)
+    least: torch.Tensor | float = LOWEST
+    if rules.relu is True:
+        difference.relu_()
+    elif rules.relu is not False:
+        difference = torch.where(rules.relu, difference.relu(), difference)
+    combined = torch.addcmul(full, rules.weight, difference)
+    if rules.plausible is not None:
+        least = (full.amax(-1, keepdim=True) + rules.plausible).clamp_(min=LOWEST)
+    return combined.masked_fill_(full < least, -torch.inf)
 
 
-class RuleSlots(Slots):
-    """The rule of every slot, and how many of its tokens the contrast changed. weight, relu, plausible: (slots, 1). changed:
-    (slots,)."""
+class ChangeSlots(Slots):
+    """How many tokens of every slot the contrast changed. changed: (slots,)."""
 
     def __init__(self, name: str, pool: Pool):
         super().__init__(name, pool)
-        self.weight = torch.zeros(pool.slots, 1, device=pool.device)
-        self.relu = torch.zeros(pool.slots, 1, dtype=torch.bool, device=pool.device)
-        self.plausible = torch.zeros(pool.slots, 1, device=pool.device)
-        self.changed = torch.zeros(pool.slots, dtype=torch.int32, device=pool.device)
+        self.changed = torch.zeros(pool.slots, dtype=torch.int64, device=pool.device)
 
     def holds(self, sequence: Sequence) -> bool:
         return sequence.spec.contrast is not None
 
     def place(self, sequence: Sequence) -> None:
-        slot = sequence.slot
-        fill(self.changed, slot, 0)
-        if sequence.is_leader and (contrast := sequence.spec.contrast) is not None:
-            self.weight[slot], self.relu[slot], self.plausible[slot] = contrast.rule
-
-    def apply(self, slots: torch.Tensor, full: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
-        """Contrasted logits (rows, vocabulary) of some slots; full, twin: theirs and their twins'."""
-        return contrasted(full, twin, self.weight[slots], self.relu[slots], self.plausible[slots])
+        fill(self.changed, sequence.slot, 0)
 
     def count(self, slots: torch.Tensor, full: torch.Tensor, combined: torch.Tensor) -> None:
         """Count where the likeliest token changed; full, combined: logits (rows, vocabulary) of some slots."""
-        self.changed[slots] += (combined.argmax(-1) != full.argmax(-1)).int()
+        self.changed.index_add_(0, slots, (combined.argmax(-1) != full.argmax(-1)).long())
+
+
+class _Pairs(NamedTuple):
+    """Some leaders, each with its slot and its twin's. leaders, twins: (pairs,), these slots."""
+
+    of: list[tuple[Sequence, int, int]]
+    leaders: torch.Tensor
+    twins: torch.Tensor
+    rules: Rules
 
 
 @dataclass(frozen=True)
 class Combined:
     """Logits (rows, vocabulary) as the sampler is to see them. leaders, twins: (pairs,) slots of those that were combined,
-    None where there are none; full: the leaders' own."""
+    None where there are none; full, contrasted: the leaders' logits before and after."""
 
     logits: torch.Tensor
     leaders: torch.Tensor | None = None
     twins: torch.Tensor | None = None
     full: torch.Tensor | None = None
+    contrasted: torch.Tensor | None = None
 
 
 class Twins:
-    """Pairs sequences with their twins. `rules` are the slots' rules; `queue` has one prefilled, `dismiss` ends one."""
+    """Pairs sequences with their twins. `changes` counts; `queue` has one prefilled, `dismiss` ends one."""
 
-    def __init__(self, rules: RuleSlots, queue: Callable[[Sequence], None], dismiss: Callable[[Sequence], None]):
-        self.rules = rules
+    def __init__(self, changes: ChangeSlots, queue: Callable[[Sequence], None], dismiss: Callable[[Sequence], None]):
+        self._changes = changes
         self._queue = queue
         self._dismiss = dismiss
+        self._pairs: _Pairs | None = None  # of the latest decode: of the next they are mostly the same
 
     # -- pairing, waiting, renewal -------------------------------------------------------------------------------------
 
@@ -114,15 +141,14 @@ class Twins:
         leader, held = twin.pair.leader, twin.pair.held
         if not leader.held or held is None:
             return None
-        slot = sent(torch.tensor([leader.slot]), logits.device)
-        return leader, self.rules.apply(slot, held[None], logits[None])[0]
+        return leader, contrasted(held[None], logits[None], Rules.of([_rule(leader)], logits.device))[0]
 
     def end_wait(self, leader: Sequence, logits: torch.Tensor) -> None:
         """The token that `resumed` gave logits (vocabulary,) for is sampled: its leader goes on."""
         assert leader.pair is not None
         assert leader.pair.held is not None
         slot = sent(torch.tensor([leader.slot]), logits.device)
-        self.rules.count(slot, leader.pair.held[None], logits[None])
+        self._changes.count(slot, leader.pair.held[None], logits[None])
         leader.pair.held, leader.state = None, State.RUNNING
 
     # -- in a decode ---------------------------------------------------------------------------------------------------
@@ -131,24 +157,29 @@ class Twins:
         """Logits (rows, vocabulary) of running sequences, row i in slot i; those of leaders against their twins'. A leader
         that waits, or is due for another twin, is left as it is."""
         led = [one for one in running if one.pair is not None]
-        pairs = [(one.slot, one.twin.slot) for one in led if one.twin is not None and not one.held and not one.due]
-        if not pairs:
+        found = [(one, one.slot, one.twin.slot) for one in led if one.twin is not None and not one.held and not one.due]
+        if not found:
+            self._pairs = None
             return Combined(logits)
-        leaders, twins = sent(torch.tensor(pairs), logits.device).unbind(1)
-        full = logits[leaders]
-        return Combined(
-            logits.index_copy(0, leaders, self.rules.apply(leaders, full, logits[twins])), leaders, twins, full
-        )
+        if self._pairs is None or self._pairs.of != found:
+            slots = sent(torch.tensor([of[1:] for of in found]), logits.device)
+            leaders, twins = slots.unbind(1)
+            rules = Rules.of([_rule(one) for one, *_ in found], logits.device)
+            self._pairs = _Pairs(found, leaders, twins, rules)
+        _, leaders, twins, rules = self._pairs
+        full = logits.index_select(0, leaders)
+        combined = contrasted(full, logits.index_select(0, twins), rules)
+        return Combined(logits.index_copy(0, leaders, combined), leaders, twins, full, combined)
 
     def record(self, combined: Combined) -> None:
         """Count what the contrast changed in a decode that counts."""
-        if combined.leaders is not None and combined.full is not None:
-            self.rules.count(combined.leaders, combined.full, combined.logits[combined.leaders])
+        if combined.leaders is not None and combined.full is not None and combined.contrasted is not None:
+            self._changes.count(combined.leaders, combined.full, combined.contrasted)
 
     def take(self, leader: Sequence) -> Twinned:
         """What it did in a finished answer."""
         assert leader.pair is not None
-        return Twinned(leader.pair.made, int(self.rules.changed[leader.slot]))
+        return Twinned(leader.pair.made, int(self._changes.changed[leader.slot]))
 
 
 def replayed(twin: Sequence, budget: int) -> tuple[PrefillChunk, tuple[int, ...]]:
@@ -165,6 +196,11 @@ def rows_of(sequences: Iterable[Sequence]) -> Iterable[Sequence]:
         yield sequence
         if sequence.twin is not None:
             yield sequence.twin
+
+
+def _rule(leader: Sequence) -> Rule:
+    assert leader.spec.contrast is not None
+    return leader.spec.contrast.rule
 
 
 def _twin(leader: Sequence, pair: Pair) -> Sequence:

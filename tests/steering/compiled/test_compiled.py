@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, See, Thi
 from steering.compiled import compiling
 from steering.compiled.package import Package
 from steering.compiled.step import Variant
+from steering.compiled.steps import SHARED_ROWS
+from steering.compiled.team import Team
 from steering.engine import compilation
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
@@ -45,7 +48,10 @@ def few() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compilation, "variants", lambda mllm: VARIANTS)
         patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))
+        own = torch.get_num_threads()
+        torch.set_num_threads(2)  # which share passes of many rows
         yield
+        torch.set_num_threads(own)
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +183,46 @@ def test_prompts_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
     assert ours.stats()["prefix_cache_hits"] > known
 
 
+def test_passes_of_many_rows_that_threads_share_are_those_of_the_plain_step(
+    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows and many, prompts too, of all kinds beside each other."""
+    mllm, steps = compiled.mllm, compiled.compilation.steps
+    assert steps is not None
+    options = {"slots": 26, "max_length": 512, "self_check": False}
+    plain, ours = (steering.Engine(mllm, **options) for _ in range(2))  # type: ignore[arg-type]
+    ours._runner.passes.steps = steps
+    shared: list[tuple[str, int]] = []
+    found = Team.shares
+
+    def shares(team: Team, rows: int, least: int) -> list[slice]:
+        said = found(team, rows, least)
+        shared.append(("decode" if least == SHARED_ROWS else "prefill", len(said)))
+        return said
+
+    monkeypatch.setattr(Team, "shares", shares)
+    everything = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="answer")
+    sage = Sage(See(alpha=0.4, shallow=1), Think(threshold=0.01), Generate())
+    several = requests(mllm, 7, False)
+    texts = [
+        Request(
+            [{"role": "user", "content": f"{number} " * (1 + number % 5)}],
+            Sampling(max_tokens=5, ignore_eos=True, logprobs=2),
+        )
+        for number in range(26)
+    ]
+    mixed = [*texts[:4], *(replace(one, interventions=(sage,), diagnose=everything) for one in several[:3])]
+    for asked in (several, texts, mixed):
+        answers = [engine_.generate(asked) for engine_ in (plain, ours)]
+        for one, other in zip(*[[answer.choices[0] for answer in each] for each in answers], strict=True):
+            assert one.token_ids == other.token_ids
+            for a, b in zip(one.logprobs, other.logprobs, strict=True):
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            for said, again in ((one.diagnostics, other.diagnostics), (one.applied, other.applied)):
+                assert numbers(again) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+    assert {("decode", 2), ("prefill", 2)} <= set(shared)
+
+
 def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
     """Where torch's own loader was used, no other thread had the interpreter while a step ran."""
     engine_ = compiled
@@ -198,8 +244,9 @@ def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
         during = 0
         for _ in range(20):
             begun, processor = time.perf_counter(), time.thread_time()
+            one = [slice(0, 4)]
             package.prefill(
-                [], [], embeds, positions, torch.arange(4), places, places + width - 1, width, engine_._runner.pool
+                [], [], embeds, positions, torch.arange(4), places, places + width - 1, width, engine_._runner.pool, one
             )
             last = seen[0]  # what the other thread saw before this one had the interpreter back
             during += last - begun > (time.thread_time() - processor) / 2

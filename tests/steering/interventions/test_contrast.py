@@ -30,7 +30,8 @@ from steering import (
 from steering.interventions.contrast import noised
 from steering.model.images import Picture
 from steering.prompt.layout import build_prompt
-from steering.runner.twins import contrasted
+from steering.protocol.asked import Rule
+from steering.runner.twins import Rules, contrasted
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain
 from tests.steering.interventions.settings import check_refused
@@ -206,14 +207,12 @@ def test_several_answers_baseline_and_the_other_stages(make_engine: Any) -> None
 
 def test_contrast_by_hand() -> None:
     full, twin = torch.tensor([[1.0, 2.0, -torch.inf]] * 3), torch.tensor([[0.0, 3.0, -torch.inf]] * 3)
-    weight = torch.tensor([[0.5], [0.5], [2.0]])
-    relu = torch.tensor([[True], [False], [False]])
-    plausible = torch.tensor([[0.0], [0.3], [0.5]])  # exp(1 - 2) is 0.37
-    assert contrasted(full, twin, weight, relu, plausible).tolist() == [
-        [1.5, 2.0, -torch.inf],
-        [1.5, 1.5, -torch.inf],
-        [-torch.inf, 0.0, -torch.inf],
-    ]
+    rules = [Rule(0.5, relu=True), Rule(0.5, plausible=0.3), Rule(2.0, plausible=0.5)]  # exp(1 - 2) is 0.37
+    expected = [[1.5, 2.0, -torch.inf], [1.5, 1.5, -torch.inf], [-torch.inf, 0.0, -torch.inf]]
+    assert contrasted(full, twin, Rules.of(rules, full.device)).tolist() == expected
+    for row, rule in enumerate(rules):  # where all are alike, less is computed
+        alone = contrasted(full[row:][:1], twin[row:][:1], Rules.of([rule], full.device))
+        assert alone.tolist() == expected[row:][:1]
 
 
 @pytest.mark.parametrize(
