@@ -96,6 +96,12 @@ class Sampling:
         """Whether the likeliest token is always chosen."""
         return self.temperature < COLDEST
 
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the likeliest token is chosen of what the model says, and nothing else is wanted of it."""
+        penalties = self.repetition_penalty != 1 or self.frequency_penalty or self.presence_penalty
+        return self.greedy and self.logprobs is None and not (penalties or self.logit_bias or self.min_tokens)
+
 
 def _within(name: str, value: Any, open_low: bool = False, whole: bool = False) -> None:
     """Raise RequestError unless `value` is a number in its range, the least value apart where `open_low`."""

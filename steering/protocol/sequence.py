@@ -59,6 +59,11 @@ class Spec:
         return cls(prompt, asked=asked, diagnose=diagnose, signals=needed, **more)
 
     @cached_property
+    def concern(self) -> tuple[frozenset[str], frozenset[Signal]]:
+        """Names of its interventions, and its signals: what has a say depends on them."""
+        return frozenset(self.asked), self.signals
+
+    @cached_property
     def contrast(self) -> Asked | None:
         """The intervention that has a twin."""
         return next((one for one in self.asked.values() if one.twin), None)

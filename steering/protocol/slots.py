@@ -255,8 +255,8 @@ class Concerns:
 
     def of(self, sequences: Iterable[Sequence]) -> Concerned:
         """What has a say in a forward pass of these sequences."""
-        asked: frozenset[str] = frozenset().union(*[sequence.spec.asked for sequence in sequences])
-        signals: frozenset[Signal] = frozenset().union(*[sequence.spec.signals for sequence in sequences])
+        names, wanted = zip(*{sequence.spec.concern for sequence in sequences}, strict=True)
+        asked, signals = frozenset[str]().union(*names), frozenset[Signal]().union(*wanted)
         if (asked, signals) not in self._known:
 
             def those(parts: Mapping[str, Slots]) -> list[Slots]:

@@ -5,7 +5,7 @@ Randomness is a hash of (seed, position), so that a seeded answer does not depen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -30,6 +30,8 @@ class Needs:
     @classmethod
     def of(cls, settings: list[Sampling], *, scored: bool = False) -> Needs:
         """The union over the rows of a batch. scored: log-probabilities of the tokens are read beside an answer."""
+        if not scored and all(s.plain for s in settings):
+            return NOTHING
         reported = [s.logprobs for s in settings if s.logprobs is not None]
         return cls(
             sampling=not all(s.greedy for s in settings),
@@ -41,19 +43,22 @@ class Needs:
         )
 
 
+NOTHING = Needs(False, False, False, False, False, None)
+
+
 class Read(NamedTuple):
-    """What was sampled, as numbers, a row each. alternatives: the token's log-probability, and the ids and log-probabilities
-    of the likeliest ones; None when no row asks for them."""
+    """What was sampled, as numbers, a row each; finite: 0 where it is not. alternatives: the token's log-probability, and
+    the ids and log-probabilities of the likeliest ones; None when no row asks for them."""
 
     tokens: list[int]
-    finite: list[bool]
+    finite: Sequence[float]
     alternatives: list[tuple[float, list[int], list[float]]] | None
 
 
 @dataclass
 class Sampled:
     """tokens: (rows,) int64; finite: (rows,) bool, False where a row's logits held a NaN or all were -inf;
-    logprob: (rows,) of the token, top_logprob and top_id: (rows, k), all None when no row asks for log-probabilities."""
+    logprob: (rows,) of the token, top_logprob and top_id: (rows, k), None when no row asks for them."""
 
     tokens: torch.Tensor
     finite: torch.Tensor
@@ -63,10 +68,14 @@ class Sampled:
 
     def read(self) -> Read:
         """All of it on the CPU, by one copy, for which the host waits."""
+        if self.logprob is None:
+            said, finite = torch.stack((self.tokens, self.finite)).tolist()
+            return Read(said, finite, None)
+        if self.top_logprob is None or self.top_id is None:  # a double holds any number of a token
+            found = torch.stack((self.tokens.double(), self.finite.double(), self.logprob.double()))
+            said, finite, logprobs = found.tolist()
+            return Read([*map(int, said)], finite, [(one, [], []) for one in logprobs])
         tokens, finite = self.tokens[:, None], self.finite[:, None].long()
-        if self.logprob is None or self.top_logprob is None or self.top_id is None:
-            found = torch.cat([tokens, finite], 1).tolist()
-            return Read([row[0] for row in found], [bool(row[1]) for row in found], None)
         floats = torch.cat([self.logprob[:, None], self.top_logprob], 1).double().view(torch.int64)
         host = torch.cat([tokens, finite, self.top_id, floats], 1).cpu()
         tokens, finite, top_id, floats = host.split([1, 1, self.top_id.shape[1], floats.shape[1]], 1)
@@ -171,7 +180,8 @@ def sample(
     if needs.top_logprobs is not None:
         logprobs = logits.log_softmax(-1)
         result.logprob = logprobs.gather(1, tokens[:, None])[:, 0]
-        result.top_logprob, result.top_id = logprobs.topk(needs.top_logprobs, dim=-1)
+        if needs.top_logprobs:
+            result.top_logprob, result.top_id = logprobs.topk(needs.top_logprobs, dim=-1)
     settings.count(rows, tokens)  # at the end: where something raised, the same token is sampled again
     return result
 
