@@ -18,11 +18,15 @@ LONG = 1200
 """Words, which are tokens of the embedded model, of a long prompt."""
 
 
+LARGE = (700, 420)
+"""Of a picture of an album, 375 tokens of a model whose tokens are 28 pixels wide."""
+
+
 @cache
-def _picture(seed: int) -> str:
+def _picture(seed: int, size: tuple[int, int] = (84, 84)) -> str:
     rng = random.Random(seed)
     buffer = io.BytesIO()
-    render(random_scene(rng, 2), (84, 84), rng).save(buffer, "PNG")
+    render(random_scene(rng, 2), size, rng).save(buffer, "PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -52,12 +56,19 @@ def _same_picture(seed: int) -> Messages:
     return [{"role": "user", "content": [*_pictured(0)[0]["content"][:1], *_pictured(seed)[0]["content"][1:]]}]
 
 
+def _album(seed: int) -> Messages:
+    pictures = [{"type": "image_url", "image_url": {"url": _picture(4 * seed + one, LARGE)}} for one in range(4)]
+    return [{"role": "user", "content": [*pictures, {"type": "text", "text": f"{_text(random.Random(seed), 400)}?"}]}]
+
+
 WORKLOADS: dict[str, Callable[[int], Messages]] = {
     "short": _short,
     "long": _long,
     "shared": _shared,
     "picture": _pictured,
     "same-picture": _same_picture,
+    "album": _album,
 }
 """The chat of a seed: a short text, one of 1,200 words, a short one behind a system prompt of 600 that all have, a picture
-of its own or the same one with a short question."""
+of its own or the same one with a short question, four large ones behind which are 400 words (2,000 tokens of the models of
+`benchmarks.models`)."""

@@ -32,7 +32,7 @@ class Uncompilable(Exception):
 def build(mllm: MLLM, variant: Variant, axes: int | None, threads: int, room: Path) -> tuple[Path, Any]:
     """Compile a step of this model; its library, a file in a folder, and what is to be noted of it.
 
-    Raises Uncompilable, and whatever torch raises where it cannot trace or compile.
+    `build_loops` comes first. Raises Uncompilable, and whatever torch raises where it cannot trace or compile.
     """
     (step, given), (other, more) = (example_step(mllm, variant, axes, sizes) for sizes in EXAMPLES)
     if step.shape != other.shape:
@@ -45,8 +45,6 @@ def build(mllm: MLLM, variant: Variant, axes: int | None, threads: int, room: Pa
     ]
     if any(not str(name).startswith("pooled") for name in changed):
         raise Uncompilable(f"{', '.join(map(str, changed))}: a hook writes into what it was given")
-    build_loops(threads, room)
-    os.environ["LIBRARY_PATH"] = os.pathsep.join([str(room), *filter(None, [os.environ.get("LIBRARY_PATH")])])
     path = torch._inductor.aoti_compile_and_package(
         program,
         package_path=str(room / "built.pt2"),
@@ -61,7 +59,8 @@ def build(mllm: MLLM, variant: Variant, axes: int | None, threads: int, room: Pa
 
 
 def build_loops(threads: int, room: Path) -> None:
-    """Compile our own loops into an archive in a folder, which becomes a part of the library."""
+    """Compile our own loops into an archive in a folder, which becomes a part of each library that this process builds."""
+    os.environ["LIBRARY_PATH"] = os.pathsep.join([str(room), *filter(None, [os.environ.get("LIBRARY_PATH")])])
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     flags = ["-std=c++20", "-O3", "-march=native", "-fPIC", "-Wno-psabi", f"-DTHREADS={threads}"]
     flags += [] if threads == 1 else ["-fopenmp"]

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch._inductor import sizevars
 
-from steering.compiled.building import build
+from steering.compiled.building import build, build_loops
 from steering.compiled.examples import example_step, manifest
 from steering.compiled.step import Variant, constants
 from steering.compiled.store import Store
@@ -34,6 +35,7 @@ def main() -> int:
     store = Store(Path(job["folder"]))
     mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
     mllm.settle(compiled=True)
+    loops = functools.cache(build_loops)
     for number, one in enumerate(job["steps"]):
         fault = None
         try:
@@ -44,6 +46,7 @@ def main() -> int:
                     _fill(constants(step), one["small"])
                     if [step.shape.text(), manifest(step)] != [one["shape"], one["manifest"]]:
                         raise RuntimeError("the model, or its hooks, are others than those that are served")
+                    loops(job["threads"], Path(tempfile.gettempdir()))
                     store.keep(one["key"], *build(mllm, *asked, job["threads"], room))
         except Exception as error:
             traceback.print_exc()

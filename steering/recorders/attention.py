@@ -297,7 +297,8 @@ class AttentionRecorder(Slots):
         if not isinstance(hook, DecodeCapture):
             return
         rows = batch.rows
-        self.sums[rows].addcmul_(hook.sums, batch.active)
+        if Signal.SPANS in batch.signals:
+            self.sums[rows].addcmul_(hook.sums, batch.active)
         if Signal.DECAY in batch.signals:
             self.decay.index_put_(batch.written, hook.shares)
         if hook.means is None:
