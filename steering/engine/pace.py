@@ -61,8 +61,9 @@ class Fit:
 class Pace:
     """Bounds what a step takes in that running answers share, so that it takes `stall` times as long as one without, and
     `TOGETHER` times that where prompts come in whole; and the pictures, to as many as are encoded in what that
-    leaves beside two passes, but one in any case. `most` tokens are taken where nobody runs. Raises ValueError unless
-    `stall` is above 2.
+    leaves beside two passes, but one in any case. Where more wait than run, whole prompts and pictures are as many times
+    more: one after the other they would hold up more answers than they spare. `most` tokens are taken where nobody runs.
+    Raises ValueError unless `stall` is above 2.
     """
 
     def __init__(self, stall: float, most: int):
@@ -93,13 +94,14 @@ class Pace:
         """Learn from so many pictures that were encoded."""
         self._picture = mean(self._picture, seconds / pictures)
 
-    def room(self, running: bool) -> Room:
-        """What the next step may take in."""
+    def room(self, running: int, waiting: int = 0) -> Room:
+        """What the next step may take in, where so many run, and so many wait for whom there are slots."""
         if not running:
             return Room(self._most)
-        pictures = int((self._stall * TOGETHER - 2) * self._decode / self._picture) if self._picture else 1
+        crowd = max(1.0, waiting / running)
+        pictures = int((self._stall * TOGETHER - 2) * self._decode / self._picture * crowd) if self._picture else 1
         tokens, together = (fit.tokens(self._first, self._most) for fit in (self._alone, self._together))
-        return Room(tokens, max(1, pictures), max(tokens, together))
+        return Room(tokens, max(1, pictures), max(tokens, min(self._most, round(together * crowd))))
 
     @property
     def _first(self) -> float:

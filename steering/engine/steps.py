@@ -105,7 +105,11 @@ class Steps:
 
     def next_room(self) -> Room:
         """What the next step may take in."""
-        return Room(self._budget) if self.pace is None else self.pace.room(bool(self.scheduler.running))
+        scheduler = self.scheduler
+        free = scheduler.slots - len(scheduler.running)
+        if self.pace is None:
+            return Room(self._budget)
+        return self.pace.room(len(scheduler.running), min(free, len(scheduler.waiting)))
 
     @torch.inference_mode()
     def step(self, room: Room) -> None:

@@ -20,7 +20,7 @@ def steered(pace: Pace, decode: float, fixed: float, token: float, steps: int = 
     for _ in range(80):
         pace.step(0.0, decode, 0, running=True)
     for _ in range(steps):
-        n = pace.room(True).tokens
+        n = pace.room(1).tokens
         pace.step(fixed + n * token, decode, n, running=True)
     return pace
 
@@ -40,91 +40,106 @@ def steered(pace: Pace, decode: float, fixed: float, token: float, steps: int = 
 def test_a_step_is_as_long_as_it_may_be(fixed: float, token: float, stall: float, fit: int) -> None:
     """(decode + fixed + n * token) / decode = stall"""
     pace = steered(Pace(stall, most=1024), 0.010, fixed, token)
-    assert pace.room(True).tokens == pytest.approx(fit, abs=1 + fit * 0.02 + 0.0005 / token)
-    assert pace.room(False).tokens == 1024
+    assert pace.room(1).tokens == pytest.approx(fit, abs=1 + fit * 0.02 + 0.0005 / token)
+    assert pace.room(0).tokens == 1024
 
 
 def test_what_a_prompt_takes_alone_is_a_beginning() -> None:
     pace = Pace(3.0, 1024)
     pace.step(0.0, 0.010, 0, running=True)
     pace.step(0.100, 0.0, 500, running=False)
-    assert pace.room(True).tokens == 50
+    assert pace.room(1).tokens == 50
 
 
 def test_a_short_prompt_tells_that_more_fits_and_never_that_less_does() -> None:
     pace = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001)
     pace.step(0.011, 0.010, 10, True)
-    assert pace.room(True).tokens == pytest.approx(100, abs=8)
+    assert pace.room(1).tokens == pytest.approx(100, abs=8)
     for _ in range(20):  # many of a length, in a pass that takes little
-        pace.step(0.002, 0.010, min(60, pace.room(True).tokens), True)
-    assert pace.room(True).tokens > 200
+        pace.step(0.002, 0.010, min(60, pace.room(1).tokens), True)
+    assert pace.room(1).tokens > 200
 
 
 def test_several_whole_prompts_may_take_longer_together() -> None:
     """(.01 + .012 + n * .0001) / .01 is 3 where n is 80, and 4.5 where it is 230."""
     pace = steered(Pace(3.0, 1024), 0.010, 0.012, 0.0001)
     for _ in range(30):
-        n = pace.room(True).together
+        n = pace.room(1).together
         assert n is not None
         pace.step(0.012 + n * 0.0001, 0.010, n, True, prompts=4)
-    assert pace.room(True).tokens == pytest.approx(80, abs=9)
-    assert pace.room(True).together == pytest.approx(230, abs=15)
+    assert pace.room(1).tokens == pytest.approx(80, abs=9)
+    assert pace.room(1).together == pytest.approx(230, abs=15)
 
 
 def test_as_many_pictures_are_encoded_as_a_step_has_room_for() -> None:
     """(4.5 - 2) * .01 / .003"""
     pace = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001)
-    assert pace.room(False).pictures is None
-    assert pace.room(True).pictures == 1
+    assert pace.room(0).pictures is None
+    assert pace.room(1).pictures == 1
     pace.encoded(0.012, 4)
-    assert pace.room(True).pictures in (7, 8)  # the median decode is within 2 %
+    assert pace.room(1).pictures in (7, 8)  # the median decode is within 2 %
     for _ in range(40):
         pace.encoded(0.2, 1)
-    assert pace.room(True).pictures == 1
+    assert pace.room(1).pictures == 1
 
 
 def test_the_decode_is_that_of_steps_that_read_prompts_too() -> None:
     """Where each step reads some, none only decodes: with more rows it takes longer."""
     pace = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001)
     for _ in range(80):
-        n = pace.room(True).tokens
+        n = pace.room(1).tokens
         pace.step(0.010 + n * 0.0001, 0.030, n, True)
-    assert pace.room(True).tokens == pytest.approx(500, abs=25)
+    assert pace.room(1).tokens == pytest.approx(500, abs=25)
 
 
 def test_it_follows_the_machine_and_forgives_a_pause() -> None:
     pace = steered(Pace(3.0, most=1024), 0.010, 0.010, 0.0001)
     steered(pace, 0.020, 0.020, 0.0001, steps=40)
-    assert pace.room(True).tokens == pytest.approx(200, abs=5)
+    assert pace.room(1).tokens == pytest.approx(200, abs=5)
     pace.step(0.0, 60.0, 0, running=True)
-    assert pace.room(True).tokens < 400
+    assert pace.room(1).tokens < 400
     pace.step(60.0, 0.020, 200, running=True)
-    assert pace.room(True).tokens >= 140
-    before = pace.room(True).tokens
+    assert pace.room(1).tokens >= 140
+    before = pace.room(1).tokens
     pace.step(0.021, 0.020, 10, running=True)  # a short prompt that fits
-    assert pace.room(True).tokens == before
+    assert pace.room(1).tokens == before
 
 
 def test_a_longer_prompt_takes_fewer_tokens_a_step() -> None:
     """Tokens take longer the more stand before them: steps are as long at its end as at its beginning."""
     pace, taken, times = steered(Pace(3.0, 1024), 0.010, 0.010, 0.0001), 0, []
     while taken < 4000:
-        n = pace.room(True).tokens
+        n = pace.room(1).tokens
         taking = 0.010 + n * 0.0001 * (1 + taken / 1000)
         times.append(0.010 + taking)
         pace.step(taking, 0.010, n, running=True)
         taken += n
     assert max(times) < 0.034
     assert min(times) > 0.026
-    assert pace.room(True).tokens < 35
+    assert pace.room(1).tokens < 35
 
 
 def test_before_anything_is_known_a_step_takes_little() -> None:
-    assert Pace(3.0, 1024).room(True).tokens == UNKNOWN
-    assert Pace(3.0, 16).room(True).tokens == 16
-    assert Pace(3.0, 1024).room(False).tokens == 1024
+    assert Pace(3.0, 1024).room(1).tokens == UNKNOWN
+    assert Pace(3.0, 16).room(1).tokens == 16
+    assert Pace(3.0, 1024).room(0).tokens == 1024
     with pytest.raises(ValueError, match="max_stall must be above 2"):
         Pace(2.0, 1024)
+
+
+def test_where_more_wait_than_run_as_many_times_more_come_in_whole() -> None:
+    pace = Pace(4.0, 1024)
+    pace.encoded(0.010, 1)
+    for _ in range(400):
+        pace.step(pace.room(1).together * 0.0005, 0.020, pace.room(1).together or 0, True, prompts=2)
+    few = pace.room(8, 8)
+    assert few == pace.room(8)
+    for running, waiting in ((1, 3), (2, 6)):
+        many = pace.room(running, waiting)
+        assert many.tokens == few.tokens  # of a part of a long one
+        assert many.together == pytest.approx(3 * (few.together or 0), abs=2)
+        assert many.pictures == pytest.approx(3 * (few.pictures or 0), abs=2)
+    assert pace.room(1, 1000).together == 1024
 
 
 def test_pictures_are_encoded_one_a_step_beside_a_running_answer(
