@@ -9,10 +9,10 @@ import torch
 
 from steering.compiled.library import Library
 from steering.compiled.store import StoredStep
-from steering.compiled.team import Team
 from steering.compiled.tensors import Bound, Mould, Pattern, kinds_of, of_json
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
+from steering.team import Team
 
 
 class Package:

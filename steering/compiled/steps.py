@@ -18,12 +18,12 @@ from steering.compiled.package import Package
 from steering.compiled.packing import packed_weights
 from steering.compiled.step import STEPS, Kind, Variant, constants
 from steering.compiled.store import StoredStep
-from steering.compiled.team import Team
 from steering.compiled.tensors import Bound, Pattern
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, PrefillChunk, Scope
+from steering.team import Team
 
 FORMAT = 4
 CODE = ("compiled", "decoder", "interventions", "measures.py", "model", "recorders")

@@ -44,7 +44,8 @@ CHATS: tuple[dict[str, Any], ...] = (
     {"sage": True, "diagnostics": {"include": ["focus", "modality", "decay", "flags"]}},
 )
 CHAT = "/v1/chat/completions"
-WIDE, ROOM = 8, 9
+WIDE = 8
+ROOM = (Settings().slots + Settings().max_waiting * 7 // 8) // WIDE
 """Answers of a request, and requests of one key that all slots and seven eighths of the queue hold."""
 
 

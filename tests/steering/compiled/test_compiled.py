@@ -23,10 +23,10 @@ from steering.compiled import compiling
 from steering.compiled.package import Package
 from steering.compiled.step import Variant
 from steering.compiled.steps import SHARED_ROWS
-from steering.compiled.team import Team
 from steering.engine import compilation
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
+from steering.team import Team
 from steering.vectors.vector import SteeringVector
 from tests.steering.conftest import LoadMLLM
 

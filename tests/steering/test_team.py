@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from steering.compiled.team import Team
+from steering.team import Team
 
 
 @pytest.mark.parametrize(
