@@ -13,13 +13,15 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+MOST = 8
+"""Threads of a team: what they read comes from one memory, and each holds what a compiled pass needs of its own."""
 
 
 class Team:
-    """So many threads, whoever asks for a pass among them."""
+    """So many threads, but at most `MOST`, whoever asks for a pass among them."""
 
     def __init__(self, threads: int):
-        self.threads = threads
+        self.threads = min(threads, MOST)
 
     def shares(self, rows: int, least: int) -> list[slice]:
         """The rows that each thread takes: as many of them as have at least so many, about equally."""
