@@ -71,6 +71,7 @@ class CompiledSteps:
     def of(cls, steps: CompiledSteps, wanted: WantedStep, package: Package) -> Self:
         """Those of the same model with this package alone."""
         own = cls(steps._mllm, steps._threads, steps.axes)
+        own._team = steps._team  # as many threads as packages were loaded for, whatever torch has been told since
         own.add(wanted, package)
         return own
 

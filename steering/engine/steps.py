@@ -105,11 +105,10 @@ class Steps:
 
     def next_room(self) -> Room:
         """What the next step may take in."""
-        scheduler = self.scheduler
-        free = scheduler.slots - len(scheduler.running)
         if self.pace is None:
             return Room(self._budget)
-        return self.pace.room(len(scheduler.running), min(free, len(scheduler.waiting)))
+        running = len(self.scheduler.running)
+        return self.pace.room(running, min(self.scheduler.slots - running, len(self.scheduler.waiting)))
 
     @torch.inference_mode()
     def step(self, room: Room) -> None:

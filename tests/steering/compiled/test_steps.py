@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 import steering
 from steering.compiled.examples import EXAMPLES, example_step
 from steering.compiled.step import Kind, Variant
-from steering.compiled.steps import CODE
+from steering.compiled.steps import CODE, CompiledSteps
 from tests.steering.conftest import LoadMLLM
 
 ROOT = Path(steering.__file__).parent
@@ -42,3 +42,14 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
             sys.setprofile(None)
     assert {Path("decoder/attention.py"), Path("interventions/think.py")} <= run
     assert {file.parts[0] for file in run} <= {*CODE}
+
+
+def test_one_package_alone_has_the_threads_that_it_was_loaded_for(load_mllm: LoadMLLM) -> None:
+    own, package = torch.get_num_threads(), SimpleNamespace()
+    steps = CompiledSteps(load_mllm("qwen2_vl"), threads=1)
+    torch.set_num_threads(3)
+    try:
+        sole = CompiledSteps.of(steps, steps.wanted(Variant("decode")), package)  # type: ignore[arg-type]
+    finally:
+        torch.set_num_threads(own)
+    assert sole._team.threads == steps._team.threads == own
