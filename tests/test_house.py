@@ -13,6 +13,7 @@ PACKAGES = ("steering", "probes", "demo", "server")
 BESIDE = ("tests", "benchmarks")
 """What may import whatever it likes, but is as small."""
 FLOORS = (
+    "loops",
     "decoder",
     "model",
     "prompt",

@@ -18,11 +18,11 @@ from torch.utils.cpp_extension import include_paths
 from steering.compiled.examples import EXAMPLES, example_step
 from steering.compiled.step import StepSizes, Variant
 from steering.compiled.tensors import as_json
-from steering.decoder import loops
+from steering.loops.operators import SHIMS, sources
 from steering.model.mllm import MLLM
 
 LOOPS = "helmsight_loops"
-"""The name of the archive with `decoder/loops.cpp`."""
+"""The name of the archive of what `steering/loops` holds in C++."""
 
 
 class Uncompilable(Exception):
@@ -50,7 +50,7 @@ def build(mllm: MLLM, variant: Variant, axes: int | None, threads: int, room: Pa
         package_path=str(room / "built.pt2"),
         inductor_configs={
             "aot_inductor.package_constants_in_so": False,  # the weights stay where they are
-            "aot_inductor.custom_ops_to_c_shims": loops.SHIMS,
+            "aot_inductor.custom_ops_to_c_shims": SHIMS,
             "aot_inductor.custom_op_libs": [LOOPS],
             "cpp.threads": threads,
         },
@@ -64,10 +64,11 @@ def build_loops(threads: int, room: Path) -> None:
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     flags = ["-std=c++20", "-O3", "-march=native", "-fPIC", "-Wno-psabi", f"-DTHREADS={threads}"]
     flags += [] if threads == 1 else ["-fopenmp"]
-    made = room / f"{LOOPS}.o"
     folders = [f"-I{folder}" for folder in include_paths()]
-    _run([*compiler, *flags, *folders, "-c", str(loops.SOURCE), "-o", str(made)])
-    _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), str(made)])
+    made = {str(room / f"{one.stem}.o"): str(one) for one in sources()}
+    for to, source in made.items():
+        _run([*compiler, *flags, *folders, "-c", source, "-o", to])
+    _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), *made])
 
 
 def _rows(program: ExportedProgram) -> dict[str, list[int | None]]:

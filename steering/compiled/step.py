@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from steering.compiled.packing import Few, Packing, groups_of, joined
+from steering.compiled.packing import Packing, groups_of, joined
 from steering.compiled.tensors import Hole, Made, Pattern, put_together, taken_apart
 from steering.decoder.attention import Decode, Placed
 from steering.decoder.hooks import Hook, Hooks
@@ -17,7 +16,7 @@ from steering.decoder.kv import KVPool
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Scope
 
-Kind = Literal["prefill", "decode", "decode many"]
+Kind = Literal["decode", "prefill"]
 
 
 class Variant(NamedTuple):
@@ -42,21 +41,21 @@ class StepSizes(NamedTuple):
 class Step(nn.Module):
     """A pass of one kind under hooks of one shape.
 
-    axes: how many axes rotary positions have, None for one that is not told apart. Called once, it knows `left`: what the
-    hooks are afterwards, as a tree whose tensors are those that were given, then those that were made.
+    axes: how many axes rotary positions have, None for one that is not told apart. fused: its linear layers read weights of
+    its own, which are packed where it is used (`steering.compiled.packing`), and it calls our own loops. Called once, it
+    knows `left`: what the hooks are afterwards, as a tree whose tensors are those that were given, then those made.
     """
 
     kind: ClassVar[Kind]
-    packs: ClassVar[bool] = False
-    """Whether its linear layers read weights of its own, which are packed where it is used (`steering.compiled.packing`)."""
 
-    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None):
+    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, fused: bool = True):
         super().__init__()
+        self._fused = fused
         self.decoder = mllm.decoder
         self.output = mllm.model.get_output_embeddings()
         self.shape = shape
         self._mllm, self._axes = [mllm], axes  # in a list, as it is no part of what is compiled
-        self._groups = groups_of([*mllm.layers, self.output], mllm.dtype) if self.packs else []
+        self._groups = groups_of([*mllm.layers, self.output], mllm.dtype) if fused else []
         self.packed = _Tensors(joined(self._groups))
         self._note = _Note()  # torch.export sets back what tracing sets, and what lists held
 
@@ -78,10 +77,6 @@ class Step(nn.Module):
         ]
         return (*self.example(sizes), column, [one.contiguous() for one in given], pooled)
 
-    def _layers(self) -> AbstractContextManager[Any]:
-        """What has linear layers be computed otherwise than the model would."""
-        return Packing(self._groups, self.packed.named)
-
     def _run(
         self,
         embeds: torch.Tensor,
@@ -96,7 +91,7 @@ class Step(nn.Module):
         (mllm,) = self._mllm
         rows = embeds.shape[0]
         at = torch.arange(rows, device=embeds.device) if isinstance(last, torch.Tensor) else slice(None)
-        with self._layers():
+        with Packing(self._groups, self.packed.named):
             hidden = self.decoder(
                 inputs_embeds=embeds,
                 position_ids=positions,
@@ -115,20 +110,13 @@ class Step(nn.Module):
 
 
 class DecodeStep(Step):
-    """One token for each of the first rows of the pool. fused: as of `Decode`."""
+    """One token for each of the first rows of the pool."""
 
     kind: ClassVar[Kind] = "decode"
 
     def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, fused: bool = True):
-        super().__init__(mllm, shape, axes)
-        self._fused = fused
+        super().__init__(mllm, shape, axes, fused)
         self.embeddings = mllm.model.get_input_embeddings()
-
-    def _layers(self) -> AbstractContextManager[Any]:
-        if self.packs:
-            return super()._layers()
-        (mllm,) = self._mllm
-        return Few([*mllm.layers, self.output]) if self._fused else nullcontext()
 
     def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
         (mllm,) = self._mllm
@@ -153,18 +141,10 @@ class DecodeStep(Step):
         return self._run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, given)
 
 
-class ManyStep(DecodeStep):
-    """The same for as many rows as packed weights pay for."""
-
-    kind = "decode many"
-    packs = True
-
-
 class PrefillStep(Step):
     """Some tokens of some prompts, a prompt a row."""
 
     kind = "prefill"
-    packs = True
 
     def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
         (mllm,) = self._mllm
@@ -193,7 +173,7 @@ class PrefillStep(Step):
         return self._run(embeds, positions, step, last, hooks, given)
 
 
-STEPS: dict[Kind, type[Step]] = {one.kind: one for one in (PrefillStep, DecodeStep, ManyStep)}
+STEPS: dict[Kind, type[Step]] = {one.kind: one for one in (PrefillStep, DecodeStep)}
 
 
 class _Tensors(nn.Module):

@@ -15,7 +15,7 @@ import transformers
 
 from steering.compiled.examples import example_step, manifest, small
 from steering.compiled.package import Package
-from steering.compiled.packing import packed_weights
+from steering.compiled.packing import reordered
 from steering.compiled.step import STEPS, Kind, Variant, constants
 from steering.compiled.store import StoredStep
 from steering.compiled.tensors import Bound, Pattern
@@ -26,15 +26,12 @@ from steering.protocol.slots import Computed, PrefillChunk, Scope
 from steering.team import Team
 
 FORMAT = 4
-CODE = ("compiled", "decoder", "interventions", "measures.py", "model", "recorders")
+CODE = ("compiled", "decoder", "interventions", "loops", "measures.py", "model", "recorders")
 """Of this package, what a step's computations are written in."""
-SOURCES = (".py", ".cpp")
+SOURCES = (".py", ".cpp", ".h")
 LONGEST = 512
 """Columns that a compiled prefill reads at most: where there are more, arithmetic is all that takes time, and a plain one
 needs no mask."""
-MANY = 12
-"""Rows of a decode for which packed weights pay: of fewer, our own loops are done sooner."""
-
 SHARED_ROWS = 3
 """Rows of a decode that a thread takes at least where several share it."""
 SHARED_TOKENS = 32
@@ -98,15 +95,13 @@ class CompiledSteps:
     def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
         """A package of an entry, which is not in use yet; raises what `Package` raises."""
         step = STEPS[wanted.variant.kind](self._mllm, wanted.shape, wanted.axes)
-        if step.packs and not self._packed:
-            self._packed = {
-                f"packed.{name}": one for name, one in packed_weights(dict(step.packed.named_buffers())).items()
-            }
+        if not self._packed:
+            self._packed = {f"packed.{name}": reordered(one) for name, one in step.packed.named_buffers()}
         return Package(entry, wanted.shape, constants(step) | self._packed, self._team)
 
     def add(self, wanted: WantedStep, package: Package) -> None:
         """Use a package from the next step on."""
-        kind = "prefill" if wanted.variant.kind == "prefill" else "decode"
+        kind = wanted.variant.kind
         self.scopes = {**self.scopes, kind: self.scopes.get(kind, frozenset()) | {wanted.variant.scope}}
         place = wanted.variant.kind, wanted.axes
         self._ready = {**self._ready, place: [*self._ready.get(place, ()), package]}
@@ -123,8 +118,7 @@ class CompiledSteps:
     ) -> Computed | None:
         """As `Package`; None where no step for such hooks is ready."""
         shares = self._team.shares(len(tokens), SHARED_ROWS)
-        many = -(-len(tokens) // len(shares)) >= MANY
-        found = self._found(("decode many", "decode") if many else ("decode", "decode many"), hooks, axes)
+        found = self._found("decode", hooks, axes)
         if found is None:
             return None
         package, own, given = found
@@ -151,7 +145,7 @@ class CompiledSteps:
     ) -> Computed | None:
         """As `Package`, for a chunk that it `may_run`; None where no step for such hooks is ready. embeds: (rows, n, d).
         positions: (rows, n) or (axes, rows, n)."""
-        found = self._found(("prefill",), hooks, axes)
+        found = self._found("prefill", hooks, axes)
         if found is None:
             return None
         package, own, given = found
@@ -167,10 +161,10 @@ class CompiledSteps:
         return Computed(hidden, logits if chunk.complete else None)
 
     def _found(
-        self, kinds: tuple[Kind, ...], hooks: Bound, axes: int | None
+        self, kind: Kind, hooks: Bound, axes: int | None
     ) -> tuple[Package, list[Hook], list[torch.Tensor]] | None:
-        """The first of these that is ready for such hooks, with them and their tensors."""
-        for package in [one for kind in kinds for one in self._ready.get((kind, axes), ())]:
+        """The step that is ready for such hooks, with them and their tensors."""
+        for package in self._ready.get((kind, axes), ()):
             if (given := package.given(hooks)) is not None:
                 self.taken += 1
                 return package, hooks.values, given

@@ -18,11 +18,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from steering.decoder import kernels, loops
+from steering.decoder import kernels
 from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
 from steering.devices import sent
+from steering.loops.attention import decode_attention, decode_sums, decode_weights
 
 NAME = "helmsight"
 
@@ -258,15 +259,11 @@ class Decode:
         written = self._written(kv_heads, key.device)
         keys.view(-1, width).index_copy_(0, written, key.reshape(-1, width))
         values.view(-1, width).index_copy_(0, written, value.reshape(-1, width))
+        if self.fused:
+            return self._looped(heads, query, keys, values)
         keys, values = keys[:rows, :, : self.columns], values[:rows, :, : self.columns]  # views
         grouped = query.reshape(rows, kv_heads, -1, width)  # (rows, kv_heads, group, head_dim)
         hooks, visible = self.hooks.attention, self._mask(heads.window, query)
-        if self.fused:
-            weights = self._weights(heads, grouped, keys, visible)
-            for observer in self.hooks.observers:
-                observer.decode(heads.layer, weights.view(rows, -1, self.columns))
-            out = loops.decode_sums(weights.contiguous(), values, self.positions)
-            return out.to(values.dtype).view(query.shape)
         # The answer's own path is the same whatever is observed and whatever its neighbours ask for; what else is computed
         # replaces it only in the rows that a hook changes.
         if heads.softcap is None:
@@ -282,6 +279,26 @@ class Decode:
         for observer in self.hooks.observers:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns))
         return out.view(query.shape)
+
+    def _looped(self, heads: Heads, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """The output (rows, heads, 1, head_dim) of queries alike, by our own loops over a layer's pool."""
+        query, scoring = query.float().contiguous(), self.hooks.scoring
+        how = heads.scaling, heads.window or 0, heads.softcap or 0.0
+        if not self.hooks.attention and not self.hooks.observers:
+            return decode_attention(query, keys, values, self.positions, *how).to(values.dtype)
+        gains = scoring[0].gains(heads.layer, self.columns) if len(scoring) == 1 else None
+        if scoring and gains is None:
+            rows, heads_of, _, width = query.shape
+            grouped = query.view(rows, keys.shape[1], -1, width)
+            near = keys[:rows, :, : self.columns]
+            weights = self._weights(heads, grouped, near, self._mask(heads.window, query)).view(rows, heads_of, 1, -1)
+        else:
+            weights = decode_weights(query, keys, self.positions, gains, *how, self.columns)
+            for hook in self.hooks.attention:
+                weights = hook.weights(heads.layer, weights)
+        for observer in self.hooks.observers:
+            observer.decode(heads.layer, weights[:, :, 0])
+        return decode_sums(weights.contiguous(), values, self.positions, heads.window or 0).to(values.dtype)
 
     def _product(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor
@@ -305,14 +322,10 @@ class Decode:
     def _weights(self, heads: Heads, query: torch.Tensor, key: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """Attention weights (rows, kv_heads, group, columns) as the hooks make them. visible: (rows, 1, 1, columns)."""
         shape, by_head = (*query.shape[:3], self.columns), (query.shape[0], -1, 1, self.columns)
-        plain = not self.hooks.scoring and heads.softcap is None and query.dtype == torch.float32
-        if plain and not self.fused:  # in one pass
+        if not self.hooks.scoring and heads.softcap is None and query.dtype == torch.float32:  # in one pass
             scores = heads.masked_scores(query, key, self._flat_mask(heads.window, key.shape[1], visible))
         else:
-            if self.fused:
-                scores = heads.scaled(loops.decode_scores(query.float().contiguous(), key, self.positions))
-            else:
-                scores = heads.scores(query, key)
+            scores = heads.scores(query, key)
             for hook in self.hooks.scoring:
                 scores = hook.scores(heads.layer, scores.view(by_head), None)
             scores = scores.view(shape) + visible

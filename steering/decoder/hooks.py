@@ -43,6 +43,11 @@ class AttentionHook(Hook):
         """Scores (rows, heads, R, columns) before the mask. queries: (rows, R), which they are of a prefill."""
         return scores
 
+    def gains(self, layer: int, columns: int) -> torch.Tensor | None:
+        """For loops that compute scores and weights in one, of a hook that changes scores: (rows, columns), by which it has
+        the scores s of a decode be s + gain * |s|; None where it does something else."""
+        return None
+
     def weights(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
         """Weights (rows, heads, R, columns) behind the softmax."""
         return weights

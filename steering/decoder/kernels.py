@@ -18,11 +18,7 @@ class Heads(NamedTuple):
 
     def scores(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Scaled float32 scores; grouped queries (rows, kv_heads, group * n, head_dim) meet their keys without copies."""
-        return self.scaled(_products(query, key))
-
-    def scaled(self, products: torch.Tensor) -> torch.Tensor:
-        """Scores of products of queries and keys that nobody else holds."""
-        scores = products.mul_(self.scaling)  # in place: each pass over them costs
+        scores = _products(query, key).mul_(self.scaling)  # in place: each pass over them costs
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def masked_scores(self, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

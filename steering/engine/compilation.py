@@ -11,17 +11,17 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from steering.compiled.compiling import Compiling
 from steering.compiled.step import Kind, Variant
 from steering.compiled.steps import CompiledSteps
-from steering.decoder.packed import supported
 from steering.errors import Fault, UnsupportedModel
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Sampling
+from steering.protocol.slots import SCOPES
 from steering.runner.rehearsal import Rehearsal
 from steering.runner.threads import PassThreads
 
@@ -37,15 +37,8 @@ def pays(mllm: MLLM) -> bool:
     return here and not mllm.packs and shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
-def variants(mllm: MLLM) -> list[Variant]:
-    """The steps that are worth compiling, the most wanted first."""
-    decodes: list[Kind] = ["decode", *(["decode many"] if supported(mllm.dtype) else [])]  # type: ignore[list-item]
-    kinds: list[Kind] = ["decode", "prefill", *decodes[1:]]
-    return [
-        *[Variant(kind) for kind in kinds],
-        *[Variant(kind, "usual") for kind in kinds],
-        *[Variant(kind, "every") for kind in kinds],
-    ]
+VARIANTS = [Variant(kind, scope) for scope in SCOPES for kind in get_args(Kind)]
+"""The steps that are worth compiling, the most wanted first."""
 
 
 def check_compilable(mllm: MLLM) -> None:
@@ -68,7 +61,7 @@ class Compilation:
             rehearsal = Rehearsal(mllm)
             threads = PassThreads(mllm).of(1)
             self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
-            wanted = [steps.wanted(one) for one in variants(mllm)]
+            wanted = [steps.wanted(one) for one in VARIANTS]
             for one in wanted:
                 rehearsal.rehearse(one)
             self._compiling = Compiling(

@@ -72,10 +72,13 @@ class AmplifyRows(AttentionHook):
         self.queries = None if last is None else last[:, None]
 
     def scores(self, layer: int, scores: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
-        gain = self.alpha[:, layer, None, None, None] * self.images[:, None, None, : scores.shape[-1]]
+        gain = self.gains(layer, scores.shape[-1])[:, None, None]
         if queries is not None and self.queries is not None:
             gain = gain * (queries == self.queries)[:, None, :, None]
         return torch.addcmul(scores, gain.to(scores.device), scores.abs())
+
+    def gains(self, layer: int, columns: int) -> torch.Tensor:
+        return self.alpha[:, layer, None] * self.images[:, :columns]
 
 
 class PaiSlots(Slots):

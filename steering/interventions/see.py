@@ -25,6 +25,7 @@ from steering.decoder.hooks import AttentionHook, Hook, Product
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill, sent
 from steering.errors import RequestError
+from steering.loops.looks import enhanced
 from steering.measures import spread
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
@@ -140,6 +141,8 @@ class SeeRows(AttentionHook):
         self._transfers = transfer is not None
         self._tables: dict[torch.device, _Tables] = {}
         self._steps: list[tuple[torch.Tensor, ...]] = []
+        self._settings: torch.Tensor | None = None
+        self._told: list[torch.Tensor] = []
 
     def _made(self, columns: int) -> _Tables:
         """All that does not depend on a layer's attention is made once: a decode step is short."""
@@ -172,12 +175,11 @@ class SeeRows(AttentionHook):
         """Enhanced weights of shallow layers, and of deeper ones where the queries are generated tokens."""
         if not self.generated and layer >= self.depth:
             return weights
+        if self.generated and torch.compiler.is_compiling():
+            return self._looped(layer, weights)
         rows, heads, n, columns = weights.shape
         own = self._on(weights.device, columns)
-        if torch.compiler.is_compiling():  # which makes one loop of sums and all around them
-            masses = torch.cat([(weights * mask).sum(-1, keepdim=True) for mask in (own.visual, own.text)], -1)
-        else:
-            masses = (weights.view(rows, -1, columns) @ own.masks).view(rows, heads, n, -1)
+        masses = (weights.view(rows, -1, columns) @ own.masks).view(rows, heads, n, -1)
         seen = masses[..., :1]
         alpha = self._alpha(own, layer, seen)
         up, down, total = self._factors(own, alpha, seen, masses[..., 1:])
@@ -187,6 +189,17 @@ class SeeRows(AttentionHook):
         if down is not None:
             gain = torch.addcmul(gain, down, own.text, value=-1)
         return (weights * gain).div_(total)
+
+    def _looped(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
+        """The same of generated tokens, by a loop of our own."""
+        masks, fixed, _, _, _, transfer = self._given
+        if self._settings is None:
+            own = self._made(weights.shape[-1])
+            self._settings = torch.stack([fixed, own.start, own.fall, own.most], -1)
+        moving = torch.zeros_like(self.asked[:, 0, 0, 0]) if transfer is None else transfer
+        made, told = enhanced(weights.contiguous(), masks.contiguous(), self._settings, moving, layer, LEAST)
+        self._told.append(told)
+        return made
 
     def _alpha(self, own: _Tables, layer: int, seen: torch.Tensor) -> torch.Tensor:
         """(rows, n or 1). seen: (rows, heads, n, 1), m_v."""
@@ -228,13 +241,16 @@ class SeeRows(AttentionHook):
         return up, moved * own.transfer, torch.where(own.transfer, 1.0, 1 + alpha * seen)
 
     def settle(self) -> None:
-        steps, self._steps, self._tables = self._steps, [], {}
-        if not steps:
+        steps, told, self._steps, self._told, self._tables, self._settings = self._steps, self._told, [], [], {}, None
+        if told:
+            alpha, seen, after = torch.stack(told, 1).unbind(-1)  # (rows, layers)
+        elif steps:
+            alpha, seen, up, total = (torch.stack(values, 1) for values in zip(*steps, strict=True))
+            after = seen * (1 + up) / total
+            seen, after = self._ranks.mean(torch.stack([seen.mean((2, 3, 4)), after.mean((2, 3, 4))]))
+            alpha = alpha[..., 0]
+        else:
             return
-        alpha, seen, up, total = (torch.stack(values, 1) for values in zip(*steps, strict=True))
-        after = seen * (1 + up) / total
-        seen, after = self._ranks.mean(torch.stack([seen.mean((2, 3, 4)), after.mean((2, 3, 4))]))
-        alpha = alpha[..., 0]  # (rows, layers), as the others
         self.measured = torch.stack([alpha.mean(1), alpha.amax(1), seen.mean(1), after.mean(1)], -1)
 
 

@@ -16,7 +16,7 @@ from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill, sent
 from steering.errors import RequestError
-from steering.measures import divergence
+from steering.loops.stream import divergence
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.protocol.asked import Options

@@ -11,6 +11,7 @@ import torch
 from steering.decoder.hooks import Hook, Observer, Weights
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
+from steering.loops.looks import attention_looks
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
@@ -53,7 +54,7 @@ def source_shares(sums: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
     """(..., layers, 3): shares of vision, system and user text, normalised over the three; NaN where a layer's window holds
     none. sums: (..., layers, spans). sources: (..., spans, 3). Attention by span and step (SPD-Faith Bench paper, section
     4.2)."""
-    parts = sums @ sources
+    parts = (sums[..., None] * sources[..., None, :, :]).sum(-2)  # of so few, a product takes longer than its terms
     return parts / parts.sum(-1, keepdim=True)
 
 
@@ -179,11 +180,15 @@ class DecodeCapture(Observer):
         self._by_layer: list[torch.Tensor] = []
 
     def decode(self, layer: int, weights: torch.Tensor) -> None:
-        self._by_layer.append(weights.mean(1).to(self._spans.device))
+        looped = torch.compiler.is_compiling()  # which reads all layers in one loop
+        self._by_layer.append(weights.contiguous() if looped else weights.mean(1).to(self._spans.device))
 
     def settle(self) -> None:
-        means = self._ranks.mean(torch.stack(self._by_layer, 1))
-        self.sums = means @ self._spans[:, : means.shape[2]]
+        if torch.compiler.is_compiling():
+            means, self.sums = attention_looks(self._by_layer, self._spans.contiguous())
+        else:
+            means = self._ranks.mean(torch.stack(self._by_layer, 1))
+            self.sums = means @ self._spans[:, : means.shape[2]]
         self.shares = source_shares(self.sums, self._sources)
         self.means = means if self._kept else None
         self._by_layer = []

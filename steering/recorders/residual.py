@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import sent
-from steering.measures import divergence
+from steering.loops.stream import measures_of, stream_measures
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
@@ -54,25 +54,26 @@ class ResidualRows(LayerHook):
 
     def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None, active: torch.Tensor | None = None):
         self._weights, self._last, self._active = weights, last, active
-        self._sums: list[torch.Tensor] = []
-        self._states: list[torch.Tensor] = []
-        self._activations: list[torch.Tensor | None] = []
+        self._layers: list[_Layer] = []
 
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        home = self._weights.device
-        self._states.append(self._at_last(hidden)[:, 0].to(home))
-        gate = updates.gate
-        kept = (before, plain, updates.mha, updates.ffn, gate)
+        home, gate = self._weights.device, updates.gate
+        state = self._at_last(hidden)[:, 0].to(home)
+        stream: tuple[torch.Tensor, ...] = (before, plain, updates.mha, updates.ffn)
+        kept = gate
         if self._weights.shape[1] < plain.shape[1]:
-            kept = tuple(None if value is None else self._at_last(value) for value in kept)  # type: ignore[assignment]
-        measured = _measured(*kept).to(home)  # (rows, n, readouts)
-        # What is not wanted may be padding, whose cosines are nothing.
-        weights = self._weights if self._active is None else self._weights * self._active
-        self._sums.append(torch.where(weights[..., None] > 0, measured, 0.0).sum(1))
-        if self._last is None:
-            self._activations.append(None if gate is None else updates.activation(gate[:, -1]).float().to(home))
+            stream = tuple(map(self._at_last, stream))
+            kept = None if gate is None else self._at_last(gate)
+        activation = None
+        if self._last is None and gate is not None:
+            activation = updates.activation(gate[:, -1]).float().to(home)
+        if torch.compiler.is_compiling():  # which measures all layers in one loop
+            self._layers.append(_Layer(state, activation, None, stream, kept))
+        else:
+            measured = measures_of(*stream, kept).to(home)  # type: ignore[call-arg, arg-type]
+            self._layers.append(_Layer(state, activation, measured, (), None))  # a long prompt's streams are let go
         return hidden
 
     def _at_last(self, values: torch.Tensor) -> torch.Tensor:
@@ -81,39 +82,41 @@ class ResidualRows(LayerHook):
         return values[torch.arange(values.shape[0], device=values.device), self._last.to(values.device)][:, None]
 
     def settle(self) -> None:
-        self.measured, self.states = torch.stack(self._sums, 1), torch.stack(self._states, 1).float()
-        found = [one for one in self._activations if one is not None]
-        if found:
-            width, none = max(one.shape[1] for one in found), torch.zeros_like(found[0][:, :0])
-            each = [none if one is None else one for one in self._activations]
-            stacked = torch.stack([pad(one, (0, width - one.shape[1])) for one in each], 1)
+        layers, self._layers = self._layers, []
+        found = [one.measured for one in layers if one.measured is not None]
+        measured = torch.stack(found, 2) if found else self._looped(layers)[:, None]  # (rows, n, layers, readouts)
+        # What is not wanted may be padding, whose cosines are nothing.
+        weights = self._weights if self._active is None else self._weights * self._active
+        self.measured = torch.where(weights[..., None, None] > 0, measured, 0.0).sum(1)
+        self.states = torch.stack([one.state for one in layers], 1).float()
+        widths = [one.activation.shape[1] for one in layers if one.activation is not None]
+        if widths:
+            none = self.states.new_zeros(len(self.states), 0)
+            each = [none if one.activation is None else one.activation for one in layers]
+            stacked = torch.stack([pad(one, (0, max(widths) - one.shape[1])) for one in each], 1)
             self.activations = stacked if self._active is None else stacked * self._active[..., None]
-        self._sums, self._states, self._activations = [], [], []
+
+    @staticmethod
+    def _looped(layers: list[_Layer]) -> torch.Tensor:
+        """(rows, layers, readouts) of layers that were kept."""
+        gates = [one.gate for one in layers if one.gate is not None]
+        if gates and len(gates) < len(layers):
+            each = [measures_of(*one.stream, one.gate)[:, 0] for one in layers]  # type: ignore[call-arg, arg-type]
+            return torch.stack(each, 1)
+        streams = [stream.contiguous() for one in layers for stream in one.stream]
+        return stream_measures(streams, [gate.contiguous() for gate in gates])
 
 
-def _measured(
-    before: torch.Tensor, out: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor, gate: torch.Tensor | None
-) -> torch.Tensor:
-    """(rows, n, readouts) of h_in, h_out and the updates (rows, n, d) between them, gates (rows, n, width)."""
-    before, out, mha, ffn = (value.float() for value in (before, out, mha, ffn))
-    middle = before + mha
-    cosine = torch.nn.functional.cosine_similarity
-    mha_norm, ffn_norm = mha.norm(dim=-1), ffn.norm(dim=-1)
-    gates = torch.full_like(mha_norm, math.nan) if gate is None else (gate > 0).float().mean(-1)
-    return torch.stack(
-        [
-            cosine(before, middle, dim=-1),
-            cosine(middle, out, dim=-1),
-            mha_norm / before.norm(dim=-1),
-            ffn_norm / middle.norm(dim=-1),
-            mha_norm,
-            ffn_norm,
-            (mha + ffn).norm(dim=-1),
-            divergence(mha, ffn),
-            gates,
-        ],
-        -1,
-    )
+class _Layer(NamedTuple):
+    """What is kept of a layer, until all are through, of each row: the state (rows, d) that it hands on, its FFN's
+    activations (rows, width), its measures (rows, n, readouts); or what is to be measured, its stream (rows, 1, d), h_in,
+    h_out and the updates, and gates (rows, 1, width)."""
+
+    state: torch.Tensor
+    activation: torch.Tensor | None
+    measured: torch.Tensor | None
+    stream: tuple[torch.Tensor, ...]
+    gate: torch.Tensor | None
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,7 @@ from steering.team import Team
 from steering.vectors.vector import SteeringVector
 from tests.steering.conftest import LoadMLLM
 
-VARIANTS = [
-    Variant("decode"), Variant("prefill"), Variant("decode many"), Variant("decode", "every"), Variant("prefill", "every"),
-]  # fmt: skip
+VARIANTS = [Variant("decode"), Variant("prefill"), Variant("decode", "every"), Variant("prefill", "every")]
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
 
 
@@ -46,7 +44,7 @@ def few() -> Iterator[None]:
     """One step of each kind, the least and the most that one has hooks for (`test_graphs` has those between); made beside
     other tests as soon as they are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "variants", lambda mllm: VARIANTS)
+        patch.setattr(compilation, "VARIANTS", VARIANTS)
         patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))
         own = torch.get_num_threads()
         torch.set_num_threads(2)  # which share passes of many rows

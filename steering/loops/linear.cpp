@@ -1,0 +1,101 @@
+// Linear layers over weights in blocks: `linear.py` says what they are.
+//
+// A block of weights stays near while all rows go through it, and a few rows' sums are kept in registers: of one row what
+// takes time is to read the weights, of many to multiply.
+
+#include "tensors.h"
+#include "vectors.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int MOST = 12;  // sums in registers, of which a processor has 32 as wide as a vector
+#else
+constexpr int MOST = 5;
+#endif
+
+// states: (rows, width), with a stride. weights: (blocks, width, 16). sums: (rows, blocks).
+template <int rows, int blocks>
+void products(const float* states, int64_t stride, const float* weights, int64_t width, floats (&sums)[rows][blocks]) {
+  for (int64_t at = 0; at < width; at++) {
+    floats read[blocks];
+    for (int block = 0; block < blocks; block++) read[block] = load(weights + (block * width + at) * WIDTH);
+    for (int row = 0; row < rows; row++)
+      for (int block = 0; block < blocks; block++) sums[row][block] += read[block] * states[row * stride + at];
+  }
+}
+
+struct Layer {
+  const float *states, *weights, *bias;
+  int64_t rows, width, outputs;
+  float* out;
+
+  // Some rows, from one on, of some blocks.
+  template <int rows, int blocks>
+  void part(int64_t row, int64_t block) const {
+    floats sums[rows][blocks];
+    for (int one = 0; one < blocks; one++) {
+      const int64_t first = (block + one) * WIDTH, some = outputs - first;
+      const floats begun = !bias ? floats{} : some < WIDTH ? load_some(bias + first, some, 0) : load(bias + first);
+      for (int own = 0; own < rows; own++) sums[own][one] = begun;
+    }
+    products<rows, blocks>(states + row * width, width, weights + block * width * WIDTH, width, sums);
+    for (int own = 0; own < rows; own++) {
+      for (int one = 0; one < blocks; one++) {
+        const int64_t first = (block + one) * WIDTH, some = outputs - first;
+        float* to = out + (row + own) * outputs + first;
+        some < WIDTH ? store_some(to, sums[own][one], some) : store(to, sums[own][one]);
+      }
+    }
+  }
+
+  // So many rows of some blocks; as many blocks at a time as leave registers, so that no sum waits for itself.
+  template <int rows>
+  void of_blocks(int64_t row, int64_t first, int64_t end) const {
+    constexpr int together = rows >= MOST / 2 ? 1 : rows >= MOST / 3 ? 2 : rows > 1 ? MOST / 3 : MOST / 2;
+    int64_t block = first;
+    for (; block + together <= end; block += together) part<rows, together>(row, block);
+    for (; block < end; block++) part<rows, 1>(row, block);
+  }
+
+  template <int rows = MOST>
+  void some_rows(int64_t number, int64_t row, int64_t first, int64_t end) const {
+    if constexpr (rows > 1) {
+      if (number < rows) return some_rows<rows - 1>(number, row, first, end);
+    }
+    of_blocks<rows>(row, first, end);
+  }
+
+  void run() const {
+    const int64_t blocks = (outputs + WIDTH - 1) / WIDTH, share = (blocks + THREADS - 1) / THREADS;
+    // Blocks that stay in the first cache together, where all rows are not taken at once.
+    const int64_t near = rows <= MOST ? share : 1;
+#pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
+    for (int64_t first = 0; first < blocks; first += near) {
+      const int64_t end = first + near < blocks ? first + near : blocks;
+      const int64_t parts = (rows + MOST - 1) / MOST;
+      for (int64_t part = 0; part < parts; part++) {  // of about the same size
+        const int64_t row = rows * part / parts;
+        some_rows(rows * (part + 1) / parts - row, row, first, end);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" AOTITorchError aoti_torch_cpu_packed_linear(
+    AtenTensorHandle states, AtenTensorHandle weights, AtenTensorHandle* bias, int64_t outputs, AtenTensorHandle* out) {
+  Tensor given, packed, added;
+  if (!given.look(states) || !packed.look(weights) || (bias && !added.look(*bias))) return AOTI_TORCH_FAILURE;
+  const int64_t width = packed.sizes[1], blocks = (outputs + WIDTH - 1) / WIDTH, axes = given.axes;
+  const bool fits = axes > 0 && axes < 8 && given.sizes[axes - 1] == width && packed.sizes[0] == blocks;
+  const bool laid = given.dense() && packed.dense() && added.dense() && packed.sizes[2] == WIDTH;
+  if (!fits || !laid || !given.is_float() || !packed.is_float() || (bias && !added.is_float())) return AOTI_TORCH_FAILURE;
+  int64_t sizes[8];
+  for (int64_t axis = 0; axis < axes; axis++) sizes[axis] = axis < axes - 1 ? given.sizes[axis] : outputs;
+  float* to = made(sizes, axes, out);
+  if (!to) return AOTI_TORCH_FAILURE;
+  Layer{given.of(), packed.of(), bias ? added.of() : nullptr, given.count(0, axes - 1), width, outputs, to}.run();
+  return AOTI_TORCH_SUCCESS;
+}

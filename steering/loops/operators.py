@@ -1,0 +1,49 @@
+"""Functions of tensors for which a compiled step calls a loop of our own: each stands beside the loop, in C++, and says in
+torch what that computes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FOLDER = Path(__file__).parent
+SHIMS: dict[torch._ops.OpOverload, list[str]] = {}
+"""By operator, the declaration of what torch is to call for it in what it compiles."""
+_C = {
+    "Tensor": "AtenTensorHandle",
+    "Optional[Tensor]": "AtenTensorHandle*",
+    "List[Tensor]": "const AtenTensorHandle*, int64_t",
+    "int": "int64_t",
+    "float": "double",
+}
+
+
+def operator(function: Callable[P, T]) -> Callable[P, T]:
+    """The same function, which is one operator where a step is compiled.
+
+    What it returns, a tensor or several, must be contiguous, and no view of what it was given.
+    """
+    made = torch.library.custom_op(f"helmsight::{function.__name__}", function, mutates_args=())  # type: ignore[arg-type]
+    made.register_fake(function)
+    overload = getattr(torch.ops.helmsight, function.__name__).default
+    given = [_C[str(one.type)] for one in overload._schema.arguments]
+    results = ["AtenTensorHandle*"] * len(overload._schema.returns)
+    SHIMS[overload] = [f"AOTITorchError aoti_torch_cpu_{function.__name__}({', '.join([*given, *results])})"]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return (made if torch.compiler.is_compiling() else function)(*args, **kwargs)  # type: ignore[return-value]
+
+    return call
+
+
+def sources() -> list[Path]:
+    """What the loops are written in, a file to compile each."""
+    return sorted(FOLDER.glob("*.cpp"))

@@ -1,0 +1,71 @@
+// Tensors as compiled steps hand them over, and new ones.
+
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+struct Tensor {
+  void* data = nullptr;
+  int64_t *sizes = nullptr, *strides = nullptr, axes = 0;
+  int32_t dtype = -1;
+
+  bool look(AtenTensorHandle handle) {
+    return !aoti_torch_get_data_ptr(handle, &data) && !aoti_torch_get_dim(handle, &axes) &&
+        !aoti_torch_get_sizes(handle, &sizes) && !aoti_torch_get_strides(handle, &strides) &&
+        !aoti_torch_get_dtype(handle, &dtype);
+  }
+
+  bool is_float() const { return dtype == aoti_torch_dtype_float32(); }
+
+  // Whether its last axes, from one on, lie one number behind the other.
+  bool dense(int64_t from = 0) const {
+    int64_t stride = 1;
+    for (int64_t axis = axes - 1; axis >= from; stride *= sizes[axis--])
+      if (sizes[axis] != 1 && strides[axis] != stride) return false;
+    return true;
+  }
+
+  int64_t count(int64_t from, int64_t to) const {
+    int64_t product = 1;
+    for (int64_t axis = from; axis < to; axis++) product *= sizes[axis];
+    return product;
+  }
+
+  template <typename Number = float>
+  Number* of(int64_t row = 0) const {
+    return static_cast<Number*>(data) + (axes ? row * strides[0] : 0);
+  }
+};
+
+// A new float32 tensor; nullptr where there is no memory.
+inline float* made(const int64_t* sizes, int64_t axes, AtenTensorHandle* handle) {
+  int64_t strides[8], stride = 1;
+  void* data = nullptr;
+  for (int64_t axis = axes - 1; axis >= 0; stride *= sizes[axis--]) strides[axis] = stride;
+  const bool failed = aoti_torch_empty_strided(
+      axes, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, handle);
+  return failed || aoti_torch_get_data_ptr(*handle, &data) ? nullptr : static_cast<float*>(data);
+}
+
+inline float* made(std::initializer_list<int64_t> sizes, AtenTensorHandle* handle) {
+  return made(sizes.begin(), static_cast<int64_t>(sizes.size()), handle);
+}
+
+// Memory of a thread that is kept from one call to the next.
+inline float* scratch(int64_t numbers) {
+  struct Kept {
+    float* data = nullptr;
+    int64_t numbers = 0;
+    ~Kept() { delete[] data; }
+  };
+  static thread_local Kept kept;
+  if (kept.numbers < numbers) {
+    delete[] kept.data;
+    kept.data = new float[numbers];
+    kept.numbers = numbers;
+  }
+  return kept.data;
+}

@@ -1,0 +1,102 @@
+// Vectors of 16 numbers, the compiler's own, of any processor: read as float32 whatever they are stored as.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+typedef float floats __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(64)));
+
+constexpr int64_t WIDTH = 16;  // numbers of a vector
+
+struct Bfloat {
+  uint16_t bits;
+  static words wide(words bits) { return bits << 16; }  // the upper half of a float
+};
+
+struct Half {
+  uint16_t bits;
+  static words wide(words bits) {
+    words rest = (bits & 0x7fff) << 13;
+    const words infinite = reinterpret_cast<words>(rest >= 0x0f800000) & 0x7f800000;
+    rest = reinterpret_cast<words>(reinterpret_cast<floats>(rest) * 0x1p112f);  // of another bias of exponents
+    return (bits & 0x8000) << 16 | rest | infinite;
+  }
+};
+
+inline floats load(const float* from) {
+  floats loaded;
+  std::memcpy(&loaded, from, sizeof(loaded));
+  return loaded;
+}
+
+template <typename Number>
+floats load(const Number* from) {
+  typedef uint16_t shorts __attribute__((vector_size(32)));
+  shorts raw;
+  std::memcpy(&raw, from, sizeof(raw));
+  return reinterpret_cast<floats>(Number::wide(__builtin_convertvector(raw, words)));
+}
+
+inline float one(const float* from) { return *from; }
+
+template <typename Number>
+float one(const Number* from) {
+  return reinterpret_cast<floats>(Number::wide(words{from->bits}))[0];
+}
+
+inline void store(float* to, floats value) { std::memcpy(to, &value, sizeof(value)); }
+
+// So many numbers of a vector, less than all; what is loaded behind them is `rest`.
+inline floats load_some(const float* from, int64_t number, float rest) {
+  floats loaded = floats{} + rest;
+  std::memcpy(&loaded, from, number * sizeof(float));
+  return loaded;
+}
+
+inline void store_some(float* to, floats value, int64_t number) { std::memcpy(to, &value, number * sizeof(float)); }
+
+inline floats chosen(words where, floats here, floats elsewhere) {
+  return reinterpret_cast<floats>((where & reinterpret_cast<words>(here)) | (~where & reinterpret_cast<words>(elsewhere)));
+}
+
+inline floats greater(floats left, floats right) {
+  return chosen(reinterpret_cast<words>(left > right), left, right);
+}
+
+template <typename Call>
+float folded(floats value, const Call& call) {
+  typedef float half_of_them __attribute__((vector_size(32)));
+  typedef float quarter __attribute__((vector_size(16)));
+  half_of_them halves[2];
+  std::memcpy(halves, &value, sizeof(value));
+  const half_of_them half = call(halves[0], halves[1]);
+  quarter quarters[2];
+  std::memcpy(quarters, &half, sizeof(half));
+  const quarter last = call(quarters[0], quarters[1]);
+  return call(call(last[0], last[2]), call(last[1], last[3]));
+}
+
+inline float total(floats value) {
+  return folded(value, [](auto left, auto right) { return left + right; });
+}
+
+inline float greatest(floats value) {
+  return folded(value, [](auto left, auto right) { return left > right ? left : right; });
+}
+
+// e to the power of each number up to 0, within two of the last digit; 0 of what is too small for a float32's exponent.
+inline floats exponential(floats power) {
+  constexpr float LEAST = -87.33f, ROUNDED = 12582912.f;  // 1.5 * 2^23: adding it leaves an integer in the last digits
+  const words small = reinterpret_cast<words>(power < LEAST);
+  power = chosen(small, floats{} + LEAST, power);  // what is not a number stays that
+  const floats shifted = power * 1.44269504f + ROUNDED, whole = shifted - ROUNDED;
+  const floats rest = power - whole * 0.693359375f + whole * 2.12194440e-4f;
+  floats made = floats{} + 1.9875691500e-4f;
+  for (const float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    made = made * rest + next;
+  made = made * rest * rest + rest + 1.f;
+  const words exponent = (reinterpret_cast<words>(shifted) + 127) << 23;
+  return chosen(small, floats{}, made * reinterpret_cast<floats>(exponent));
+}

@@ -1,0 +1,304 @@
+"""Our own loops, as a compiler makes them, against the same in double precision."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.cpp_extension import library_paths
+
+from steering.compiled.building import LOOPS, build_loops
+from steering.compiled.library import _address, _capsule, _handles
+from steering.loops import attention, linear, looks, stream
+
+COMPILER = shlex.split(os.environ.get("CXX", "g++"))
+pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
+TOLERANCE = 2e-6
+"""By a sum of one number; whatever the dtype, what is read is exact and sums are float32."""
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+class Loops:
+    """The library's functions, called as a compiled step calls them."""
+
+    def __init__(self, folder: Path, threads: int):
+        build_loops(threads, folder)
+        path, linked = folder / "loops.so", [f"-L{one}" for one in library_paths()]
+        whole = ["-Wl,--whole-archive", str(folder / f"lib{LOOPS}.a"), "-Wl,--no-whole-archive"]
+        openmp = [] if threads == 1 else ["-fopenmp"]
+        subprocess.run(
+            [*COMPILER, "-shared", "-o", str(path), *whole, *linked, "-ltorch_cpu", "-lc10", *openmp], check=True
+        )
+        self._library = ctypes.CDLL(str(path))
+
+    def __call__(self, name: str, *given: Any) -> Any:
+        """What a loop makes; RuntimeError where it refuses."""
+        schema = getattr(torch.ops.helmsight, name).default._schema
+        tensors = [one for value in given for one in (value if isinstance(value, list) else [value])]
+        tensors = [one for one in tensors if isinstance(one, torch.Tensor)]
+        handles = iter([_address(one, None) for one in _handles.unsafe_alloc_void_ptrs_from_tensors(tensors)])
+        passed: list[Any] = []
+        for value, declared in zip(given, schema.arguments, strict=True):
+            kind = str(declared.type)
+            if isinstance(value, list):
+                passed += [(ctypes.c_void_p * len(value))(*[next(handles) for _ in value]), ctypes.c_int64(len(value))]
+            elif isinstance(value, torch.Tensor):
+                own = ctypes.c_void_p(next(handles))
+                passed.append(ctypes.byref(own) if kind.startswith("Optional") else own)
+            else:
+                passed.append({"int": ctypes.c_int64, "float": ctypes.c_double}.get(kind, lambda none: none)(value))
+        made = [ctypes.c_void_p() for _ in schema.returns]
+        if self._library[f"aoti_torch_cpu_{name}"](*passed, *map(ctypes.byref, made)):
+            raise RuntimeError("it refused")
+        out = _handles.alloc_tensors_by_stealing_from_void_ptrs([_capsule(one, None, None) for one in made])
+        return out[0] if len(out) == 1 else tuple(out)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one thread", "two threads"])
+def loops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loops:
+    return Loops(tmp_path_factory.mktemp("loops"), request.param)
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+def pooled(slots: int, heads: int, length: int, width: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(slots, heads, length, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def unseen(positions: torch.Tensor, columns: int, window: int) -> torch.Tensor:
+    """(rows, 1, 1, columns)."""
+    column, last = torch.arange(columns), positions[:, None, None, None]
+    return (column > last) | ((column <= last - window) if window else False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "heads", "group", "columns", "width", "window", "softcap"),
+    [
+        (1, 1, 1, 1, 16, 0, 0.0),
+        (3, 2, 3, 37, 32, 0, 0.0),
+        (2, 4, 7, 64, 80, 5, 0.0),
+        (5, 1, 9, 50, 20, 0, 2.0),
+        (2, 2, 16, 33, 256, 0, 0.0),
+        (1, 3, 2, 5, 7, 3, 4.0),
+    ],
+)
+def test_attention_of_one_query_a_row(
+    loops: Loops,
+    dtype: torch.dtype,
+    rows: int,
+    heads: int,
+    group: int,
+    columns: int,
+    width: int,
+    window: int,
+    softcap: float,
+) -> None:
+    random = torch.Generator().manual_seed(1)
+    query = torch.randn(rows, heads * group, 1, width, generator=random)
+    positions = torch.randint(0, columns, (rows,), generator=random)
+    hidden = unseen(positions, columns, window)
+    pools = [pooled(rows + 2, heads, columns + 9, width, dtype, seed) for seed in (2, 3)]
+    for pool in pools:  # whoever looks there sees it
+        pool[:rows, :, :columns].masked_fill_(hidden[:, :, 0, :, None], torch.nan)
+        pool[:, :, columns:], pool[rows:] = torch.nan, torch.nan
+    key, value = pools
+    exact_key, exact_value = (pool[:rows, :, :columns].double().nan_to_num(0) for pool in pools)
+    for gains in (None, torch.rand(rows, columns + 9, generator=random)[:, :columns]):
+        scores = query.double().view(rows, heads, group, width) @ exact_key.transpose(-1, -2) * 0.3
+        if softcap:
+            scores = (scores / softcap).tanh() * softcap
+        if gains is not None:
+            scores += gains[:, None, None] * scores.abs()
+        expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        given = query, key, positions, gains, 0.3, window, softcap, columns
+        weights = loops("decode_weights", *given)
+        assert weights.shape == (rows, heads * group, 1, columns)
+        assert weights.dtype == torch.float32
+        close(weights, expected.view(weights.shape))
+        assert not weights[hidden.expand_as(weights)].any()
+        summed = (expected @ exact_value).view(query.shape)
+        close(loops("decode_sums", weights, value, positions, window), summed)
+        clean_key, clean_value = key.nan_to_num(0), value.nan_to_num(0)
+        close(attention.decode_weights(query, clean_key, *given[2:]), weights)
+        close(attention.decode_sums(weights, clean_value, positions, window), summed)
+        if gains is None:
+            close(loops("decode_attention", query, key, value, positions, 0.3, window, softcap), summed)
+            close(attention.decode_attention(query, clean_key, clean_value, positions, 0.3, window, softcap), summed)
+
+
+@pytest.mark.parametrize("span", [1.0, 30.0, 90.0, 1e4])
+def test_weights_of_far_scores(loops: Loops, span: float) -> None:
+    """What is far below the largest is 0, as by torch; none is lost before."""
+    scores = torch.linspace(-span, 0, 203)
+    key = torch.zeros(1, 1, 203, 16)
+    key[0, 0, :, 0] = scores
+    query = torch.zeros(1, 1, 1, 16)
+    query[..., 0] = 1.0
+    found = loops("decode_weights", query, key, torch.tensor([202]), None, 1.0, 0, 0.0, 203)
+    torch.testing.assert_close(found.double()[0, 0, 0], scores.double().softmax(0), rtol=3e-6, atol=2e-38)
+
+
+def test_what_is_not_a_number_stays_seen(loops: Loops) -> None:
+    """A fault of the model is not answered from."""
+    key, query = torch.ones(1, 1, 40, 16), torch.ones(1, 2, 1, 16)
+    query[0, 1, 0, 3] = torch.nan
+    found = loops("decode_attention", query, key, key, torch.tensor([20]), 1.0, 0, 0.0)
+    assert found[0, 0].isfinite().all()
+    assert found[0, 1].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_of_half_precision_are_read_exactly(loops: Loops, dtype: torch.dtype) -> None:
+    """All of them that are: subnormal, infinite, not a number."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    told = loops("decode_sums", torch.ones(1, 1, 1, 1), numbers.view(1, 1, 1, -1), torch.tensor([0]), 0).flatten()
+    torch.testing.assert_close(told, numbers.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [*range(1, 15), 24, 25, 37, 120])
+@pytest.mark.parametrize(("width", "outputs"), [(192, 512), (20, 16), (512, 1040), (7, 3), (64, 48), (33, 129)])
+def test_a_linear_layer(loops: Loops, rows: int, width: int, outputs: int, bias: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    states, weight = torch.randn(rows, 1, width, generator=random), torch.randn(outputs, width, generator=random)
+    added = torch.randn(outputs, generator=random) if bias else None
+    packed = linear.packed_in_blocks(weight)
+    expected = torch.nn.functional.linear(states.double(), weight.double(), None if added is None else added.double())
+    told = loops("packed_linear", states, packed, added, outputs)
+    assert told.shape == (rows, 1, outputs)
+    torch.testing.assert_close(told.double(), expected, rtol=0, atol=TOLERANCE * width)
+    close(linear.packed_linear(states, packed, added, outputs), told, TOLERANCE * width)
+
+
+@pytest.mark.parametrize(("rows", "layers", "heads", "columns"), [(1, 1, 1, 1), (3, 4, 6, 37), (2, 2, 5, 64)])
+def test_looks_at_attention(loops: Loops, rows: int, layers: int, heads: int, columns: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    weights = [torch.rand(rows, heads, 1, columns, generator=random).softmax(-1) for _ in range(layers)]
+    spans = (torch.rand(rows, columns + 5, 11, generator=random) > 0.5).float()
+    exact = torch.stack([one.double().mean(1)[:, 0] for one in weights], 1)
+    given = [one[:, :, 0] for one in weights]
+    for means, sums in (loops("attention_looks", given, spans), looks.attention_looks(given, spans)):
+        close(means, exact)
+        close(sums, exact @ spans[:, :columns].double())
+
+
+def test_see(loops: Loops) -> None:
+    """Each row another reading and other settings, one without an image in sight, one that did not ask."""
+    random = torch.Generator().manual_seed(0)
+    rows, heads, columns, layers, layer = 5, 6, 37, 3, 1
+    weights = (torch.randn(rows, heads, 1, columns, generator=random) * 3).softmax(-1)
+    masks = torch.zeros(rows, columns + 5, 2)
+    masks[:, 5:20, 0], masks[:, :5, 1], masks[:, 20:33, 1] = 1.0, 1.0, 1.0
+    weights[3, :, :, 5:20] = 0.0
+    settings = torch.rand(rows, layers, 4, generator=random)
+    settings[..., 2] *= -1
+    settings[4] = 0.0
+    transfer = torch.tensor([True, False, True, True, False])
+    least = torch.finfo(torch.float32).tiny
+    exact = weights.double()
+    expected, told = exact.clone(), torch.zeros(rows, 3).double()
+    for row in range(rows):
+        seen, read = ((exact[row, :, 0] * masks[row, :columns, kind]).sum(-1) for kind in (0, 1))
+        fixed, start, fall, most = settings[row, layer].double()
+        alpha = fixed + min(max(start + fall * seen.mean(), torch.zeros(())), most)
+        after = seen.clone()
+        for head in range(heads):
+            image, text = masks[row, :columns].bool().unbind(-1)
+            line = expected[row, head, 0]
+            if not transfer[row]:
+                line[image] *= 1 + alpha
+                line /= 1 + alpha * seen[head]
+            elif seen[head] >= least:
+                line[image] *= 1 + alpha * read[head] / seen[head]
+                line[text] *= 1 - alpha
+            after[head] = line[image].sum()
+        told[row] = torch.stack([alpha, seen.mean(), after.mean()])
+    for found, measured in (
+        loops("enhanced", weights, masks, settings, transfer, layer, least),
+        looks.enhanced(weights, masks, settings, transfer, layer, least),
+    ):
+        close(found, expected)
+        close(measured, told)
+        assert torch.equal(found[4], weights[4])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "width", "gates"), [(1, 192, 512), (3, 37, 0), (5, 16, 7), (2, 1030, 33)])
+def test_the_residual_stream(loops: Loops, dtype: torch.dtype, rows: int, width: int, gates: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    layers = 3
+    streams = [(torch.randn(rows, 1, width, generator=random) * 2).to(dtype) for _ in range(4 * layers)]
+    opened = [torch.randn(rows, 1, gates, generator=random).to(dtype) for _ in range(layers if gates else 0)]
+    given = streams, opened
+    found = loops("stream_measures", *given)
+    for layer in range(layers):
+        before, out, mha, ffn = (one[:, 0].double() for one in streams[4 * layer : 4 * layer + 4])
+        middle, own = before + mha, found[:, layer]
+        log_p, log_q = mha.log_softmax(-1), ffn.log_softmax(-1)
+        differs = (log_p.exp() * (log_p - log_q)).sum(-1)
+        exact = [
+            (before * middle).sum(-1) / before.norm(dim=-1) / middle.norm(dim=-1),
+            (middle * out).sum(-1) / middle.norm(dim=-1) / out.norm(dim=-1),
+            mha.norm(dim=-1) / before.norm(dim=-1),
+            ffn.norm(dim=-1) / middle.norm(dim=-1),
+            mha.norm(dim=-1),
+            ffn.norm(dim=-1),
+            (mha + ffn).norm(dim=-1),
+            differs,
+        ]
+        close(own[:, :8], torch.stack(exact, -1))
+        if gates:
+            close(own[:, 8], (opened[layer][:, 0] > 0).double().mean(-1))
+        else:
+            assert own[:, 8].isnan().all()
+        close(loops("divergence", streams[4 * layer + 2], streams[4 * layer + 3])[:, 0], differs)
+    close(stream.stream_measures(*given).nan_to_num(-1), found.nan_to_num(-1))
+
+
+def test_the_divergence_of_far_updates(loops: Loops) -> None:
+    """One is almost all of its share, and little of the other's."""
+    mha, ffn = torch.zeros(2, 1, 40), torch.zeros(2, 1, 40)
+    mha[0, 0, 3], ffn[0, 0, 3] = 60.0, -80.0
+    mha[1], ffn[1] = 1e-3 * torch.arange(40), 0.0
+    exact = torch.nn.functional.kl_div(
+        ffn.double().log_softmax(-1), mha.double().log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)
+    torch.testing.assert_close(loops("divergence", mha, ffn).double(), exact, rtol=1e-5, atol=2e-7)
+
+
+def test_what_a_loop_is_not_for_is_refused(loops: Loops) -> None:
+    states, packed = torch.randn(2, 32), linear.packed_in_blocks(torch.randn(40, 32))
+    at = torch.zeros(2, dtype=torch.int64)
+    query, pool = torch.ones(2, 6, 1, 32), pooled(2, 2, 20, 32, torch.float32)
+    refused: list[tuple[Any, ...]] = [
+        ("packed_linear", states.double(), packed, None, 40),
+        ("packed_linear", states, packed.double(), None, 40),
+        ("packed_linear", states, packed, None, 50),
+        ("packed_linear", states[:, :16], packed, None, 40),
+        ("packed_linear", torch.randn(32, 2).t(), packed, None, 40),
+        ("decode_attention", query, pool.double(), pool.double(), at, 1.0, 0, 0.0),
+        ("decode_attention", query, pool, pool.half(), at, 1.0, 0, 0.0),
+        ("decode_attention", query.double(), pool, pool, at, 1.0, 0, 0.0),
+        ("decode_attention", query[:, :5], pool, pool, at, 1.0, 0, 0.0),
+        ("decode_attention", query, pool[:1], pool[:1], at, 1.0, 0, 0.0),
+        ("decode_weights", query, pool.mT.contiguous().mT, at, None, 1.0, 0, 0.0, 20),
+        ("decode_weights", query, pool, at, torch.ones(2, 20).double(), 1.0, 0, 0.0, 20),
+        ("attention_looks", [torch.rand(2, 6, 20).double()], torch.ones(2, 20, 4)),
+        ("attention_looks", [torch.rand(2, 6, 20)], torch.ones(2, 10, 4)),
+        ("divergence", states.double(), states.double()),
+        ("stream_measures", [states[:, None]] * 3, []),
+        ("stream_measures", [states[:, None]] * 8, [states[:, None]]),
+    ]
+    for name, *given in refused:
+        with pytest.raises(RuntimeError, match="refused"):
+            loops(name, *given)
