@@ -12,7 +12,7 @@ import torch
 from steering.loops.operators import operator
 
 
-@operator
+@operator(lambda query, *_: torch.empty_like(query))
 def decode_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -27,7 +27,7 @@ def decode_attention(
     return _sums(weights, value)
 
 
-@operator
+@operator(lambda query, *rest: query.new_empty(*query.shape[:3], rest[-1]))
 def decode_weights(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -43,7 +43,7 @@ def decode_weights(
     return _weights(query, key, positions, gains, scaling, window, softcap, columns)
 
 
-@operator
+@operator(lambda weights, value, *_: weights.new_empty(*weights.shape[:3], value.shape[3]))
 def decode_sums(weights: torch.Tensor, value: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
     """Sums (rows, heads, 1, head_dim) of values by weights (rows, heads, 1, columns), float32 and contiguous, as
     `decode_weights` gives them."""

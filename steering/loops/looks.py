@@ -7,15 +7,18 @@ import torch
 from steering.loops.operators import operator
 
 
-@operator
+@operator()
 def attention_looks(weights: list[torch.Tensor], spans: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean over heads (rows, layers, columns) of each layer's weights (rows, heads, columns), float32 and contiguous, and
-    its sums by span (rows, layers, spans). spans: (rows, length, spans), 1 where a column belongs to a span."""
+    """The mean over heads (rows, layers, columns) of each layer's weights, and its sums by span (rows, layers, spans).
+
+    weights: of each layer (rows, heads, columns), float32 and contiguous. spans: (rows, length, spans), 1 where a column
+    belongs to a span.
+    """
     means = torch.stack([one.mean(1) for one in weights], 1)
     return means, means @ spans[:, : means.shape[2]]
 
 
-@operator
+@operator()
 def enhanced(
     weights: torch.Tensor,
     masks: torch.Tensor,
@@ -24,12 +27,13 @@ def enhanced(
     layer: int,
     least: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights (rows, heads, 1, columns), float32 and contiguous, as See enhances them (SAGE paper, section 5.1, equations 3 and 4), and for each row (rows, 3) what alpha was,
+    """Weights as See enhances them (SAGE paper, section 5.1, equations 3 and 4), and for each row (rows, 3) what alpha was,
     and the mass on images before and after, means over heads.
 
-    masks: (rows, length, 2), 1 on the columns of images, and of the rest of the prompt. settings: (rows, layers, 4): alpha
-    is the first, plus second + third * mass on images, kept between 0 and the fourth. transfer: (rows,) bool, whether
-    the mass is taken from the text, where images have at least `least` of it, or all are scaled.
+    weights: (rows, heads, 1, columns), float32 and contiguous. masks: (rows, length, 2), 1 on the columns of images, and of
+    the rest of the prompt. settings: (rows, layers, 4): alpha is the first, plus second + third * mass on images, kept
+    between 0 and the fourth. transfer: (rows,) bool, whether the mass is taken from the text, where images have at least
+    `least` of it, or all are scaled.
     """
     masses = weights[:, :, 0] @ masks[:, : weights.shape[3]]  # (rows, heads, 2)
     seen, read = masses.unbind(-1)

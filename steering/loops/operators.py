@@ -25,13 +25,18 @@ _C = {
 }
 
 
-def operator(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function, which is one operator where a step is compiled.
+def operator(shaped: Callable[..., torch.Tensor] | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Have a function be one operator where a step is compiled.
 
-    What it returns, a tensor or several, must be contiguous, and no view of what it was given.
+    What it returns, a tensor or several, must be contiguous, and no view of what it was given. shaped: gives the like of it
+    where only sizes are known, for a function that would take more of them for granted than there is to be.
     """
+    return lambda function: _made(function, shaped or function)
+
+
+def _made(function: Callable[P, T], shaped: Callable[..., object]) -> Callable[P, T]:
     made = torch.library.custom_op(f"helmsight::{function.__name__}", function, mutates_args=())  # type: ignore[arg-type]
-    made.register_fake(function)
+    made.register_fake(shaped)
     overload = getattr(torch.ops.helmsight, function.__name__).default
     given = [_C[str(one.type)] for one in overload._schema.arguments]
     results = ["AtenTensorHandle*"] * len(overload._schema.returns)
