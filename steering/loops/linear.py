@@ -17,7 +17,7 @@ def packed_in_blocks(weight: torch.Tensor) -> torch.Tensor:
     return filled.view(-1, BLOCK, weight.shape[1]).transpose(1, 2).contiguous()
 
 
-@operator()
+@operator(lambda states, packed, bias, outputs: states.new_empty(*states.shape[:-1], outputs))
 def packed_linear(states: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int) -> torch.Tensor:
     """(..., outputs) of states (..., width), float32 and contiguous, by what `packed_in_blocks` gave of a weight; bias:
     (outputs,)."""

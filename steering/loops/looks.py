@@ -7,7 +7,12 @@ import torch
 from steering.loops.operators import operator
 
 
-@operator()
+@operator(
+    lambda weights, spans: (
+        spans.new_empty(weights[0].shape[0], len(weights), weights[0].shape[2]),
+        spans.new_empty(weights[0].shape[0], len(weights), spans.shape[2]),
+    )
+)
 def attention_looks(weights: list[torch.Tensor], spans: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean over heads (rows, layers, columns) of each layer's weights, and its sums by span (rows, layers, spans).
 
@@ -18,7 +23,7 @@ def attention_looks(weights: list[torch.Tensor], spans: torch.Tensor) -> tuple[t
     return means, means @ spans[:, : means.shape[2]]
 
 
-@operator()
+@operator(lambda weights, *_: (torch.empty_like(weights), weights.new_empty(weights.shape[0], 3)))
 def enhanced(
     weights: torch.Tensor,
     masks: torch.Tensor,

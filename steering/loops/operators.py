@@ -25,13 +25,13 @@ _C = {
 }
 
 
-def operator(shaped: Callable[..., torch.Tensor] | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def operator(shaped: Callable[..., object]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Have a function be one operator where a step is compiled.
 
-    What it returns, a tensor or several, must be contiguous, and no view of what it was given. shaped: gives the like of it
-    where only sizes are known, for a function that would take more of them for granted than there is to be.
+    What it returns, a tensor or several, must be contiguous, and no view of what it was given. shaped: gives tensors of the
+    same sizes, which a trace goes by: what the function does would have it take some for granted.
     """
-    return lambda function: _made(function, shaped or function)
+    return lambda function: _made(function, shaped)
 
 
 def _made(function: Callable[P, T], shaped: Callable[..., object]) -> Callable[P, T]:

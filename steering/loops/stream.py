@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity
 from steering.loops.operators import operator
 
 
-@operator()
+@operator(lambda mha, ffn: mha.new_empty(mha.shape[:-1], dtype=torch.float32))
 def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
     """D in nats, (...), of the updates of a layer, (..., d): KL(softmax(mha) || softmax(ffn)) (SAGE paper, section 5.1)."""
     p, q = mha.float().log_softmax(-1), ffn.float().log_softmax(-1)
@@ -42,7 +42,7 @@ def measures_of(
     )
 
 
-@operator()
+@operator(lambda streams, gates: streams[0].new_empty(streams[0].shape[0], len(streams) // 4, 9, dtype=torch.float32))
 def stream_measures(streams: list[torch.Tensor], gates: list[torch.Tensor]) -> torch.Tensor:
     """(rows, layers, readouts): `measures_of` one token a row. streams: of each layer h_in, h_out and the updates, (rows, 1,
     d), all in one list. gates: of each layer, or none."""

@@ -91,7 +91,7 @@ class ResidualRows(LayerHook):
         self.states = torch.stack([one.state for one in layers], 1).float()
         widths = [one.activation.shape[1] for one in layers if one.activation is not None]
         if widths:
-            none = self.states.new_zeros(len(self.states), 0)
+            none = self.states[:, 0, :0]
             each = [none if one.activation is None else one.activation for one in layers]
             stacked = torch.stack([pad(one, (0, max(widths) - one.shape[1])) for one in each], 1)
             self.activations = stacked if self._active is None else stacked * self._active[..., None]
