@@ -312,11 +312,12 @@ def test_an_answer_that_was_read_to_its_end_survives_a_kill(tmp_path: Path, stre
 def test_a_slow_journal_delays_one_answer_for_a_moment_and_the_next_not_at_all(
     begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "PATIENCE", 0.3)
+    monkeypatch.setattr(writer, "PATIENCE", 60.0)  # however slow a disk is
     place = tmp_path / "journal.db"
     journal = begin(place)
     database = journal.database()
     assert journal.settle(journal.record(row(0)))
+    monkeypatch.setattr(writer, "PATIENCE", 0.3)
     with database.writer.begin():  # as another process that holds the file locked
         started = time.monotonic()
         assert not journal.settle(journal.record(row(1)))
@@ -324,6 +325,7 @@ def test_a_slow_journal_delays_one_answer_for_a_moment_and_the_next_not_at_all(
         started = time.monotonic()
         assert not any(journal.settle(journal.record(row(number))) for number in range(2, 50))
         assert time.monotonic() - started < 0.25
+    monkeypatch.setattr(writer, "PATIENCE", 60.0)
     settled(journal, 50)
     assert journal.settle(journal.record(row(50)))
 
