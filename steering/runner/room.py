@@ -1,5 +1,5 @@
 """How many slots there is room for. On a GPU keys and values are allotted at the start, so that what does not fit is known
-then, and not at some request; on a CPU memory is taken where it is first written to."""
+then, and not at some request; on a CPU memory is taken where it is first written to, unless it is little."""
 
 from __future__ import annotations
 
@@ -21,11 +21,25 @@ SHARE = 0.9
 """Of a GPU's memory that is free once the model is there, what keys and values may take."""
 
 
+COMMITTED = 2**29
+"""Bytes of keys and values on a CPU up to which memory is taken at the start: the system clears large pages, for
+which the first answers of many slots would wait."""
+
+
 def allotted(mllm: MLLM, slots: int, length: int, graphs: bool = False, share: float = SHARE, kept: int = 0) -> KVPool:
     """Keys and values of so many slots, of at least so many columns each; on GPUs see `at_once`."""
     if graphs:  # which need a last column that nobody reads
         length = (-(-length // COLUMN_BUCKET) + 1) * COLUMN_BUCKET
-    return KVPool(slots, length) if mllm.device.type == "cpu" else at_once(mllm, slots, length, share, kept)
+    if mllm.device.type != "cpu":
+        return at_once(mllm, slots, length, share, kept)
+    pool = KVPool(slots, length)
+    with torch.inference_mode():
+        column = mllm.column()
+        if column.bytes * slots * length <= COMMITTED:
+            pool.allot(column)
+            for one in pool.tensors:
+                one.zero_()
+    return pool
 
 
 @torch.inference_mode()
