@@ -61,7 +61,7 @@ class Settings(BaseModel):
     )
 
     # The engine
-    slots: int = Field(default=32, ge=1, le=1024, description="answers generated at the same time")
+    slots: int = Field(default=64, ge=1, le=1024, description="answers generated at the same time")
     max_length: int | None = Field(
         default=None, ge=16, description="context length per request in tokens (default: the model's)"
     )

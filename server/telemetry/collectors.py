@@ -28,7 +28,7 @@ _GAUGES = {
     "max_waiting": ("max_waiting", "Answers that may wait"),
     "kv_tokens": ("kv_cache_tokens", "Tokens whose keys and values are kept"),
     "kv_max_tokens": ("kv_cache_max_tokens", "Tokens whose keys and values fit"),
-    "kv_bytes": ("kv_cache_bytes", "Bytes allotted for keys and values, from the first prompt on"),
+    "kv_bytes": ("kv_cache_bytes", "Bytes allotted for keys and values"),
     "state_bytes": ("slot_state_bytes", "Bytes allotted for what interventions and recorders keep of every slot"),
     "image_cache_bytes": ("image_cache_bytes", "Bytes of cached image embeddings"),
     "compiled_in_use": ("compiled_in_use", "Compiled decode steps that are in use, 0 while steps run as they are"),

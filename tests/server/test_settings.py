@@ -93,7 +93,7 @@ def test_a_switch_of_the_file_is_turned_off_by_a_flag(tmp_path: Path) -> None:
 
 def test_an_empty_variable_is_none_but_that_of_the_vectors() -> None:
     settings = load_settings({}, {"HELMSIGHT_PORT": "", "HELMSIGHT_VECTORS": "", "helmsight_slots": "3"})
-    assert (settings.port, settings.vectors, settings.slots) == (8000, (), 32)
+    assert (settings.port, settings.vectors, settings.slots) == (8000, (), 64)
 
 
 def test_an_unknown_variable_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

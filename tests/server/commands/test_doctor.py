@@ -77,7 +77,7 @@ def test_a_machine_that_is_well(look: Look, vectors: Path) -> None:
     assert found["model"][0]["said"].startswith("helmsight-demo: 8 layers, float32 on cpu, context of 2048 tokens")
     # keys and values of 8 layers, 2 KV heads, 32 wide, in float32: 2 x 8 x 2 x 32 x 4
     assert found["memory"][0]["said"].startswith(
-        "32 slots of 2,048 tokens: 256 MiB for keys and values (4,096 bytes a token), "
+        "64 slots of 2,048 tokens: 512 MiB for keys and values (4,096 bytes a token), "
     )
     assert found["journal"][0]["said"] == "off"
     assert found["presets"][0]["said"].startswith("@vision, @text, @auto, @sage, ")

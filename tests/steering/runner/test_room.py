@@ -52,8 +52,17 @@ def test_there_are_as_many_slots_as_fit_beside_what_else_is_kept(
         at_once(mllm, 16, 100, share=0.9, kept=9 * size)
 
 
-def test_on_a_cpu_nothing_is_allotted_before_it_is_used(load_mllm: LoadMLLM) -> None:
-    pool = allotted(load_mllm(FAMILY), 3, 100)
+def test_on_a_cpu_little_is_taken_at_the_start_and_much_where_it_is_used(
+    load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mllm = load_mllm(FAMILY)
+    size = 3 * slot_bytes(mllm, 100)
+    monkeypatch.setattr(room, "COMMITTED", size)
+    pool = allotted(mllm, 3, 100)
+    assert (pool.slots, pool.length, pool.layers, pool.bytes) == (3, 100, mllm.num_layers, size)
+    assert not any(one.any() for one in pool.tensors)
+    monkeypatch.setattr(room, "COMMITTED", size - 1)
+    pool = allotted(mllm, 3, 100)
     assert (pool.slots, pool.length, pool.bytes) == (3, 100, 0)
     assert allotted(load_mllm(FAMILY), 3, 100, graphs=True).length == 192
     assert free_bytes(torch.device("cpu")) is None
