@@ -284,7 +284,7 @@ class Decode:
         """The output (rows, heads, 1, head_dim) of queries alike, by our own loops over a layer's pool."""
         query, scoring = query.float().contiguous(), self.hooks.scoring
         how = heads.scaling, heads.window or 0, heads.softcap or 0.0
-        if not self.hooks.attention and not self.hooks.observers:
+        if not self.hooks.attention and not self.hooks.observers and keys.shape[3] == values.shape[3]:
             return decode_attention(query, keys, values, self.positions, *how).to(values.dtype)
         gains = scoring[0].gains(heads.layer, self.columns) if len(scoring) == 1 else None
         if scoring and gains is None:

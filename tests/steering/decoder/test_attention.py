@@ -95,6 +95,34 @@ def test_decode_of_ragged_rows(
         assert torch.equal(ours, theirs)
 
 
+class Louder(AttentionHook):
+    """Scores s of some columns become s + gain * |s|; loops are told so, or not."""
+
+    def __init__(self, told: bool):
+        self.told, self.gain = told, random(4, LENGTH, seed=9).abs()
+        self.asked = torch.ones(4, 1, 1, 1, dtype=torch.bool)
+
+    def scores(self, layer: int, scores: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
+        return scores + self.gain[:, None, None, : scores.shape[-1]] * scores.abs()
+
+    def gains(self, layer: int, columns: int) -> torch.Tensor | None:
+        return self.gain[:, :columns] if self.told else None
+
+
+@pytest.mark.parametrize("hooks", [[True], [False], [True, True], [True, False]], ids=str)
+@pytest.mark.parametrize(("window", "softcap"), VARIANTS)
+def test_loops_do_what_hooks_do_to_scores(window: int | None, softcap: float | None, hooks: list[bool]) -> None:
+    heads, positions = Heads(0, SCALING, window, softcap), torch.tensor([3, 19, 0, 11])
+    query, key, value = (random(4, count, 1, WIDTH, seed=count) for count in (HEADS, KV_HEADS, KV_HEADS))
+    found = [
+        Decode(filled_pool(), positions, 20, Hooks.of(map(Louder, hooks)), fused=fused).attend(
+            heads, query, key, value, None
+        )
+        for fused in (False, True)
+    ]
+    torch.testing.assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize("window", [None, 4])
 def test_rows_that_read_their_own_columns_get_what_they_get_of_all(window: int | None) -> None:
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
