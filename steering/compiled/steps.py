@@ -101,9 +101,9 @@ class CompiledSteps:
 
     def add(self, wanted: WantedStep, package: Package) -> None:
         """Use a package from the next step on."""
-        kind = wanted.variant.kind
-        self.scopes = {**self.scopes, kind: self.scopes.get(kind, frozenset()) | {wanted.variant.scope}}
-        place = wanted.variant.kind, wanted.axes
+        kind, scope = wanted.variant
+        self.scopes = {**self.scopes, kind: self.scopes.get(kind, frozenset()) | {scope}}
+        place = kind, wanted.axes
         self._ready = {**self._ready, place: [*self._ready.get(place, ()), package]}
 
     def decode(

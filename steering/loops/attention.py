@@ -23,8 +23,8 @@ def decode_attention(
     softcap: float,
 ) -> torch.Tensor:
     """The output (rows, heads, 1, head_dim)."""
-    weights = _weights(query, key, positions, None, scaling, window, softcap, key.shape[2])
-    return _sums(weights, value)
+    weights = decode_weights(query, key, positions, None, scaling, window, softcap, key.shape[2])
+    return decode_sums(weights, value, positions, window)
 
 
 @operator(lambda query, *rest: query.new_empty(*query.shape[:3], rest[-1]))
@@ -40,26 +40,6 @@ def decode_weights(
 ) -> torch.Tensor:
     """Attention weights (rows, heads, 1, columns), 0 on what a row does not see. gains: (rows, columns): scores s are
     s + gain * |s|."""
-    return _weights(query, key, positions, gains, scaling, window, softcap, columns)
-
-
-@operator(lambda weights, value, *_: weights.new_empty(*weights.shape[:3], value.shape[3]))
-def decode_sums(weights: torch.Tensor, value: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
-    """Sums (rows, heads, 1, head_dim) of values by weights (rows, heads, 1, columns), float32 and contiguous, as
-    `decode_weights` gives them."""
-    return _sums(weights.where(_seen(positions, weights.shape[3], window), 0.0), value)
-
-
-def _weights(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    positions: torch.Tensor,
-    gains: torch.Tensor | None,
-    scaling: float,
-    window: int,
-    softcap: float,
-    columns: int,
-) -> torch.Tensor:
     rows, heads, _, width = query.shape
     keys = key[:rows, :, :columns].float()
     scores = query.view(rows, keys.shape[1], -1, width) @ keys.transpose(-1, -2) * scaling
@@ -71,10 +51,14 @@ def _weights(
     return scores.masked_fill(~_seen(positions, columns, window), -torch.inf).softmax(-1)
 
 
-def _sums(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+@operator(lambda weights, value, *_: weights.new_empty(*weights.shape[:3], value.shape[3]))
+def decode_sums(weights: torch.Tensor, value: torch.Tensor, positions: torch.Tensor, window: int) -> torch.Tensor:
+    """Sums (rows, heads, 1, head_dim) of values by weights (rows, heads, 1, columns), float32 and contiguous, as
+    `decode_weights` gives them."""
     rows, heads, _, columns = weights.shape
     values = value[:rows, :, :columns].float()
-    return (weights.view(rows, values.shape[1], -1, columns) @ values).view(rows, heads, 1, -1)
+    seen = weights.where(_seen(positions, columns, window), 0.0)
+    return (seen.view(rows, values.shape[1], -1, columns) @ values).view(rows, heads, 1, -1)
 
 
 def _seen(positions: torch.Tensor, columns: int, window: int) -> torch.Tensor:
