@@ -45,7 +45,7 @@ class Serving:
     def of(cls, engine: ServedEngine, settings: Settings) -> Serving:
         """An engine with the vectors that it finds in the configured folders and beside its model."""
         able = engine.capabilities
-        pictures = PictureTurns(prepared_at_once(), settings.max_waiting, settings.max_wait)
+        pictures = PictureTurns(prepared_at_once(), settings.slots + settings.max_waiting, settings.max_wait)
         return cls(engine, vector_store(settings, able.folder, able.fingerprint), pictures=pictures)
 
     @property

@@ -3,6 +3,7 @@ number is a wait, of which a vision tower has several in each of its layers."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,42 +19,58 @@ GRID = "image_grid_thw"
 """By what processors tell how many patches each picture has, (pictures, 3)."""
 LENGTHS = ("cu_seqlens", "cu_window_seqlens")
 """Where a tower's packed pictures and windows end, of which its layers read their lengths."""
+KEPT = 64
+"""Grids of which what follows is kept."""
 
 
-def rope_positions(wrapper: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """(axes, 1, n) on the CPU: the rotary positions of a prompt with pictures, where its model tells how they follow from
-    the processor's tensors, which are on the CPU; None where it makes others, or by itself."""
-    if GRID not in inputs or "mm_token_type_ids" not in inputs or not hasattr(wrapper, "get_rope_index"):
-        return None
-    taken = inspect.signature(wrapper.get_rope_index).parameters.values()
-    named = [one for one in taken if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    if any(one.default is inspect.Parameter.empty and one.name not in inputs for one in named):
-        return None
-    positions: torch.Tensor = wrapper.get_rope_index(
-        **{one.name: inputs[one.name] for one in named if one.name in inputs}
-    )[0]
-    return positions
+class Geometry:
+    """What follows so of the prompts of one model. wrapper: its part that takes pictures. Any thread may call it."""
 
+    def __init__(self, wrapper: Any):
+        self._wrapper = wrapper
+        self._made = functools.lru_cache(maxsize=KEPT)(self._packed)
+        taken = (
+            inspect.signature(wrapper.get_rope_index).parameters.values() if hasattr(wrapper, "get_rope_index") else ()
+        )
+        self._named = [one for one in taken if one.kind is not inspect.Parameter.VAR_KEYWORD]
 
-@contextmanager
-def on_the_host(wrapper: Any, pictures: Mapping[str, torch.Tensor], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Further arguments of `get_image_features`, which its vision tower would else compute from the pictures' grid; while it
-    runs, its layers read lengths on the CPU. Nothing for towers that pack no pictures."""
-    tower: Any = getattr(wrapper, "visual", None)
-    blocks = getattr(tower, "blocks", None)
-    if GRID not in pictures or blocks is None or tower.config._attn_implementation not in ("sdpa", "eager"):
-        yield {}  # others compute with lengths
-        return
-    made: dict[str, Any] = {"grid_thw": pictures[GRID]}
-    precompute_export_inputs(tower, made)
-    tensors = {name: value for name, value in made.items() if isinstance(value, torch.Tensor) and name != "grid_thw"}
-    there = {name: sent(value, device) for name, value in tensors.items()}
-    known = {id(there[name]): tensors[name] for name in LENGTHS if name in there}
+    def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """(axes, 1, n) on the CPU: the rotary positions of a prompt with pictures, where its model tells how they follow
+        from the processor's tensors, which are on the CPU; None where it makes others, or by itself."""
+        if GRID not in inputs or "mm_token_type_ids" not in inputs or not self._named:
+            return None
+        if any(one.default is inspect.Parameter.empty and one.name not in inputs for one in self._named):
+            return None
+        given = {one.name: inputs[one.name] for one in self._named if one.name in inputs}
+        positions: torch.Tensor = self._wrapper.get_rope_index(**given)[0]
+        return positions
 
-    def swap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, {name: known.get(id(value), value) for name, value in kwargs.items()}
+    @contextmanager
+    def on_the_host(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> Iterator[dict[str, Any]]:
+        """Further arguments of `get_image_features`, which its vision tower would else compute from the pictures' grid;
+        while it runs, its layers read lengths on the CPU. Nothing for towers that pack no pictures."""
+        tower: Any = getattr(self._wrapper, "visual", None)
+        blocks = getattr(tower, "blocks", None)
+        if GRID not in pictures or blocks is None or tower.config._attn_implementation not in ("sdpa", "eager"):
+            yield {}  # others compute with lengths
+            return
+        tensors, there = self._made(tuple(map(tuple, pictures[GRID].tolist())), device)
+        known = {id(there[name]): tensors[name] for name in LENGTHS if name in there}
 
-    with ExitStack() as stack:
-        for block in blocks:
-            stack.enter_context(block.register_forward_pre_hook(swap, with_kwargs=True))
-        yield {f"image_{name}": value for name, value in there.items()}
+        def swap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, {name: known.get(id(value), value) for name, value in kwargs.items()}
+
+        with ExitStack() as stack:
+            for block in blocks:
+                stack.enter_context(block.register_forward_pre_hook(swap, with_kwargs=True))
+            yield {f"image_{name}": value for name, value in there.items()}
+
+    def _packed(
+        self, grid: tuple[tuple[int, ...], ...], device: torch.device
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """What a tower makes of a grid, by name, on the CPU and on a device; pictures of a size come again and again."""
+        with torch.inference_mode(False), torch.no_grad():  # what is kept is for all modes
+            made: dict[str, Any] = {"grid_thw": torch.tensor(grid)}
+            precompute_export_inputs(self._wrapper.visual, made)
+            tensors = {name: one for name, one in made.items() if isinstance(one, torch.Tensor) and name != "grid_thw"}
+            return tensors, {name: sent(one, device) for name, one in tensors.items()}

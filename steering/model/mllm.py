@@ -23,7 +23,7 @@ from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
 from steering.model.calibration import Calibration
 from steering.model.embedded import Embedded, Overlay
-from steering.model.geometry import on_the_host, rope_positions
+from steering.model.geometry import Geometry
 from steering.model.pixels import PixelBounds
 
 Quantization = Literal["int8"]
@@ -97,6 +97,7 @@ class MLLM:
             packed.prepare(model, self.dtype)
         self.ffn_widths = updates.install(self.layers, ranks)
         self.calibration = Calibration.load(path, self.fingerprint, self.num_layers)
+        self._geometry = Geometry(model.model)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
         self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)
         self.takes_image_features = "mm_encoder_outputs" in inspect.signature(model.model.forward).parameters
@@ -204,7 +205,7 @@ class MLLM:
         if features is not None:
             arguments = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
         arguments = {name: sent(value, self.device) for name, value in arguments.items()}
-        positions = rope_positions(self.model.model, inputs)
+        positions = self._geometry.rope_positions(inputs)
         if positions is not None:
             arguments["position_ids"] = sent(positions, self.device)
         if features is not None:
@@ -252,7 +253,7 @@ class MLLM:
         arguments: dict[str, Any] = {
             name: sent(value, self.device) for name, value in pictures.items() if name in self._feature_arguments
         }
-        with on_the_host(self.model.model, pictures, self.device) as made:
+        with self._geometry.on_the_host(pictures, self.device) as made:
             return self.model.model.get_image_features(**arguments, **made, return_dict=True)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

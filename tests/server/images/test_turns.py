@@ -10,7 +10,10 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from server.images.turns import PictureTurns
+from server.process.runtime import Serving
+from server.settings import Settings
 from steering import Busy
+from tests.server.fakes import FakeEngine
 
 
 class Queue:
@@ -112,3 +115,13 @@ def test_who_would_wait_too_long_is_refused() -> None:
         pass
     with turns.turn():  # nobody is before it
         pass
+
+
+def test_a_server_has_places_for_as_many_as_it_has_slots_and_as_may_wait_for_one() -> None:
+    turns = Serving.of(FakeEngine(), Settings(slots=4, max_waiting=8, vectors=())).pictures  # type: ignore[arg-type]
+    queue = Queue(turns)
+    with taken(turns, turns._at_once):
+        for number in range(4 + 8 + 1):
+            queue.ask(f"{number:x}")  # each of a group of its own
+    queue.end()
+    assert (len(queue.order), [type(error) for error in queue.errors]) == (12, [Busy])

@@ -1,0 +1,29 @@
+"""What follows from the sizes of pictures is made once, and is what the plain model makes of them each time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from steering.model.images import TEXT_INPUTS
+from tests import families
+from tests.steering.conftest import LoadMLLM, LoadPlain
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_features_are_the_plain_models_whatever_came_before(
+    family: str, load_mllm: LoadMLLM, load_plain: LoadPlain
+) -> None:
+    mllm, plain = load_mllm(family), load_plain(family)
+    for seed, count in ((0, 1), (1, 3), (2, 1), (1, 3)):
+        inputs = plain.inputs(families.example_messages(family, count, seed=seed))
+        pictures = {name: value for name, value in inputs.items() if name not in TEXT_INPUTS}
+        with torch.no_grad():
+            expected = plain.model.model.get_image_features(**pictures, return_dict=True).pooler_output
+        with torch.inference_mode():
+            found = mllm.image_features(pictures).pooler_output
+        for own, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+    pixels = pictures["pixel_values"].clone().requires_grad_()  # what is kept was first made in another mode
+    sum(one.sum() for one in mllm.image_features({**pictures, "pixel_values": pixels}).pooler_output).backward()
+    assert pixels.grad is not None
