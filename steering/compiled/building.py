@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.cpp_extension import include_paths
 
 from steering.compiled.examples import EXAMPLES, example_step
+from steering.compiled.packing import PackedWeights
 from steering.compiled.step import StepSizes, Variant
 from steering.compiled.tensors import as_json
 from steering.loops.operators import SHIMS, sources
@@ -29,12 +30,14 @@ class Uncompilable(Exception):
     """A step is not one that can be compiled before it is used."""
 
 
-def build(mllm: MLLM, variant: Variant, axes: int | None, threads: int, room: Path) -> tuple[Path, Any]:
+def build(
+    mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, threads: int, room: Path
+) -> tuple[Path, Any]:
     """Compile a step of this model; its library, a file in a folder, and what is to be noted of it.
 
     `build_loops` comes first. Raises Uncompilable, and whatever torch raises where it cannot trace or compile.
     """
-    (step, given), (other, more) = (example_step(mllm, variant, axes, sizes) for sizes in EXAMPLES)
+    (step, given), (other, more) = (example_step(mllm, variant, axes, weights, sizes) for sizes in EXAMPLES)
     if step.shape != other.shape:
         raise Uncompilable("its hooks depend on how many rows there are")
     first, second = step.arguments(EXAMPLES[0], given), step.arguments(EXAMPLES[1], more)

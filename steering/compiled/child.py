@@ -19,6 +19,7 @@ from torch._inductor import sizevars
 
 from steering.compiled.building import build, build_loops
 from steering.compiled.examples import example_step, manifest
+from steering.compiled.packing import PackedWeights
 from steering.compiled.step import Variant, constants
 from steering.compiled.store import Store
 from steering.model.loading import load
@@ -35,13 +36,13 @@ def main() -> int:
     store = Store(Path(job["folder"]))
     mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
     mllm.settle(compiled=True)
-    loops = functools.cache(build_loops)
+    loops, weights = functools.cache(build_loops), PackedWeights(mllm)
     for number, one in enumerate(job["steps"]):
         fault = None
         try:
             with store.turn(one["key"]), store.room() as room:
                 if store.find(one["key"]) is None:
-                    asked = Variant(*one["variant"]), one["axes"]
+                    asked = Variant(*one["variant"]), one["axes"], weights
                     step, _ = example_step(mllm, *asked)
                     _fill(constants(step), one["small"])
                     if [step.shape.text(), manifest(step)] != [one["shape"], one["manifest"]]:

@@ -6,6 +6,7 @@ import hashlib
 
 import torch
 
+from steering.compiled.packing import PackedWeights
 from steering.compiled.step import STEPS, Step, StepSizes, Variant, constants
 from steering.compiled.tensors import taken_apart
 from steering.decoder.hooks import Hook
@@ -38,11 +39,11 @@ def manifest(step: Step) -> str:
 
 
 def example_step(
-    mllm: MLLM, variant: Variant, axes: int | None, sizes: StepSizes = EXAMPLES[0]
+    mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, sizes: StepSizes = EXAMPLES[0]
 ) -> tuple[Step, list[torch.Tensor]]:
     """The step that is asked for, and the tensors of its hooks in an example of these sizes."""
     shape, given = taken_apart(_hooks(mllm, variant, sizes))
-    return STEPS[variant.kind](mllm, shape, axes), given
+    return STEPS[variant.kind](mllm, shape, axes, weights), given
 
 
 def _hooks(mllm: MLLM, variant: Variant, sizes: StepSizes) -> list[Hook]:

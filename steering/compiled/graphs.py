@@ -138,7 +138,7 @@ class DecodeGraphs:
     ) -> _Graph:
         """Capture a step."""
         device = self._mllm.device
-        step = DecodeStep(self._mllm, shape, axes, fused=False)
+        step = DecodeStep(self._mllm, shape, axes, None)
         fed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
         fed[1].fill_(pool.length - 1)  # what is run before the graph must write where nobody reads
         own = [one.new_zeros(rows, *one.shape[1:]) for one in given]

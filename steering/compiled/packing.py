@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from steering.decoder import packed
 from steering.loops.linear import packed_in_blocks, packed_linear
+from steering.model.mllm import MLLM
 
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """What layers of the same input are called in families that have them apart."""
@@ -38,6 +39,14 @@ def groups_of(modules: Iterable[nn.Module], dtype: torch.dtype) -> Groups:
 def _plain(layer: nn.Linear) -> bool:
     """Whether it computes what its name says, and not in integers."""
     return type(layer) in (nn.Linear, packed.PackedLinear)
+
+
+class PackedWeights:
+    """The weights of a model's linear layers for its steps, joined once for all of them. groups: which lie side by side."""
+
+    def __init__(self, mllm: MLLM):
+        self.groups = groups_of([*mllm.layers, mllm.model.get_output_embeddings()], mllm.dtype)
+        self.tensors = joined(self.groups)
 
 
 def joined(groups: Groups) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import nn
 
-from steering.compiled.packing import Packing, groups_of, joined
+from steering.compiled.packing import PackedWeights, Packing
 from steering.compiled.tensors import Hole, Made, Pattern, put_together, taken_apart
 from steering.decoder.attention import Decode, Placed
 from steering.decoder.hooks import Hook, Hooks
@@ -41,22 +41,22 @@ class StepSizes(NamedTuple):
 class Step(nn.Module):
     """A pass of one kind under hooks of one shape.
 
-    axes: how many axes rotary positions have, None for one that is not told apart. fused: its linear layers read weights of
-    its own, which are packed where it is used (`steering.compiled.packing`), and it calls our own loops. Called once, it
-    knows `left`: what the hooks are afterwards, as a tree whose tensors are those that were given, then those made.
+    axes: how many axes rotary positions have, None for one that is not told apart. weights: those that its linear layers
+    read, where it calls our own loops; None where it is made of the model's operations alone. Called once, it knows
+    `left`: what the hooks are afterwards, as a tree whose tensors are those that were given, then those made.
     """
 
     kind: ClassVar[Kind]
 
-    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, fused: bool = True):
+    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, weights: PackedWeights | None):
         super().__init__()
-        self._fused = fused
+        self._fused = weights is not None
         self.decoder = mllm.decoder
         self.output = mllm.model.get_output_embeddings()
         self.shape = shape
         self._mllm, self._axes = [mllm], axes  # in a list, as it is no part of what is compiled
-        self._groups = groups_of([*mllm.layers, self.output], mllm.dtype) if fused else []
-        self.packed = _Tensors(joined(self._groups))
+        self._groups = [] if weights is None else weights.groups
+        self.packed = _Tensors({} if weights is None else weights.tensors)
         self._note = _Note()  # torch.export sets back what tracing sets, and what lists held
 
     @property
@@ -114,8 +114,8 @@ class DecodeStep(Step):
 
     kind: ClassVar[Kind] = "decode"
 
-    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, fused: bool = True):
-        super().__init__(mllm, shape, axes, fused)
+    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, weights: PackedWeights | None):
+        super().__init__(mllm, shape, axes, weights)
         self.embeddings = mllm.model.get_input_embeddings()
 
     def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:

@@ -15,7 +15,7 @@ import transformers
 
 from steering.compiled.examples import example_step, manifest, small
 from steering.compiled.package import Package
-from steering.compiled.packing import reordered
+from steering.compiled.packing import PackedWeights, reordered
 from steering.compiled.step import STEPS, Kind, Variant, constants
 from steering.compiled.store import StoredStep
 from steering.compiled.tensors import Bound, Pattern
@@ -58,7 +58,7 @@ class CompiledSteps:
         self._mllm, self._threads, self.axes = mllm, threads, axes
         self._team = Team(torch.get_num_threads() if threads == 1 else 1)
         self._ready: dict[tuple[Kind, int | None], list[Package]] = {}
-        self._packed: dict[str, torch.Tensor] = {}  # weights in another order, which all packages share
+        self._reordered: dict[str, torch.Tensor] = {}  # the same as kernels read them, which all packages share
         self.scopes: dict[str, frozenset[Scope]] = {}
         """What there are steps for, of "prefill" and of "decode"."""
         self.taken = 0
@@ -72,12 +72,16 @@ class CompiledSteps:
         own.add(wanted, package)
         return own
 
+    @functools.cached_property
+    def _weights(self) -> PackedWeights:
+        return PackedWeights(self._mllm)
+
     def __len__(self) -> int:
         return sum(map(len, self._ready.values()))
 
     def wanted(self, variant: Variant) -> WantedStep:
         """The step that is asked for."""
-        step, _ = example_step(self._mllm, variant, self.axes)
+        step, _ = example_step(self._mllm, variant, self.axes, self._weights)
         laid = manifest(step)
         about = {
             "kind": variant.kind,
@@ -94,10 +98,10 @@ class CompiledSteps:
 
     def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
         """A package of an entry, which is not in use yet; raises what `Package` raises."""
-        step = STEPS[wanted.variant.kind](self._mllm, wanted.shape, wanted.axes)
-        if not self._packed:
-            self._packed = {f"packed.{name}": reordered(one) for name, one in step.packed.named_buffers()}
-        return Package(entry, wanted.shape, constants(step) | self._packed, self._team)
+        step = STEPS[wanted.variant.kind](self._mllm, wanted.shape, wanted.axes, self._weights)
+        if not self._reordered:
+            self._reordered = {f"packed.{name}": reordered(one) for name, one in step.packed.named_buffers()}
+        return Package(entry, wanted.shape, constants(step) | self._reordered, self._team)
 
     def add(self, wanted: WantedStep, package: Package) -> None:
         """Use a package from the next step on."""

@@ -23,7 +23,8 @@ from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
 from steering.devices import sent
-from steering.loops.attention import decode_attention, decode_sums, decode_weights
+from steering.loops.attention import decode_attention, decode_sums
+from steering.loops.looks import enhanced_attention, read_attention
 
 NAME = "helmsight"
 
@@ -277,28 +278,31 @@ class Decode:
             asked = functools.reduce(torch.logical_or, [hook.asked for hook in hooks])
             out = torch.where(asked.to(out.device), weights.to(values.dtype) @ values, out)
         for observer in self.hooks.observers:
-            observer.decode(heads.layer, weights.view(rows, -1, self.columns))
+            observer.decode(heads.layer, weights.view(rows, -1, self.columns).mean(1))
         return out.view(query.shape)
 
     def _looped(self, heads: Heads, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """The output (rows, heads, 1, head_dim) of queries alike, by our own loops over a layer's pool."""
-        query, scoring = query.float().contiguous(), self.hooks.scoring
-        how = heads.scaling, heads.window or 0, heads.softcap or 0.0
-        if not self.hooks.attention and not self.hooks.observers and keys.shape[3] == values.shape[3]:
-            return decode_attention(query, keys, values, self.positions, *how).to(values.dtype)
-        gains = scoring[0].gains(heads.layer, self.columns) if len(scoring) == 1 else None
-        if scoring and gains is None:
+        query, hooks = query.float().contiguous(), self.hooks
+        given, how = (query, keys, values, self.positions), (heads.scaling, heads.window or 0, heads.softcap or 0.0)
+        if not hooks.attention and not hooks.observers:
+            return decode_attention(*given, *how).to(values.dtype)
+        gains = hooks.scoring[0].gains(heads.layer, self.columns) if len(hooks.scoring) == 1 else None
+        shift = hooks.weighing[0].shift(heads.layer, self.columns) if len(hooks.weighing) == 1 else None
+        if (hooks.scoring and gains is None) or (hooks.weighing and shift is None):
             rows, heads_of, _, width = query.shape
-            grouped = query.view(rows, keys.shape[1], -1, width)
-            near = keys[:rows, :, : self.columns]
+            grouped, near = query.view(rows, keys.shape[1], -1, width), keys[:rows, :, : self.columns]
             weights = self._weights(heads, grouped, near, self._mask(heads.window, query)).view(rows, heads_of, 1, -1)
+            out = decode_sums(weights.contiguous(), values, self.positions, heads.window or 0)
+            means = weights[:, :, 0].mean(1)
+        elif shift is None:
+            out, means = read_attention(*given, gains, *how, self.columns)
         else:
-            weights = decode_weights(query, keys, self.positions, gains, *how, self.columns)
-            for hook in self.hooks.attention:
-                weights = hook.weights(heads.layer, weights)
-        for observer in self.hooks.observers:
-            observer.decode(heads.layer, weights[:, :, 0])
-        return decode_sums(weights.contiguous(), values, self.positions, heads.window or 0).to(values.dtype)
+            out, means, told = enhanced_attention(*given, gains, *shift, heads.layer, *how, self.columns)
+            hooks.weighing[0].shifted(told)
+        for observer in hooks.observers:
+            observer.decode(heads.layer, means)
+        return out.to(values.dtype)
 
     def _product(
         self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor

@@ -52,6 +52,14 @@ class AttentionHook(Hook):
         """Weights (rows, heads, R, columns) behind the softmax."""
         return weights
 
+    def shift(self, layer: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """For loops that do it in one, of a hook that changes a decode's weights: masks, settings and transfer, as
+        `loops.looks.enhanced` takes them; None where it does something else."""
+        return None
+
+    def shifted(self, told: torch.Tensor) -> None:
+        """Hear what such a loop did in a layer, (rows, 3)."""
+
     def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
         """A prefill layer's output (rows, heads, n, head_dim) without its weights; None where it changes nothing. value:
         (rows, kv_heads, columns, head_dim), float32."""
@@ -76,17 +84,18 @@ class Observer(Hook):
     def prefill(self, layer: int, weights: Weights, columns: int) -> None:
         """Read those of the first `columns` columns in a prefill."""
 
-    def decode(self, layer: int, weights: torch.Tensor) -> None:
-        """Read weights (rows, heads, columns) of a decode's one query a row."""
+    def decode(self, layer: int, means: torch.Tensor) -> None:
+        """Read the mean over heads (rows, columns) of the weights of a decode's one query a row."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """The hooks of one forward pass by the points at which they are called, each kind in order; `scoring` are those of
-    `attention` that change scores."""
+    """The hooks of one forward pass by the points at which they are called, each kind in order; `scoring` and `weighing` are
+    those of `attention` that change scores, and weights."""
 
     attention: tuple[AttentionHook, ...] = ()
     scoring: tuple[AttentionHook, ...] = ()
+    weighing: tuple[AttentionHook, ...] = ()
     layers: tuple[LayerHook, ...] = ()
     observers: tuple[Observer, ...] = ()
 
@@ -98,6 +107,7 @@ class Hooks:
         return cls(
             attention,
             tuple(hook for hook in attention if type(hook).scores is not AttentionHook.scores),
+            tuple(hook for hook in attention if type(hook).weights is not AttentionHook.weights),
             tuple(hook for hook in every if isinstance(hook, LayerHook)),
             tuple(hook for hook in every if isinstance(hook, Observer)),
         )

@@ -25,7 +25,7 @@ from steering.decoder.hooks import AttentionHook, Hook, Product
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill, sent
 from steering.errors import RequestError
-from steering.loops.looks import enhanced
+from steering.loops.looks import LEAST
 from steering.measures import spread
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
@@ -40,8 +40,6 @@ from steering.recorders import attention
 NAME = "sage.see"
 Reading = Literal["transfer", "scale"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
-LEAST = torch.finfo(torch.float32).tiny
-"""Less attention to images than this cannot be divided by, and is none."""
 
 
 class See(Options):
@@ -175,8 +173,6 @@ class SeeRows(AttentionHook):
         """Enhanced weights of shallow layers, and of deeper ones where the queries are generated tokens."""
         if not self.generated and layer >= self.depth:
             return weights
-        if self.generated and torch.compiler.is_compiling():
-            return self._looped(layer, weights)
         rows, heads, n, columns = weights.shape
         own = self._on(weights.device, columns)
         masses = (weights.view(rows, -1, columns) @ own.masks).view(rows, heads, n, -1)
@@ -190,16 +186,16 @@ class SeeRows(AttentionHook):
             gain = torch.addcmul(gain, down, own.text, value=-1)
         return (weights * gain).div_(total)
 
-    def _looped(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
-        """The same of generated tokens, by a loop of our own."""
+    def shift(self, layer: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         masks, fixed, _, _, _, transfer = self._given
         if self._settings is None:
-            own = self._made(weights.shape[-1])
+            own = self._made(columns)
             self._settings = torch.stack([fixed, own.start, own.fall, own.most], -1)
         moving = torch.zeros_like(self.asked[:, 0, 0, 0]) if transfer is None else transfer
-        made, told = enhanced(weights.contiguous(), masks.contiguous(), self._settings, moving, layer, LEAST)
+        return masks.contiguous(), self._settings, moving
+
+    def shifted(self, told: torch.Tensor) -> None:
         self._told.append(told)
-        return made
 
     def _alpha(self, own: _Tables, layer: int, seen: torch.Tensor) -> torch.Tensor:
         """(rows, n or 1). seen: (rows, heads, n, 1), m_v."""

@@ -16,7 +16,7 @@ from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill, sent
 from steering.errors import RequestError
-from steering.loops.stream import divergence
+from steering.loops.stream import damping
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.protocol.asked import Options
@@ -63,33 +63,31 @@ class Think(Options):
 class ThinkRows(LayerHook):
     """The damping of one forward pass, and what it did.
 
-    gamma: (rows,). threshold: (rows, layers), infinite for rows that do not think. real: (rows, n), 0 on padding. Once
-    settled, `by_token` is what it did: (rows, n, layers, 2), whether an update was damped, and D; `measured` (rows, layers,
-    2), the number of damped updates and the sum of D over the real tokens.
+    gamma: (rows,). threshold: (rows, layers), infinite for rows that do not think. real: (rows, n), 0 on padding. every:
+    whether D is wanted of these, too. Once settled, `by_token` is what it did: (rows, n, layers, 2), whether an update was
+    damped, and D; `measured` (rows, layers, 2), the number of damped updates and the sum of D over the real tokens.
     """
 
     by_token: torch.Tensor
     measured: torch.Tensor
 
-    def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor):
-        self._gamma, self._threshold = gamma, threshold
+    def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor, every: bool = True):
+        self._gamma, self._threshold, self._every = gamma, threshold, every
         self.real = real
-        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._told: list[torch.Tensor] = []
 
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        differs = divergence(updates.mha, updates.ffn)  # (rows, n)
-        damped = differs > self._threshold[:, layer, None].to(differs.device)
-        self._layers.append((damped.to(self.real.device), differs.to(self.real.device)))
-        less = (self._gamma[:, None] - 1).to(damped.device)
-        return torch.addcmul(hidden, (less * damped)[..., None].to(hidden.dtype), updates.ffn)
+        gamma, threshold = (one.to(hidden.device) for one in (self._gamma, self._threshold))
+        told = damping(updates.mha.contiguous(), updates.ffn.contiguous(), gamma, threshold, layer, int(self._every))
+        self._told.append(told[..., 1:].to(self.real.device))
+        return torch.addcmul(hidden, told[..., :1].to(hidden.dtype), updates.ffn)
 
     def settle(self) -> None:
-        damped, differs = (torch.stack(values, -1) for values in zip(*self._layers, strict=True))
-        self.by_token = torch.stack([damped.float(), differs], -1)
+        self.by_token = torch.stack(self._told, 2)
         self.measured = (self.by_token * self.real[..., None, None]).sum(1)
-        self._layers = []
+        self._told = []
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ class ThinkSlots(Slots):
         return any(NAME in sequence.spec.asked for sequence in sequences)
 
     def decode(self, batch: DecodeBatch) -> ThinkRows:
-        return ThinkRows(self.gamma[batch.rows], self.damps_above[batch.rows], batch.active[:, 0])
+        return ThinkRows(self.gamma[batch.rows], self.damps_above[batch.rows], batch.active[:, 0], every=False)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, ThinkRows):

@@ -1,241 +1,23 @@
 // Attention of a decode, in which each row has one query: `attention.py` says what it is.
-//
-// A library's matrix product is called for a few numbers here. In these loops a key or a value is read once for all heads
-// that share it, and only what its row may see. What takes time is to read, so that memory is asked for early.
 
-#include <cmath>
-#include <limits>
-
-#include "tensors.h"
-#include "vectors.h"
-
-namespace {
-
-constexpr int64_t TOGETHER = 8;  // heads whose sums are kept in registers
-constexpr int64_t AHEAD = 24;    // columns that memory is asked for before they are needed: more than half of the time is its
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-
-// One row and one head of keys. query: (group, width). key: (columns, width). out: (group, stride).
-template <typename Key, int group>
-void scores(const float* query, const Key* key, int64_t width, int64_t columns, float* out, int64_t stride) {
-  const int64_t whole = width - width % WIDTH;
-  for (int64_t column = 0; column < columns; column += 2) {
-    const Key* first = key + column * width;
-    const Key* second = column + 1 < columns ? first + width : first;  // two at a time do not wait for one another
-    floats sums[2][group] = {};
-    for (int64_t at = 0; at < 2 * width; at += WIDTH) __builtin_prefetch(first + AHEAD * width + at);
-    for (int64_t at = 0; at < whole; at += WIDTH) {
-      const floats left = load(first + at), right = load(second + at);
-      for (int head = 0; head < group; head++) {
-        const floats asked = load(query + head * width + at);
-        sums[0][head] += asked * left;
-        sums[1][head] += asked * right;
-      }
-    }
-    for (int head = 0; head < group; head++) {
-      float* to = out + head * stride + column;
-      float sum = total(sums[0][head]), next = total(sums[1][head]);
-      for (int64_t at = whole; at < width; at++) {
-        sum += query[head * width + at] * one(first + at);
-        next += query[head * width + at] * one(second + at);
-      }
-      to[0] = sum;
-      if (column + 1 < columns) to[1] = next;
-    }
-  }
-}
-
-// One row and one head of values. weights: (group, stride). value: (columns, width). out: (group, width).
-template <typename Value, int group>
-void sums(const float* weights, int64_t stride, const Value* value, int64_t width, int64_t columns, float* out) {
-  int64_t at = 0;
-  for (; at + 2 * WIDTH <= width; at += 2 * WIDTH) {
-    floats kept[group][2] = {};
-    for (int64_t column = 0; column < columns; column++) {
-      const Value* from = value + column * width + at;
-      const floats left = load(from), right = load(from + WIDTH);
-      __builtin_prefetch(from + AHEAD * width), __builtin_prefetch(from + AHEAD * width + WIDTH);
-      for (int head = 0; head < group; head++) {
-        const float weight = weights[head * stride + column];
-        kept[head][0] += left * weight;
-        kept[head][1] += right * weight;
-      }
-    }
-    for (int head = 0; head < group; head++) {
-      store(out + head * width + at, kept[head][0]);
-      store(out + head * width + at + WIDTH, kept[head][1]);
-    }
-  }
-  for (; at < width; at++) {
-    for (int head = 0; head < group; head++) {
-      float kept = 0;
-      for (int64_t column = 0; column < columns; column++)
-        kept += weights[head * stride + column] * one(value + column * width + at);
-      out[head * width + at] = kept;
-    }
-  }
-}
-
-// Calls with how many of a number of heads there are, `TOGETHER` at a time, as a constant.
-template <typename Call>
-void grouped(int64_t number, const Call& call) {
-  for (int64_t first = 0; first < number; first += TOGETHER) {
-    switch (number - first < TOGETHER ? number - first : TOGETHER) {
-      case 1: call.template operator()<1>(first); break;
-      case 2: call.template operator()<2>(first); break;
-      case 3: call.template operator()<3>(first); break;
-      case 4: call.template operator()<4>(first); break;
-      case 5: call.template operator()<5>(first); break;
-      case 6: call.template operator()<6>(first); break;
-      case 7: call.template operator()<7>(first); break;
-      default: call.template operator()<8>(first);
-    }
-  }
-}
-
-// What becomes of the products of a query before they are weights.
-struct Scoring {
-  float scaling, softcap;  // 0: none
-
-  // In place, of one head: scores, then weights. gains: (columns,), nullptr for none. stride: room for whole vectors.
-  void weigh(float* row, const float* gains, int64_t columns, int64_t stride) const {
-    if (softcap > 0)
-      for (int64_t at = 0; at < columns; at++) row[at] = std::tanh(row[at] * scaling / softcap) * softcap;
-    const float left = softcap > 0 ? 1.f : scaling;
-    for (int64_t at = columns; at < stride; at++) row[at] = NOTHING;
-    floats most = floats{} + NOTHING;
-    for (int64_t at = 0; at < stride; at += WIDTH) {
-      floats some = load(row + at) * left;
-      if (gains) {
-        const int64_t known = columns - at;
-        const floats gain = known < WIDTH ? load_some(gains + at, known, 0) : load(gains + at);
-        some += gain * greater(some, -some);
-        for (int64_t behind = known < WIDTH ? known : WIDTH; behind < WIDTH; behind++) some[behind] = NOTHING;
-      }
-      store(row + at, some);
-      most = greater(most, some);
-    }
-    const float highest = greatest(most);
-    floats sum = {};
-    for (int64_t at = 0; at < stride; at += WIDTH) {
-      const floats power = exponential(load(row + at) - highest);
-      store(row + at, power);
-      sum += power;
-    }
-    const float share = 1.f / total(sum);
-    for (int64_t at = 0; at < stride; at += WIDTH) store(row + at, load(row + at) * share);
-  }
-};
-
-// What a row reads of keys and of values.
-struct Reading {
-  Tensor asked, pooled, positions;
-  int64_t rows, kv_heads, group, width, window, most;
-
-  // asked: (rows, heads, 1, n). pooled: (slots, kv_heads, length, width).
-  bool of(AtenTensorHandle first, AtenTensorHandle second, AtenTensorHandle third, int64_t own_window) {
-    if (!asked.look(first) || !pooled.look(second) || !positions.look(third)) return false;
-    if (asked.axes != 4 || pooled.axes != 4 || asked.sizes[2] != 1) return false;
-    rows = asked.sizes[0], kv_heads = pooled.sizes[1], width = pooled.sizes[3], window = own_window;
-    group = asked.sizes[1] / kv_heads, most = pooled.sizes[2];
-    return asked.dense() && asked.is_float() && group * kv_heads == asked.sizes[1] && rows <= pooled.sizes[0] &&
-        pooled.strides[3] == 1 && pooled.strides[2] == width && positions.dense();
-  }
-
-  int64_t end(int64_t row) const {
-    const int64_t last = positions.of<const int64_t>()[row] + 1;
-    return last < most ? last : most;
-  }
-
-  int64_t begin(int64_t row) const { return window > 0 && end(row) > window ? end(row) - window : 0; }
-
-  template <typename Number>
-  const Number* first(const Tensor& from, int64_t row, int64_t head) const {
-    return from.of<const Number>(row) + head * from.strides[1] + begin(row) * width;
-  }
-};
-
-int64_t whole(int64_t columns) { return (columns + WIDTH - 1) / WIDTH * WIDTH; }
-
-// Calls with each row and head of keys.
-template <typename Call>
-void everywhere(const Reading& reading, const Call& call) {
-#pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
-  for (int64_t at = 0; at < reading.rows * reading.kv_heads; at++) call(at / reading.kv_heads, at % reading.kv_heads);
-}
-
-// The weights (group, stride) of a row and a head of keys, from the first column that it sees on.
-template <typename Key>
-void weights_of(const Reading& reading, const Scoring& scoring, const Tensor* gains, int64_t row, int64_t head, float* to) {
-  const int64_t begin = reading.begin(row), columns = reading.end(row) - begin, stride = whole(columns);
-  const float* query = reading.asked.of() + (row * reading.kv_heads + head) * reading.group * reading.width;
-  grouped(reading.group, [&]<int group>(int64_t first) {
-    scores<Key, group>(query + first * reading.width, reading.first<Key>(reading.pooled, row, head), reading.width,
-                       columns, to + first * stride, stride);
-  });
-  const float* own = gains ? gains->of(row) + begin : nullptr;
-  for (int64_t one = 0; one < reading.group; one++) scoring.weigh(to + one * stride, own, columns, stride);
-}
-
-// Calls with the type of what is pooled; false for one that is not known.
-template <typename Call>
-bool typed(int32_t dtype, const Call& call) {
-  if (dtype == aoti_torch_dtype_float32()) call.template operator()<float>();
-  else if (dtype == aoti_torch_dtype_bfloat16()) call.template operator()<Bfloat>();
-  else if (dtype == aoti_torch_dtype_float16()) call.template operator()<Half>();
-  else return false;
-  return true;
-}
-
-}  // namespace
+#include "attention.h"
 
 extern "C" AOTITorchError aoti_torch_cpu_decode_attention(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle positions, double scaling,
     int64_t window, double softcap, AtenTensorHandle* out) {
   Reading reading;
   Tensor values;
-  if (!reading.of(query, key, positions, window) || !values.look(value)) return AOTI_TORCH_FAILURE;
+  if (!reading.asks(query, key, positions, window) || !reading.takes(values, value)) return AOTI_TORCH_FAILURE;
   const Scoring scoring{static_cast<float>(scaling), static_cast<float>(softcap)};
-  if (values.dtype != reading.pooled.dtype || values.strides[2] != reading.width) return AOTI_TORCH_FAILURE;
-  const int64_t group = reading.group, width = reading.width;
+  const int64_t group = reading.group, width = values.sizes[3];
   float* to = made({reading.rows, reading.kv_heads * group, 1, width}, out);
   if (!to) return AOTI_TORCH_FAILURE;
   return typed(reading.pooled.dtype, [&]<typename Number>() {
     everywhere(reading, [&](int64_t row, int64_t head) {
-      const int64_t columns = reading.end(row) - reading.begin(row), stride = whole(columns);
+      const int64_t stride = whole(reading.end(row) - reading.begin(row));
       float* weights = scratch(group * stride);
-      weights_of<Number>(reading, scoring, nullptr, row, head, weights);
-      grouped(group, [&]<int some>(int64_t first) {
-        sums<Number, some>(weights + first * stride, stride, reading.first<Number>(values, row, head), width, columns,
-                           to + ((row * reading.kv_heads + head) * group + first) * width);
-      });
-    });
-  }) ? AOTI_TORCH_SUCCESS : AOTI_TORCH_FAILURE;
-}
-
-extern "C" AOTITorchError aoti_torch_cpu_decode_weights(
-    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle positions, AtenTensorHandle* gains, double scaling,
-    int64_t window, double softcap, int64_t columns, AtenTensorHandle* out) {
-  Reading reading;
-  Tensor own;
-  if (!reading.of(query, key, positions, window) || (gains && !own.look(*gains))) return AOTI_TORCH_FAILURE;
-  if (gains && (own.axes != 2 || own.strides[1] != 1 || !own.is_float())) return AOTI_TORCH_FAILURE;
-  const Scoring scoring{static_cast<float>(scaling), static_cast<float>(softcap)};
-  const int64_t group = reading.group;
-  reading.most = columns < reading.most ? columns : reading.most;
-  float* to = made({reading.rows, reading.kv_heads * group, 1, columns}, out);
-  if (!to) return AOTI_TORCH_FAILURE;
-  return typed(reading.pooled.dtype, [&]<typename Number>() {
-    everywhere(reading, [&](int64_t row, int64_t head) {
-      const int64_t begin = reading.begin(row), seen = reading.end(row) - begin, stride = whole(seen);
-      float *weights = scratch(group * stride), *own_out = to + (row * reading.kv_heads + head) * group * columns;
-      weights_of<Number>(reading, scoring, gains ? &own : nullptr, row, head, weights);
-      for (int64_t one = 0; one < group; one++) {
-        float* line = own_out + one * columns;
-        std::memset(line, 0, begin * sizeof(float));
-        std::memcpy(line + begin, weights + one * stride, seen * sizeof(float));
-        std::memset(line + begin + seen, 0, (columns - begin - seen) * sizeof(float));
-      }
+      weights_of<Number>(reading, scoring, nullptr, row, head, stride, weights);
+      sums_of<Number>(reading, values, row, head, weights, stride, to + (row * reading.kv_heads + head) * group * width);
     });
   }) ? AOTI_TORCH_SUCCESS : AOTI_TORCH_FAILURE;
 }
@@ -250,12 +32,9 @@ extern "C" AOTITorchError aoti_torch_cpu_decode_sums(
   if (!to) return AOTI_TORCH_FAILURE;
   return typed(reading.pooled.dtype, [&]<typename Number>() {
     everywhere(reading, [&](int64_t row, int64_t head) {
-      const int64_t place = (row * reading.kv_heads + head) * group, begin = reading.begin(row);
-      grouped(group, [&]<int some>(int64_t first) {
-        sums<Number, some>(reading.asked.of() + (place + first) * columns + begin, columns,
-                           reading.first<Number>(reading.pooled, row, head), width, reading.end(row) - begin,
-                           to + (place + first) * width);
-      });
+      const int64_t place = (row * reading.kv_heads + head) * group;
+      const float* own = reading.asked.of() + place * columns + reading.begin(row);
+      sums_of<Number>(reading, reading.pooled, row, head, own, columns, to + place * width);
     });
   }) ? AOTI_TORCH_SUCCESS : AOTI_TORCH_FAILURE;
 }

@@ -12,7 +12,7 @@ import torch
 from steering.loops.operators import operator
 
 
-@operator(lambda query, *_: torch.empty_like(query))
+@operator(lambda query, key, value, *_: query.new_empty(*query.shape[:3], value.shape[3]))
 def decode_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -27,7 +27,6 @@ def decode_attention(
     return decode_sums(weights, value, positions, window)
 
 
-@operator(lambda query, *rest: query.new_empty(*query.shape[:3], rest[-1]))
 def decode_weights(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "tensors.h"
-#include "vectors.h"
+#include "attention.h"
 
 namespace {
 
 constexpr int64_t MOST = 512;  // layers
+constexpr float LEAST = std::numeric_limits<float>::min();  // attention that can be divided by
 
 bool look_all(const AtenTensorHandle* handles, int64_t count, Tensor* tensors) {
   for (int64_t one = 0; one < count; one++)
@@ -15,98 +15,167 @@ bool look_all(const AtenTensorHandle* handles, int64_t count, Tensor* tensors) {
   return count > 0;
 }
 
-// weights: (heads, columns). to: (columns,), the mean over heads.
-void mean(const float* weights, int64_t heads, int64_t columns, float* to) {
+// The mean over heads of a row's weights (heads, stride), (columns,), in whole vectors. to: with room for these.
+void mean(const float* weights, int64_t heads, int64_t stride, int64_t columns, float* to) {
   const float share = 1.f / heads;
-  int64_t at = 0;
-  for (; at + WIDTH <= columns; at += WIDTH) {
+  for (int64_t at = 0; at < columns; at += WIDTH) {
     floats sum = load(weights + at);
-    for (int64_t head = 1; head < heads; head++) sum += load(weights + head * columns + at);
+    for (int64_t head = 1; head < heads; head++) sum += load(weights + head * stride + at);
     store(to + at, sum * share);
-  }
-  for (; at < columns; at++) {
-    float sum = 0;
-    for (int64_t head = 0; head < heads; head++) sum += weights[head * columns + at];
-    to[at] = sum * share;
   }
 }
 
-// Of some weights, those on the columns of two masks. weights, visual, text: (columns,), with room for whole vectors.
-struct Masses {
-  float seen, read;
+// What See makes of rows' weights.
+struct Enhancement {
+  Tensor masks, settings, transfer;
+  int64_t layer;
+  float* told;
 
-  Masses(const float* weights, const float* visual, const float* text, int64_t columns) {
-    floats on_images = {}, on_text = {};
-    int64_t at = 0;
-    for (; at + WIDTH <= columns; at += WIDTH) {
-      const floats some = load(weights + at);
-      on_images += some * load(visual + at);
-      on_text += some * load(text + at);
+  bool of(AtenTensorHandle first, AtenTensorHandle second, AtenTensorHandle third, int64_t rows, int64_t columns) {
+    return masks.look(first) && settings.look(second) && transfer.look(third) && masks.is_float() && settings.is_float() &&
+        masks.dense(1) && settings.dense() && transfer.dense() && masks.axes == 3 && masks.sizes[1] >= columns &&
+        masks.sizes[2] == 2 && settings.axes == 3 && settings.sizes[0] == rows && settings.sizes[2] == 4 &&
+        layer < settings.sizes[1];
+  }
+
+  // In place, a row's weights (heads, stride) of its columns from `begin` on. room: for two of its columns and of its heads.
+  void enhance(int64_t row, float* weights, int64_t heads, int64_t stride, int64_t begin, int64_t columns, float* room) const {
+    const float *mask = masks.of(row) + 2 * begin, *here = settings.of() + (row * settings.sizes[1] + layer) * 4;
+    const float fixed = here[0], start = here[1], fall = here[2], most = here[3];
+    float *visual = room, *text = visual + stride, *seen = text + stride, *read = seen + heads;
+    for (int64_t column = 0; column < columns; column++) visual[column] = mask[2 * column], text[column] = mask[2 * column + 1];
+    for (int64_t column = columns; column < whole(columns); column++) visual[column] = text[column] = 0;
+    float decay = 0;
+    for (int64_t head = 0; head < heads; head++) {
+      floats on_images = {}, on_text = {};
+      for (int64_t at = 0; at < columns; at += WIDTH) {
+        const floats some = load(weights + head * stride + at);
+        on_images += some * load(visual + at), on_text += some * load(text + at);
+      }
+      seen[head] = total(on_images), read[head] = total(on_text), decay += seen[head] / heads;
     }
-    seen = total(on_images), read = total(on_text);
-    for (; at < columns; at++) seen += weights[at] * visual[at], read += weights[at] * text[at];
+    const float alpha = fixed + std::min(std::max(start + decay * fall, 0.f), most);
+    const bool moving = transfer.of<const bool>()[row];
+    float after = 0;
+    for (int64_t head = 0; head < heads && alpha > 0; head++) {
+      const float moved = seen[head] >= LEAST ? alpha : 0.f;
+      const float up = moving ? moved * read[head] / std::max(seen[head], LEAST) : alpha;
+      const float down = moving ? moved : 0.f, all = moving ? 1.f : 1 + alpha * seen[head], share = 1 / all;
+      float* own = weights + head * stride;
+      for (int64_t at = 0; at < columns; at += WIDTH)
+        store(own + at, load(own + at) * (1 + up * load(visual + at) - down * load(text + at)) * share);
+      after += seen[head] * (1 + up) * share / heads;
+    }
+    told[row * 3] = alpha, told[row * 3 + 1] = decay, told[row * 3 + 2] = alpha > 0 ? after : decay;
+  }
+};
+
+// The output of a decode's attention, and the mean over heads of its weights; see: nullptr for none.
+template <typename Number>
+void looked(const Reading& reading, const Tensor& values, const Scoring& scoring, const Tensor* gains,
+            const Enhancement* see, int64_t columns, float* out, float* means) {
+  const int64_t heads = reading.kv_heads * reading.group, stride = whole(reading.most);
+  const int64_t of_row = heads * stride + 2 * (stride + heads);
+  float* room = scratch(reading.rows * of_row);
+  everywhere(reading, [&](int64_t row, int64_t head) {
+    float* own = room + row * of_row + head * reading.group * stride;
+    weights_of<Number>(reading, scoring, gains, row, head, stride, own);
+  });
+#pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
+  for (int64_t row = 0; row < reading.rows; row++) {
+    const int64_t begin = reading.begin(row), seen = reading.end(row) - begin;
+    float *weights = room + row * of_row, *left = weights + heads * stride, *to = means + row * columns;
+    if (see) see->enhance(row, weights, heads, stride, begin, seen, left);
+    mean(weights, heads, stride, seen, left);
+    std::fill(to, to + begin, 0.f);
+    std::copy(left, left + seen, to + begin);
+    std::fill(to + begin + seen, to + columns, 0.f);
+  }
+  everywhere(reading, [&](int64_t row, int64_t head) {
+    const float* own = room + row * of_row + head * reading.group * stride;
+    sums_of<Number>(reading, values, row, head, own, stride, out + (row * heads + head * reading.group) * values.sizes[3]);
+  });
+}
+
+// Sums (kinds,) of what is read (columns,) by a table (length, kinds).
+void by_kind(const float* read, const float* table, int64_t columns, int64_t length, int64_t kinds, float* to) {
+  for (int64_t first = 0; first < kinds; first += WIDTH) {
+    const int64_t some = std::min(kinds - first, WIDTH), last = length * kinds - first - WIDTH;
+    const int64_t near = last < 0 ? 0 : std::min(columns, last / kinds + 1);  // where a whole vector may be read
+    floats sums[2] = {};  // which do not wait for one another
+    int64_t column = 0;
+    for (; column + 2 <= near; column += 2)
+      for (int one = 0; one < 2; one++) sums[one] += load(table + (column + one) * kinds + first) * read[column + one];
+    for (; column < columns; column++) sums[0] += load_some(table + column * kinds + first, some, 0) * read[column];
+    store_some(to + first, sums[0] + sums[1], some);
+  }
+}
+
+struct Observed {
+  Reading reading;
+  Tensor values, gains;
+  const Tensor* gained = nullptr;
+  Scoring scoring;
+  float *out, *means;
+
+  bool of(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle positions,
+          AtenTensorHandle* given, int64_t window, int64_t columns, AtenTensorHandle* first, AtenTensorHandle* second) {
+    if (!reading.asks(query, key, positions, window) || columns > reading.most) return false;
+    reading.most = columns;
+    if (!reading.takes(values, value) || (given && !gains.look(*given))) return false;
+    if (given && (gains.axes != 2 || gains.strides[1] != 1 || !gains.is_float())) return false;
+    gained = given ? &gains : nullptr;
+    out = made({reading.rows, reading.kv_heads * reading.group, 1, values.sizes[3]}, first);
+    means = made({reading.rows, columns}, second);
+    return out && means;
+  }
+
+  AOTITorchError look(const Enhancement* see) const {
+    return typed(reading.pooled.dtype, [&]<typename Number>() {
+      looked<Number>(reading, values, scoring, gained, see, reading.most, out, means);
+    }) ? AOTI_TORCH_SUCCESS : AOTI_TORCH_FAILURE;
   }
 };
 
 }  // namespace
 
+extern "C" AOTITorchError aoti_torch_cpu_read_attention(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle positions, AtenTensorHandle* gains,
+    double scaling, int64_t window, double softcap, int64_t columns, AtenTensorHandle* out, AtenTensorHandle* means) {
+  Observed observed;
+  observed.scoring = {static_cast<float>(scaling), static_cast<float>(softcap)};
+  if (!observed.of(query, key, value, positions, gains, window, columns, out, means)) return AOTI_TORCH_FAILURE;
+  return observed.look(nullptr);
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_enhanced_attention(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle positions, AtenTensorHandle* gains,
+    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle transfer, int64_t layer, double scaling,
+    int64_t window, double softcap, int64_t columns, AtenTensorHandle* out, AtenTensorHandle* means, AtenTensorHandle* told) {
+  Observed observed;
+  Enhancement see;
+  observed.scoring = {static_cast<float>(scaling), static_cast<float>(softcap)};
+  if (!observed.of(query, key, value, positions, gains, window, columns, out, means)) return AOTI_TORCH_FAILURE;
+  see.layer = layer, see.told = made({observed.reading.rows, 3}, told);
+  if (!see.told || !see.of(masks, settings, transfer, observed.reading.rows, columns)) return AOTI_TORCH_FAILURE;
+  return observed.look(&see);
+}
+
 extern "C" AOTITorchError aoti_torch_cpu_attention_looks(
-    const AtenTensorHandle* weights, int64_t layers, AtenTensorHandle spans, AtenTensorHandle* means, AtenTensorHandle* sums) {
+    const AtenTensorHandle* means, int64_t layers, AtenTensorHandle spans, AtenTensorHandle* stacked, AtenTensorHandle* sums) {
   Tensor read[MOST], of_spans;
-  if (layers > MOST || !look_all(weights, layers, read) || !of_spans.look(spans)) return AOTI_TORCH_FAILURE;
-  const int64_t rows = read[0].sizes[0], heads = read[0].sizes[1], columns = read[0].sizes[2], kinds = of_spans.sizes[2];
+  if (layers > MOST || !look_all(means, layers, read) || !of_spans.look(spans)) return AOTI_TORCH_FAILURE;
+  const int64_t rows = read[0].sizes[0], columns = read[0].sizes[1], kinds = of_spans.sizes[2];
   if (!of_spans.dense(1) || !of_spans.is_float() || of_spans.sizes[1] < columns) return AOTI_TORCH_FAILURE;
-  float *mean_to = made({rows, layers, columns}, means), *sum_to = made({rows, layers, kinds}, sums);
+  float *mean_to = made({rows, layers, columns}, stacked), *sum_to = made({rows, layers, kinds}, sums);
   if (!mean_to || !sum_to) return AOTI_TORCH_FAILURE;
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
   for (int64_t place = 0; place < rows * layers; place++) {
     const int64_t row = place / layers, layer = place % layers;
+    const float* own = read[layer].of() + row * columns;
     float *to = mean_to + place * columns, *sum = sum_to + place * kinds;
-    mean(read[layer].of() + row * heads * columns, heads, columns, to);
-    std::fill(sum, sum + kinds, 0.f);
-    const float* kind = of_spans.of(row);
-    for (int64_t column = 0; column < columns; column++, kind += kinds)
-      for (int64_t one = 0; one < kinds; one++) sum[one] += to[column] * kind[one];
-  }
-  return AOTI_TORCH_SUCCESS;
-}
-
-extern "C" AOTITorchError aoti_torch_cpu_enhanced(
-    AtenTensorHandle weights, AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle transfer, int64_t layer,
-    double least, AtenTensorHandle* out, AtenTensorHandle* measured) {
-  Tensor given, masked, set, moves;
-  if (!given.look(weights) || !masked.look(masks) || !set.look(settings) || !moves.look(transfer)) return AOTI_TORCH_FAILURE;
-  const int64_t rows = given.sizes[0], heads = given.sizes[1], columns = given.sizes[3], layers = set.sizes[1];
-  if (!given.dense() || !set.dense() || !masked.dense(1) || !moves.dense()) return AOTI_TORCH_FAILURE;
-  if (!given.is_float() || !set.is_float() || !masked.is_float() || masked.sizes[1] < columns) return AOTI_TORCH_FAILURE;
-  float *to = made({rows, heads, 1, columns}, out), *told = made({rows, 3}, measured);
-  if (!to || !told) return AOTI_TORCH_FAILURE;
-#pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
-  for (int64_t row = 0; row < rows; row++) {
-    const float *own = given.of() + row * heads * columns, *mask = masked.of(row);
-    const float *here = set.of() + (row * layers + layer) * 4, fixed = here[0], start = here[1], fall = here[2], most = here[3];
-    float *visual = scratch(2 * (columns + heads)), *text = visual + columns, *seen = text + columns, *read = seen + heads;
-    for (int64_t column = 0; column < columns; column++)
-      visual[column] = mask[2 * column], text[column] = mask[2 * column + 1];
-    float decay = 0;
-    for (int64_t head = 0; head < heads; head++) {
-      const Masses masses(own + head * columns, visual, text, columns);
-      seen[head] = masses.seen, read[head] = masses.read, decay += masses.seen / heads;
-    }
-    const float alpha = fixed + std::min(std::max(start + decay * fall, 0.f), most);
-    const bool moving = moves.of<const bool>()[row];
-    float after = 0;
-    for (int64_t head = 0; head < heads; head++) {
-      const float moved = seen[head] >= least ? alpha : 0.f;
-      const float up = moving ? moved * read[head] / std::max(seen[head], static_cast<float>(least)) : alpha;
-      const float down = moving ? moved : 0.f, all = moving ? 1.f : 1 + alpha * seen[head];
-      const float *from = own + head * columns, share = 1 / all;
-      float* made_of = to + (row * heads + head) * columns;
-      for (int64_t column = 0; column < columns; column++)
-        made_of[column] = from[column] * (1 + up * visual[column] - down * text[column]) * share;
-      after += seen[head] * (1 + up) * share / heads;
-    }
-    told[row * 3] = alpha, told[row * 3 + 1] = decay, told[row * 3 + 2] = after;
+    std::copy(own, own + columns, to);
+    by_kind(own, of_spans.of(row), columns, of_spans.sizes[1], kinds, sum);
   }
   return AOTI_TORCH_SUCCESS;
 }

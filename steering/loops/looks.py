@@ -1,44 +1,72 @@
-"""What is read of a decode's attention weights, and See's change of them (`looks.cpp`)."""
+"""What is read of a decode's attention weights, and See's change of them, beside the output itself (`looks.cpp`).
+
+Arguments that `loops.attention` has, too, are what they are there.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from steering.loops.attention import decode_sums, decode_weights
 from steering.loops.operators import operator
 
-
-@operator(
-    lambda weights, spans: (
-        spans.new_empty(weights[0].shape[0], len(weights), weights[0].shape[2]),
-        spans.new_empty(weights[0].shape[0], len(weights), spans.shape[2]),
-    )
-)
-def attention_looks(weights: list[torch.Tensor], spans: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean over heads (rows, layers, columns) of each layer's weights, and its sums by span (rows, layers, spans).
-
-    weights: of each layer (rows, heads, columns), float32 and contiguous. spans: (rows, length, spans), 1 where a column
-    belongs to a span.
-    """
-    means = torch.stack([one.mean(1) for one in weights], 1)
-    return means, means @ spans[:, : means.shape[2]]
+LEAST = torch.finfo(torch.float32).tiny
+"""Less attention to images than this cannot be divided by, and is none."""
 
 
-@operator(lambda weights, *_: (torch.empty_like(weights), weights.new_empty(weights.shape[0], 3)))
-def enhanced(
-    weights: torch.Tensor,
+def _outputs(query: torch.Tensor, value: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return query.new_empty(*query.shape[:3], value.shape[3]), query.new_empty(query.shape[0], columns)
+
+
+@operator(lambda query, key, value, *rest: _outputs(query, value, rest[-1]))
+def read_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    gains: torch.Tensor | None,
+    scaling: float,
+    window: int,
+    softcap: float,
+    columns: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output (rows, heads, 1, head_dim), and the mean over heads (rows, columns) of the weights."""
+    weights = decode_weights(query, key, positions, gains, scaling, window, softcap, columns)
+    return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1)
+
+
+@operator(lambda query, key, value, *rest: (*_outputs(query, value, rest[-1]), query.new_empty(query.shape[0], 3)))
+def enhanced_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: torch.Tensor,
+    gains: torch.Tensor | None,
     masks: torch.Tensor,
     settings: torch.Tensor,
     transfer: torch.Tensor,
     layer: int,
-    least: float,
+    scaling: float,
+    window: int,
+    softcap: float,
+    columns: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same of weights as See enhances them, and what that did, as `enhanced`."""
+    weights = decode_weights(query, key, positions, gains, scaling, window, softcap, columns)
+    weights, told = enhanced(weights, masks, settings, transfer, layer)
+    return decode_sums(weights, value, positions, window), weights[:, :, 0].mean(1), told
+
+
+def enhanced(
+    weights: torch.Tensor, masks: torch.Tensor, settings: torch.Tensor, transfer: torch.Tensor, layer: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights as See enhances them (SAGE paper, section 5.1, equations 3 and 4), and for each row (rows, 3) what alpha was,
     and the mass on images before and after, means over heads.
 
-    weights: (rows, heads, 1, columns), float32 and contiguous. masks: (rows, length, 2), 1 on the columns of images, and of
-    the rest of the prompt. settings: (rows, layers, 4): alpha is the first, plus second + third * mass on images, kept
+    weights: (rows, heads, 1, columns). masks: (rows, length, 2), 1 on the columns of images, and of the rest of the prompt.
+    settings: (rows, layers, 4), float32 and contiguous: alpha is the first, plus second + third * mass on images, kept
     between 0 and the fourth. transfer: (rows,) bool, whether the mass is taken from the text, where images have at least
-    `least` of it, or all are scaled.
+    `LEAST` of it, or all are scaled.
     """
     masses = weights[:, :, 0] @ masks[:, : weights.shape[3]]  # (rows, heads, 2)
     seen, read = masses.unbind(-1)
@@ -46,11 +74,27 @@ def enhanced(
     decay = seen.mean(1)
     alpha = fixed + (start + decay * fall).clamp(min=0).minimum(most)
     moving, by_head = transfer[:, None], alpha[:, None]
-    moved = by_head * (seen >= least)
-    up = torch.where(moving, moved * read / seen.clamp(min=least), by_head)
+    moved = by_head * (seen >= LEAST)
+    up = torch.where(moving, moved * read / seen.clamp(min=LEAST), by_head)
     down = moved * moving
     total = torch.where(moving, 1.0, 1 + by_head * seen)
     visual, text = masks[:, None, : weights.shape[3]].unbind(-1)  # (rows, 1, columns)
     gain = (1 + up[..., None] * visual - down[..., None] * text) / total[..., None]
     after = (seen * (1 + up) / total).mean(1)
     return weights * gain[:, :, None], torch.stack([alpha, decay, after], -1)
+
+
+@operator(
+    lambda means, spans: (
+        spans.new_empty(means[0].shape[0], len(means), means[0].shape[1]),
+        spans.new_empty(means[0].shape[0], len(means), spans.shape[2]),
+    )
+)
+def attention_looks(means: list[torch.Tensor], spans: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What was read of all layers, (rows, layers, columns), and its sums by span (rows, layers, spans).
+
+    means: of each layer (rows, columns), float32 and contiguous. spans: (rows, length, spans), 1 where a column belongs to a
+    span.
+    """
+    stacked = torch.stack(means, 1)
+    return stacked, stacked @ spans[:, : stacked.shape[2]]

@@ -30,6 +30,12 @@ bool known(const Tensor& tensor) {
       (tensor.is_float() || dtype == aoti_torch_dtype_bfloat16() || dtype == aoti_torch_dtype_float16());
 }
 
+bool look_known(const AtenTensorHandle* handles, int64_t count, Tensor* tensors) {
+  for (int64_t one = 0; one < count; one++)
+    if (!tensors[one].look(handles[one]) || !known(tensors[one])) return false;
+  return true;
+}
+
 // Calls with whole vectors and with what is left of `count`, filled up.
 template <typename Call>
 void vectors(int64_t count, const Call& call) {
@@ -79,44 +85,71 @@ void measure(const float* before, const float* out, const float* mha, const floa
 
 }  // namespace
 
-extern "C" AOTITorchError aoti_torch_cpu_divergence(AtenTensorHandle mha, AtenTensorHandle ffn, AtenTensorHandle* out) {
-  Tensor first, second;
-  if (!first.look(mha) || !second.look(ffn) || !known(first) || !known(second) || first.axes > 7) return AOTI_TORCH_FAILURE;
-  const int64_t axes = first.axes - 1, rows = first.count(0, axes), count = first.sizes[axes];
-  float* to = made(first.sizes, axes, out);
+extern "C" AOTITorchError aoti_torch_cpu_damping(
+    AtenTensorHandle mha, AtenTensorHandle ffn, AtenTensorHandle gamma, AtenTensorHandle threshold, int64_t layer,
+    int64_t every, AtenTensorHandle* out) {
+  Tensor first, second, scale, above;
+  if (!first.look(mha) || !second.look(ffn) || !scale.look(gamma) || !above.look(threshold)) return AOTI_TORCH_FAILURE;
+  if (!known(first) || !known(second) || !scale.is_float() || !scale.dense() || !above.is_float() || !above.dense())
+    return AOTI_TORCH_FAILURE;
+  if (first.axes != 3 || above.axes != 2 || layer >= above.sizes[1]) return AOTI_TORCH_FAILURE;
+  const int64_t rows = first.sizes[0], tokens = first.sizes[1], count = first.sizes[2];
+  float* to = made({rows, tokens, 3}, out);
   if (!to) return AOTI_TORCH_FAILURE;
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
-  for (int64_t row = 0; row < rows; row++) {
-    float* place = scratch(2 * count);
-    to[row] = divergence(row_of(first, row, count, place), row_of(second, row, count, place + count), count);
+  for (int64_t place = 0; place < rows * tokens; place++) {
+    const int64_t row = place / tokens;
+    const float most = above.of()[row * above.sizes[1] + layer];
+    float* room = scratch(2 * count);
+    float differs = 0;
+    if (every || most < std::numeric_limits<float>::infinity())
+      differs = divergence(row_of(first, place, count, room), row_of(second, place, count, room + count), count);
+    const bool over = differs > most;
+    to[3 * place] = over ? scale.of()[row] - 1 : 0, to[3 * place + 1] = over, to[3 * place + 2] = differs;
   }
   return AOTI_TORCH_SUCCESS;
 }
 
-extern "C" AOTITorchError aoti_torch_cpu_stream_measures(
-    const AtenTensorHandle* streams, int64_t number, const AtenTensorHandle* gates, int64_t gated, AtenTensorHandle* out) {
-  Tensor of[4 * MOST], gate[MOST];
-  const int64_t layers = number / 4;
-  if (layers < 1 || layers > MOST || number % 4 || (gated && gated != layers)) return AOTI_TORCH_FAILURE;
-  for (int64_t one = 0; one < number; one++)
-    if (!of[one].look(streams[one]) || !known(of[one])) return AOTI_TORCH_FAILURE;
-  for (int64_t one = 0; one < gated; one++)
-    if (!gate[one].look(gates[one]) || !known(gate[one])) return AOTI_TORCH_FAILURE;
+extern "C" AOTITorchError aoti_torch_cpu_stream_looks(
+    const AtenTensorHandle* streams, int64_t number, const AtenTensorHandle* states, int64_t layers,
+    const AtenTensorHandle* gates, int64_t gated, const AtenTensorHandle* activations, int64_t active, AtenTensorHandle wanted,
+    AtenTensorHandle* measures, AtenTensorHandle* stacked, AtenTensorHandle* neurons) {
+  Tensor of[4 * MOST], state[MOST], gate[MOST], neuron[MOST], asked;
+  if (layers < 1 || layers > MOST || number != 4 * layers || gated != layers || active != layers) return AOTI_TORCH_FAILURE;
+  if (!look_known(streams, number, of) || !look_known(states, layers, state) || !look_known(gates, gated, gate) ||
+      !look_known(activations, active, neuron) || !asked.look(wanted) || !asked.is_float() || !asked.dense())
+    return AOTI_TORCH_FAILURE;
+  if (of[0].axes != 3) return AOTI_TORCH_FAILURE;
   const int64_t rows = of[0].sizes[0], count = of[0].sizes[2];
-  float* to = made({rows, layers, READOUTS}, out);
-  if (!to) return AOTI_TORCH_FAILURE;
+  const auto alike = [&](const Tensor& one, int64_t width) {
+    return one.axes == 3 && one.sizes[0] == rows && one.sizes[1] == 1 && one.sizes[2] == width;
+  };
+  for (int64_t one = 0; one < number; one++)
+    if (!alike(of[one], count) || (one < layers && !alike(state[one], count))) return AOTI_TORCH_FAILURE;
+  int64_t widest = 0;
+  for (int64_t one = 0; one < layers; one++) widest = std::max(widest, neuron[one].sizes[2]);
+  float *to = made({rows, layers, READOUTS}, measures), *kept = made({rows, layers, count}, stacked);
+  float* fired = made({rows, layers, widest}, neurons);
+  if (!to || !kept || !fired) return AOTI_TORCH_FAILURE;
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
   for (int64_t place = 0; place < rows * layers; place++) {
-    const int64_t row = place / layers, layer = place % layers, wide = gated ? gate[layer].sizes[2] : 0;
-    float* room = scratch(std::max(4 * count, wide));
+    const int64_t row = place / layers, layer = place % layers, wide = gate[layer].sizes[2], fires = neuron[layer].sizes[2];
+    float *own = to + place * READOUTS, *on = kept + place * count, *off = fired + place * widest;
+    if (asked.of()[row] == 0) {  // what nobody looks at need be nothing but numbers
+      std::fill(own, own + READOUTS, 0.f), std::fill(on, on + count, 0.f), std::fill(off, off + widest, 0.f);
+      continue;
+    }
+    float* room = scratch(std::max({4 * count, wide, fires}));
     const float* read[4];
     for (int one = 0; one < 4; one++) read[one] = row_of(of[4 * layer + one], row, count, room + one * count);
-    float* own = to + place * READOUTS;
     measure(read[0], read[1], read[2], read[3], count, own);
-    const float* open = gated ? row_of(gate[layer], row, wide, room) : nullptr;
+    const float* open = row_of(gate[layer], row, wide, room);
     int64_t above = 0;
     for (int64_t at = 0; at < wide; at++) above += open[at] > 0;
-    own[READOUTS - 1] = gated ? static_cast<float>(above) / wide : std::numeric_limits<float>::quiet_NaN();
+    own[READOUTS - 1] = wide ? static_cast<float>(above) / wide : std::numeric_limits<float>::quiet_NaN();
+    std::copy_n(row_of(state[layer], row, count, room), count, on);
+    std::copy_n(row_of(neuron[layer], row, fires, room), fires, off);
+    std::fill(off + fires, off + widest, 0.f);
   }
   return AOTI_TORCH_SUCCESS;
 }

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
-from torch.nn.functional import cosine_similarity
+from torch.nn.functional import cosine_similarity, pad
 
 from steering.loops.operators import operator
 
 
-@operator(lambda mha, ffn: mha.new_empty(mha.shape[:-1], dtype=torch.float32))
 def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
     """D in nats, (...), of the updates of a layer, (..., d): KL(softmax(mha) || softmax(ffn)) (SAGE paper, section 5.1)."""
     p, q = mha.float().log_softmax(-1), ffn.float().log_softmax(-1)
@@ -42,10 +41,51 @@ def measures_of(
     )
 
 
-@operator(lambda streams, gates: streams[0].new_empty(streams[0].shape[0], len(streams) // 4, 9, dtype=torch.float32))
-def stream_measures(streams: list[torch.Tensor], gates: list[torch.Tensor]) -> torch.Tensor:
-    """(rows, layers, readouts): `measures_of` one token a row. streams: of each layer h_in, h_out and the updates, (rows, 1,
-    d), all in one list. gates: of each layer, or none."""
-    layers = [tuple(streams[first : first + 4]) for first in range(0, len(streams), 4)]
-    own: list[torch.Tensor | None] = [*gates] or [None] * len(layers)
-    return torch.stack([measures_of(*one, gate)[:, 0] for one, gate in zip(layers, own, strict=True)], 1)  # type: ignore[call-arg]
+@operator(lambda mha, *_: mha.new_empty(*mha.shape[:2], 3, dtype=torch.float32))
+def damping(
+    mha: torch.Tensor, ffn: torch.Tensor, gamma: torch.Tensor, threshold: torch.Tensor, layer: int, every: int
+) -> torch.Tensor:
+    """By how much of itself the FFN's update of each token is to be more (SAGE paper, equation 5), gamma - 1 where D is
+    above the threshold, whether it is, and D: (rows, n, 3). D is 0 in rows with an infinite threshold, unless `every` is 1.
+
+    mha, ffn: (rows, n, d), the updates, contiguous. gamma: (rows,). threshold: (rows, layers).
+    """
+    above, differs = threshold[:, layer, None], divergence(mha, ffn)
+    if not every:
+        differs = torch.where(above < torch.inf, differs, 0.0)
+    over = differs > above
+    return torch.stack([(gamma[:, None] - 1) * over, over.float(), differs], -1)
+
+
+def _looks(
+    streams: list[torch.Tensor], states: list[torch.Tensor], gates: object, activations: list[torch.Tensor], *_: object
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows, layers = states[0].shape[0], len(states)
+    widest = max(one.shape[2] for one in activations)
+    return tuple(
+        states[0].new_empty(rows, layers, size, dtype=torch.float32) for size in (9, states[0].shape[2], widest)
+    )  # type: ignore[return-value]
+
+
+@operator(_looks)
+def stream_looks(
+    streams: list[torch.Tensor],
+    states: list[torch.Tensor],
+    gates: list[torch.Tensor],
+    activations: list[torch.Tensor],
+    wanted: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of one token a row, 0 in rows that are not wanted: `measures_of` (rows, layers, readouts), states (rows, layers, d),
+    and activations (rows, layers, width), 0 behind a layer's last one.
+
+    streams: of each layer h_in, h_out and the updates, (rows, 1, d), all in one list. states: of each layer (rows, 1, d).
+    gates, activations: of each layer (rows, 1, its width), which is 0 where there are none. wanted: (rows,) float32, 0 where
+    they are not.
+    """
+    layers = zip(*(streams[first::4] for first in range(4)), gates, strict=True)
+    measured = torch.stack([measures_of(*one)[:, 0] for one in layers], 1)  # type: ignore[call-arg]
+    stacked = torch.stack([one[:, 0].float() for one in states], 1)
+    widest = max(one.shape[2] for one in activations)
+    neurons = torch.stack([pad(one[:, 0].float(), (0, widest - one.shape[2])) for one in activations], 1)
+    looked = (wanted != 0)[:, None, None]
+    return tuple(torch.where(looked, one, 0.0) for one in (measured, stacked, neurons))  # type: ignore[return-value]

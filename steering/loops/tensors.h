@@ -23,9 +23,10 @@ struct Tensor {
   // Whether its last axes, from one on, lie one number behind the other.
   bool dense(int64_t from = 0) const {
     int64_t stride = 1;
+    bool lies = true;
     for (int64_t axis = axes - 1; axis >= from; stride *= sizes[axis--])
-      if (sizes[axis] != 1 && strides[axis] != stride) return false;
-    return true;
+      lies = lies && (sizes[axis] == 1 || strides[axis] == stride);
+    return lies || !stride;  // of nothing it does not matter
   }
 
   int64_t count(int64_t from, int64_t to) const {
@@ -47,7 +48,9 @@ inline float* made(const int64_t* sizes, int64_t axes, AtenTensorHandle* handle)
   for (int64_t axis = axes - 1; axis >= 0; stride *= sizes[axis--]) strides[axis] = stride;
   const bool failed = aoti_torch_empty_strided(
       axes, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, handle);
-  return failed || aoti_torch_get_data_ptr(*handle, &data) ? nullptr : static_cast<float*>(data);
+  if (failed || aoti_torch_get_data_ptr(*handle, &data)) return nullptr;
+  static float none;
+  return stride ? static_cast<float*>(data) : &none;  // of no numbers there is no memory
 }
 
 inline float* made(std::initializer_list<int64_t> sizes, AtenTensorHandle* handle) {

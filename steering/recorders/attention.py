@@ -179,16 +179,12 @@ class DecodeCapture(Observer):
         self._spans, self._sources, self._kept, self._ranks = spans, sources, kept, ranks
         self._by_layer: list[torch.Tensor] = []
 
-    def decode(self, layer: int, weights: torch.Tensor) -> None:
-        looped = torch.compiler.is_compiling()  # which reads all layers in one loop
-        self._by_layer.append(weights.contiguous() if looped else weights.mean(1).to(self._spans.device))
+    def decode(self, layer: int, means: torch.Tensor) -> None:
+        self._by_layer.append(means.to(self._spans.device))
 
     def settle(self) -> None:
-        if torch.compiler.is_compiling():
-            means, self.sums = attention_looks(self._by_layer, self._spans.contiguous())
-        else:
-            means = self._ranks.mean(torch.stack(self._by_layer, 1))
-            self.sums = means @ self._spans[:, : means.shape[2]]
+        own = self._by_layer if self._ranks.size == 1 else [*self._ranks.mean(torch.stack(self._by_layer))]
+        means, self.sums = attention_looks(own, self._spans.contiguous())
         self.shares = source_shares(self.sums, self._sources)
         self.means = means if self._kept else None
         self._by_layer = []

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
-from torch.nn.functional import pad
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
-from steering.devices import sent
-from steering.loops.stream import measures_of, stream_measures
+from steering.devices import fill, sent
+from steering.loops.stream import measures_of, stream_looks
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
@@ -41,82 +40,48 @@ class ResidualRows(LayerHook):
     """The residual stream of one forward pass, reduced layer by layer.
 
     weights: (rows, n), 1 on the queries that are summed, or (rows, 1) where only the `last` one (rows,) of each row is
-    looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept, where they are
-    `active` (rows, 1). Once settled, `measured` (rows, layers, readouts) are the sums over the wanted queries in the order
-    of `NAMES`, NaN where a model has no such gates; `states` (rows, layers, d), float32, the residual stream after each
-    layer at each row's last query, interventions included; `activations` (rows, layers, width), 0 behind a layer's last
-    one, None of a prompt and without gates.
+    looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept. wanted: (rows,),
+    0 of rows that nobody looks at, None where all are. Once settled, `measured` (rows, layers, readouts) are the sums over
+    the wanted queries in the order of `NAMES`, NaN where a model has no such gates; `states` (rows, layers, d), float32,
+    the residual stream after each layer at each row's last query, interventions included; `activations` (rows, layers,
+    width), 0 behind a layer's last one, None of a prompt and without gates.
     """
 
     measured: torch.Tensor
     states: torch.Tensor
     activations: torch.Tensor | None = None
 
-    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None, active: torch.Tensor | None = None):
-        self._weights, self._last, self._active = weights, last, active
-        self._layers: list[_Layer] = []
+    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None, wanted: torch.Tensor | None = None):
+        self._weights, self._last, self._wanted = weights, last, wanted
+        self._layers: list[list[torch.Tensor]] = []  # of each the stream, what it hands on, gates, activations
+        self._measured: list[torch.Tensor] = []  # of each, where all queries are summed
 
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
-        home, gate = self._weights.device, updates.gate
-        state = self._at_last(hidden)[:, 0].to(home)
-        stream: tuple[torch.Tensor, ...] = (before, plain, updates.mha, updates.ffn)
-        kept = gate
-        if self._weights.shape[1] < plain.shape[1]:
-            stream = tuple(map(self._at_last, stream))
-            kept = None if gate is None else self._at_last(gate)
-        activation = None
-        if self._last is None and gate is not None:
-            activation = updates.activation(gate[:, -1]).float().to(home)
-        if torch.compiler.is_compiling():  # which measures all layers in one loop
-            self._layers.append(_Layer(state, activation, None, stream, kept))
-        else:
-            measured = measures_of(*stream, kept).to(home)  # type: ignore[call-arg, arg-type]
-            self._layers.append(_Layer(state, activation, measured, (), None))  # a long prompt's streams are let go
+        stream, home = (before, plain, updates.mha, updates.ffn), self._weights.device
+        if 1 < plain.shape[1] == self._weights.shape[1]:
+            self._measured.append(measures_of(*stream, updates.gate).to(home))
+        gate = before[..., :0] if updates.gate is None else updates.gate
+        fired = updates.activation(gate) if self._last is None else gate[..., :0]
+        self._layers.append([self._at_last(one).to(home) for one in (*stream, hidden, gate, fired)])
         return hidden
 
     def _at_last(self, values: torch.Tensor) -> torch.Tensor:
         if self._last is None:
-            return values[:, -1:]
+            return values[:, -1:].contiguous()
         return values[torch.arange(values.shape[0], device=values.device), self._last.to(values.device)][:, None]
 
     def settle(self) -> None:
-        layers, self._layers = self._layers, []
-        found = [one.measured for one in layers if one.measured is not None]
-        measured = torch.stack(found, 2) if found else self._looped(layers)[:, None]  # (rows, n, layers, readouts)
+        layers, whole, self._layers, self._measured = self._layers, self._measured, [], []
+        wanted = torch.ones_like(self._weights[:, 0]) if self._wanted is None else self._wanted
+        streams = [stream for layer in layers for stream in layer[:4]]
+        states, gates, fired = ([layer[at] for layer in layers] for at in (4, 5, 6))
+        measured, self.states, activations = stream_looks(streams, states, gates, fired, wanted)
+        measured = torch.stack(whole, 2) if whole else measured[:, None]  # (rows, n, layers, readouts)
         # What is not wanted may be padding, whose cosines are nothing.
-        weights = self._weights if self._active is None else self._weights * self._active
-        self.measured = torch.where(weights[..., None, None] > 0, measured, 0.0).sum(1)
-        self.states = torch.stack([one.state for one in layers], 1).float()
-        widths = [one.activation.shape[1] for one in layers if one.activation is not None]
-        if widths:
-            none = self.states[:, 0, :0]
-            each = [none if one.activation is None else one.activation for one in layers]
-            stacked = torch.stack([pad(one, (0, max(widths) - one.shape[1])) for one in each], 1)
-            self.activations = stacked if self._active is None else stacked * self._active[..., None]
-
-    @staticmethod
-    def _looped(layers: list[_Layer]) -> torch.Tensor:
-        """(rows, layers, readouts) of layers that were kept."""
-        gates = [one.gate for one in layers if one.gate is not None]
-        if gates and len(gates) < len(layers):
-            each = [measures_of(*one.stream, one.gate)[:, 0] for one in layers]  # type: ignore[call-arg, arg-type]
-            return torch.stack(each, 1)
-        streams = [stream.contiguous() for one in layers for stream in one.stream]
-        return stream_measures(streams, [gate.contiguous() for gate in gates])
-
-
-class _Layer(NamedTuple):
-    """What is kept of a layer, until all are through, of each row: the state (rows, d) that it hands on, its FFN's
-    activations (rows, width), its measures (rows, n, readouts); or what is to be measured, its stream (rows, 1, d), h_in,
-    h_out and the updates, and gates (rows, 1, width)."""
-
-    state: torch.Tensor
-    activation: torch.Tensor | None
-    measured: torch.Tensor | None
-    stream: tuple[torch.Tensor, ...]
-    gate: torch.Tensor | None
+        self.measured = torch.where(self._weights[..., None, None] > 0, measured, 0.0).sum(1)
+        self.activations = activations if activations.shape[2] else None
 
 
 @dataclass(frozen=True)
@@ -135,7 +100,8 @@ class ResidualRecorder(Slots):
 
     sums: (slots, layers, readouts), over the rows that were asked for. neurons: (slots, layers, width), FFN activations
     summed over the generated tokens that were fed. states: (slots, 2, layers, d), the stream summed over the rows that
-    generated a token, and at the latest of them. decoded: (slots, 1), 1 where rows of generated tokens are summed.
+    generated a token, and at the latest of them. decoded: (slots, 1), 1 where rows of generated tokens are summed. looked:
+    (slots,), 1 where anything is.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("sums", "states")
@@ -149,10 +115,12 @@ class ResidualRecorder(Slots):
         self.neurons = torch.zeros(slots, layers, max(pool.mllm.ffn_widths), device=device)
         self.states = torch.zeros(slots, 2, layers, pool.mllm.hidden_size, device=device)
         self.decoded = torch.zeros(slots, 1, device=device)
+        self.looked = torch.zeros(slots, device=device)
 
     def place(self, sequence: Sequence) -> None:
         diagnose, slot = sequence.spec.diagnose, sequence.slot
         self.decoded[slot] = 0.0
+        fill(self.looked, slot, diagnose is not None and _wanted(sequence))
         if diagnose is None or not _wanted(sequence):
             return
         self.sums[slot] = self.neurons[slot] = self.states[slot] = 0.0
@@ -199,15 +167,15 @@ class ResidualRecorder(Slots):
         return "never" if whole else self.compiled
 
     def decode(self, batch: DecodeBatch) -> ResidualRows:
-        return ResidualRows(self.decoded[batch.rows], active=batch.active[:, 0])
+        return ResidualRows(self.decoded[batch.rows], wanted=self.looked[batch.rows])
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, ResidualRows):
             return
         rows = batch.rows
-        self.sums[rows].add_(hook.measured)
+        self.sums[rows].addcmul_(hook.measured, batch.active)
         if hook.activations is not None:
-            self.neurons[rows].add_(hook.activations)
+            self.neurons[rows].addcmul_(hook.activations, batch.active)
         self.states[rows, 0].addcmul_(hook.states, batch.active)
         self.states[rows, 1].lerp_(hook.states, batch.active)
 

@@ -12,6 +12,7 @@ import torch
 
 import steering
 from steering.compiled.examples import EXAMPLES, example_step
+from steering.compiled.packing import PackedWeights
 from steering.compiled.step import Kind, Variant
 from steering.compiled.steps import CODE, CompiledSteps
 from tests.steering.conftest import LoadMLLM
@@ -32,7 +33,7 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
         Variant("prefill", "usual"),
         *(Variant(one, "every") for one in get_args(Kind) if one != "prefill"),
     ]:
-        step, given = example_step(load_mllm(family), variant, None)
+        step, given = example_step(load_mllm(family), variant, None, PackedWeights(load_mllm(family)))
         arguments = step.arguments(EXAMPLES[0], given)
         sys.setprofile(note)
         try:

@@ -121,19 +121,23 @@ def test_attention_of_one_query_a_row(
             scores += gains[:, None, None] * scores.abs()
         expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         given = query, key, positions, gains, 0.3, window, softcap, columns
-        weights = loops("decode_weights", *given)
-        assert weights.shape == (rows, heads * group, 1, columns)
-        assert weights.dtype == torch.float32
+        weights = attention.decode_weights(query, key.nan_to_num(0), *given[2:])
         close(weights, expected.view(weights.shape))
         assert not weights[hidden.expand_as(weights)].any()
         summed = (expected @ exact_value).view(query.shape)
         close(loops("decode_sums", weights, value, positions, window), summed)
-        clean_key, clean_value = key.nan_to_num(0), value.nan_to_num(0)
-        close(attention.decode_weights(query, clean_key, *given[2:]), weights)
-        close(attention.decode_sums(weights, clean_value, positions, window), summed)
+        clean = query, key.nan_to_num(0), value.nan_to_num(0)
+        close(attention.decode_sums(weights, clean[2], positions, window), summed)
+        for found, means in (
+            loops("read_attention", query, key, value, *given[2:]),
+            looks.read_attention(*clean, *given[2:]),
+        ):
+            close(found, summed)
+            close(means, expected.flatten(1, 2).mean(1))
+            assert not means[hidden[:, 0, 0]].any()
         if gains is None:
             close(loops("decode_attention", query, key, value, positions, 0.3, window, softcap), summed)
-            close(attention.decode_attention(query, clean_key, clean_value, positions, 0.3, window, softcap), summed)
+            close(attention.decode_attention(*clean, positions, 0.3, window, softcap), summed)
 
 
 @pytest.mark.parametrize("span", [1.0, 30.0, 90.0, 1e4])
@@ -144,8 +148,8 @@ def test_weights_of_far_scores(loops: Loops, span: float) -> None:
     key[0, 0, :, 0] = scores
     query = torch.zeros(1, 1, 1, 16)
     query[..., 0] = 1.0
-    found = loops("decode_weights", query, key, torch.tensor([202]), None, 1.0, 0, 0.0, 203)
-    torch.testing.assert_close(found.double()[0, 0, 0], scores.double().softmax(0), rtol=3e-6, atol=2e-38)
+    _, found = loops("read_attention", query, key, key, torch.tensor([202]), None, 1.0, 0, 0.0, 203)
+    torch.testing.assert_close(found.double()[0], scores.double().softmax(0), rtol=3e-6, atol=2e-38)
 
 
 def test_what_is_not_a_number_stays_seen(loops: Loops) -> None:
@@ -180,16 +184,27 @@ def test_a_linear_layer(loops: Loops, rows: int, width: int, outputs: int, bias:
     close(linear.packed_linear(states, packed, added, outputs), told, TOLERANCE * width)
 
 
-@pytest.mark.parametrize(("rows", "layers", "heads", "columns"), [(1, 1, 1, 1), (3, 4, 6, 37), (2, 2, 5, 64)])
-def test_looks_at_attention(loops: Loops, rows: int, layers: int, heads: int, columns: int) -> None:
+def test_values_of_another_width_than_keys(loops: Loops) -> None:
+    query, positions = torch.randn(2, 6, 1, 32), torch.tensor([3, 19])
+    key, value = pooled(2, 3, 20, 32, torch.float32), pooled(2, 3, 20, 48, torch.float32, 1)
+    weights = attention.decode_weights(query, key, positions, None, 0.2, 0, 0.0, 20)
+    expected = (weights.double().view(2, 3, 2, 20) @ value.double()).view(2, 6, 1, 48)
+    close(loops("decode_attention", query, key, value, positions, 0.2, 0, 0.0), expected)
+    close(loops("read_attention", query, key, value, positions, None, 0.2, 0, 0.0, 20)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("rows", "layers", "columns", "spans"), [(1, 1, 1, 1), (3, 4, 37, 11), (2, 2, 64, 20), (1, 2, 5, 33)]
+)
+def test_looks_at_attention(loops: Loops, rows: int, layers: int, columns: int, spans: int) -> None:
     random = torch.Generator().manual_seed(0)
-    weights = [torch.rand(rows, heads, 1, columns, generator=random).softmax(-1) for _ in range(layers)]
-    spans = (torch.rand(rows, columns + 5, 11, generator=random) > 0.5).float()
-    exact = torch.stack([one.double().mean(1)[:, 0] for one in weights], 1)
-    given = [one[:, :, 0] for one in weights]
-    for means, sums in (loops("attention_looks", given, spans), looks.attention_looks(given, spans)):
-        close(means, exact)
-        close(sums, exact @ spans[:, :columns].double())
+    given = [torch.rand(rows, columns, generator=random).softmax(-1) for _ in range(layers)]
+    for length in (columns, columns + 5):
+        table = (torch.rand(rows, length, spans, generator=random) > 0.5).float()
+        exact = torch.stack(given, 1).double()
+        for means, sums in (loops("attention_looks", given, table), looks.attention_looks(given, table)):
+            close(means, exact)
+            close(sums, exact @ table[:, :columns].double())
 
 
 def test_see(loops: Loops) -> None:
@@ -204,7 +219,6 @@ def test_see(loops: Loops) -> None:
     settings[..., 2] *= -1
     settings[4] = 0.0
     transfer = torch.tensor([True, False, True, True, False])
-    least = torch.finfo(torch.float32).tiny
     exact = weights.double()
     expected, told = exact.clone(), torch.zeros(rows, 3).double()
     for row in range(rows):
@@ -218,51 +232,109 @@ def test_see(loops: Loops) -> None:
             if not transfer[row]:
                 line[image] *= 1 + alpha
                 line /= 1 + alpha * seen[head]
-            elif seen[head] >= least:
+            elif seen[head] >= looks.LEAST:
                 line[image] *= 1 + alpha * read[head] / seen[head]
                 line[text] *= 1 - alpha
             after[head] = line[image].sum()
         told[row] = torch.stack([alpha, seen.mean(), after.mean()])
-    for found, measured in (
-        loops("enhanced", weights, masks, settings, transfer, layer, least),
-        looks.enhanced(weights, masks, settings, transfer, layer, least),
-    ):
-        close(found, expected)
-        close(measured, told)
-        assert torch.equal(found[4], weights[4])
+    found, measured = looks.enhanced(weights, masks, settings, transfer, layer)
+    close(found, expected)
+    close(measured, told)
+    assert torch.equal(found[4], weights[4])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("window", "softcap", "amplified"), [(0, 0.0, False), (9, 0.0, True), (0, 3.0, True)])
+def test_attention_that_see_enhances(
+    loops: Loops, dtype: torch.dtype, window: int, softcap: float, amplified: bool
+) -> None:
+    """The parts, each of which is checked by itself, in double precision."""
+    random = torch.Generator().manual_seed(0)
+    rows, heads, group, columns, width = 4, 2, 3, 37, 32
+    query = torch.randn(rows, heads * group, 1, width, generator=random)
+    key, value = (pooled(rows + 1, heads, columns + 8, width, dtype, seed) for seed in (2, 3))
+    positions = torch.tensor([36, 20, 3, 30])  # the third sees no image
+    masks, settings = torch.zeros(rows, columns + 8, 2), torch.rand(rows, 3, 4, generator=random)
+    masks[:, 5:20, 0], masks[:, :5, 1], masks[:, 20:33, 1] = 1.0, 1.0, 1.0
+    settings[..., 2] *= -1
+    settings[3] = 0.0
+    transfer, gains = torch.tensor([True, False, True, True]), torch.rand(rows, columns, generator=random)
+    how = positions, gains if amplified else None, 0.3, window, softcap, columns
+    weights = attention.decode_weights(query, key, *how).double()
+    weights, told = looks.enhanced(weights, masks.double(), settings.double(), transfer, 1)
+    given = query, key, value, positions, how[1], masks, settings, transfer, 1, *how[2:]
+    for out, means, measured in (loops("enhanced_attention", *given), looks.enhanced_attention(*given)):
+        close(out, attention.decode_sums(weights.float(), value, positions, window))
+        close(means, weights[:, :, 0].mean(1))
+        close(measured, told)
+    enhanced, plain = loops("enhanced_attention", *given), loops("read_attention", *given[:5], *how[2:])
+    assert all(torch.equal(one[3], other[3]) for one, other in zip(enhanced[:2], plain, strict=True))  # it did not ask
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activated", [True, False])
 @pytest.mark.parametrize(("rows", "width", "gates"), [(1, 192, 512), (3, 37, 0), (5, 16, 7), (2, 1030, 33)])
-def test_the_residual_stream(loops: Loops, dtype: torch.dtype, rows: int, width: int, gates: int) -> None:
+def test_the_residual_stream(
+    loops: Loops, dtype: torch.dtype, rows: int, width: int, gates: int, activated: bool
+) -> None:
     random = torch.Generator().manual_seed(0)
     layers = 3
     streams = [(torch.randn(rows, 1, width, generator=random) * 2).to(dtype) for _ in range(4 * layers)]
-    opened = [torch.randn(rows, 1, gates, generator=random).to(dtype) for _ in range(layers if gates else 0)]
-    given = streams, opened
-    found = loops("stream_measures", *given)
-    for layer in range(layers):
-        before, out, mha, ffn = (one[:, 0].double() for one in streams[4 * layer : 4 * layer + 4])
-        middle, own = before + mha, found[:, layer]
-        log_p, log_q = mha.log_softmax(-1), ffn.log_softmax(-1)
-        differs = (log_p.exp() * (log_p - log_q)).sum(-1)
-        exact = [
-            (before * middle).sum(-1) / before.norm(dim=-1) / middle.norm(dim=-1),
-            (middle * out).sum(-1) / middle.norm(dim=-1) / out.norm(dim=-1),
-            mha.norm(dim=-1) / before.norm(dim=-1),
-            ffn.norm(dim=-1) / middle.norm(dim=-1),
-            mha.norm(dim=-1),
-            ffn.norm(dim=-1),
-            (mha + ffn).norm(dim=-1),
-            differs,
-        ]
-        close(own[:, :8], torch.stack(exact, -1))
-        if gates:
-            close(own[:, 8], (opened[layer][:, 0] > 0).double().mean(-1))
-        else:
-            assert own[:, 8].isnan().all()
-        close(loops("divergence", streams[4 * layer + 2], streams[4 * layer + 3])[:, 0], differs)
-    close(stream.stream_measures(*given).nan_to_num(-1), found.nan_to_num(-1))
+    states = [torch.randn(rows, 1, width, generator=random).to(dtype) for _ in range(layers)]
+    widths = [gates, 0, gates - 2 if gates else 0]
+    opened = [torch.randn(rows, 1, one, generator=random).to(dtype) for one in widths]
+    fired = [one[..., : one.shape[2] if activated else 0].exp() for one in opened]
+    wanted = torch.ones(rows)
+    wanted[1:2] = 0.0
+    given = streams, states, opened, fired, wanted
+    for found, kept, neurons in (loops("stream_looks", *given), stream.stream_looks(*given)):
+        assert neurons.shape == (rows, layers, gates if activated else 0)
+        for layer in range(layers):
+            before, out, mha, ffn = (one[:, 0].double() for one in streams[4 * layer : 4 * layer + 4])
+            middle, gate, own = before + mha, opened[layer][:, 0], neurons[:, layer]
+            log_p, log_q = mha.log_softmax(-1), ffn.log_softmax(-1)
+            exact = [
+                (before * middle).sum(-1) / before.norm(dim=-1) / middle.norm(dim=-1),
+                (middle * out).sum(-1) / middle.norm(dim=-1) / out.norm(dim=-1),
+                mha.norm(dim=-1) / before.norm(dim=-1),
+                ffn.norm(dim=-1) / middle.norm(dim=-1),
+                mha.norm(dim=-1),
+                ffn.norm(dim=-1),
+                (mha + ffn).norm(dim=-1),
+                (log_p.exp() * (log_p - log_q)).sum(-1),
+                (gate > 0).double().mean(-1) if widths[layer] else torch.full((rows,), torch.nan).double(),
+            ]
+            for row in range(rows):
+                if not wanted[row]:
+                    assert not any(one[row].any() for one in (found, kept, neurons))
+                    continue
+                expected = torch.stack([one[row] for one in exact])
+                torch.testing.assert_close(found[row, layer].double(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+                assert torch.equal(kept[row, layer], states[layer][row, 0].float())
+                assert torch.equal(own[row, : fired[layer].shape[2]], fired[layer][row, 0].float())
+                assert not own[row, widths[layer] :].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_think(loops: Loops, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(0)
+    mha, ffn = ((torch.randn(3, 4, 37, generator=random) * 2).to(dtype) for _ in range(2))
+    log_p, log_q = (one.double().log_softmax(-1) for one in (mha, ffn))
+    differs = (log_p.exp() * (log_p - log_q)).sum(-1)
+    gamma, threshold = torch.tensor([0.9, 0.0, 0.5]), torch.full((3, 2), torch.inf)
+    threshold[0], threshold[1, 1] = differs[0].median().float() + 1e-3, 0.0
+    for every in (0, 1):
+        given = mha, ffn, gamma, threshold, 1, every
+        for told in (loops("damping", *given), stream.damping(*given)):
+            over = differs > threshold[:, 1, None]
+            assert 0 < over[0].sum() < 4
+            assert over[1].all()
+            close(told[..., 0], (gamma[:, None] - 1) * over)
+            assert torch.equal(told[..., 1], over.float())
+            expected = differs.clone()
+            if not every:
+                expected[2] = 0.0
+            close(told[..., 2], expected)
 
 
 def test_the_divergence_of_far_updates(loops: Loops) -> None:
@@ -273,13 +345,16 @@ def test_the_divergence_of_far_updates(loops: Loops) -> None:
     exact = torch.nn.functional.kl_div(
         ffn.double().log_softmax(-1), mha.double().log_softmax(-1), reduction="none", log_target=True
     ).sum(-1)
-    torch.testing.assert_close(loops("divergence", mha, ffn).double(), exact, rtol=1e-5, atol=2e-7)
+    found = loops("damping", mha, ffn, torch.ones(2), torch.zeros(2, 1), 0, 1)[..., 2]
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-7)
 
 
 def test_what_a_loop_is_not_for_is_refused(loops: Loops) -> None:
     states, packed = torch.randn(2, 32), linear.packed_in_blocks(torch.randn(40, 32))
     at = torch.zeros(2, dtype=torch.int64)
     query, pool = torch.ones(2, 6, 1, 32), pooled(2, 2, 20, 32, torch.float32)
+    masks, settings, moved = torch.ones(2, 20, 2), torch.ones(2, 3, 4), torch.tensor([True, False])
+    update, gamma = states[:, None], torch.ones(2)
     refused: list[tuple[Any, ...]] = [
         ("packed_linear", states.double(), packed, None, 40),
         ("packed_linear", states, packed.double(), None, 40),
@@ -291,13 +366,20 @@ def test_what_a_loop_is_not_for_is_refused(loops: Loops) -> None:
         ("decode_attention", query.double(), pool, pool, at, 1.0, 0, 0.0),
         ("decode_attention", query[:, :5], pool, pool, at, 1.0, 0, 0.0),
         ("decode_attention", query, pool[:1], pool[:1], at, 1.0, 0, 0.0),
-        ("decode_weights", query, pool.mT.contiguous().mT, at, None, 1.0, 0, 0.0, 20),
-        ("decode_weights", query, pool, at, torch.ones(2, 20).double(), 1.0, 0, 0.0, 20),
-        ("attention_looks", [torch.rand(2, 6, 20).double()], torch.ones(2, 20, 4)),
-        ("attention_looks", [torch.rand(2, 6, 20)], torch.ones(2, 10, 4)),
-        ("divergence", states.double(), states.double()),
-        ("stream_measures", [states[:, None]] * 3, []),
-        ("stream_measures", [states[:, None]] * 8, [states[:, None]]),
+        ("decode_attention", query[..., :16].contiguous(), pool, pool, at, 1.0, 0, 0.0),
+        ("read_attention", query, pool.mT.contiguous().mT, pool, at, None, 1.0, 0, 0.0, 20),
+        ("read_attention", query, pool, pool.mT.contiguous().mT, at, None, 1.0, 0, 0.0, 20),
+        ("read_attention", query, pool, pool, at, torch.ones(2, 20).double(), 1.0, 0, 0.0, 20),
+        ("read_attention", query, pool, pool, at, None, 1.0, 0, 0.0, 21),
+        ("enhanced_attention", query, pool, pool, at, None, masks[:, :10], settings, moved, 0, 1.0, 0, 0.0, 20),
+        ("enhanced_attention", query, pool, pool, at, None, masks, settings[:1], moved, 0, 1.0, 0, 0.0, 20),
+        ("enhanced_attention", query, pool, pool, at, None, masks, settings, moved, 3, 1.0, 0, 0.0, 20),
+        ("attention_looks", [torch.rand(2, 20).double()], torch.ones(2, 20, 4)),
+        ("attention_looks", [torch.rand(2, 20)], torch.ones(2, 10, 4)),
+        ("damping", update.double(), update.double(), gamma, torch.ones(2, 3), 0, 1),
+        ("damping", update, update, gamma, torch.ones(2, 3), 3, 1),
+        ("stream_looks", [update] * 3, [update], [update], [update], gamma),
+        ("stream_looks", [update] * 8, [update] * 2, [update], [update], gamma),
     ]
     for name, *given in refused:
         with pytest.raises(RuntimeError, match="refused"):
