@@ -14,8 +14,8 @@ GAIN = 0.5
 """Of the way to what a step says would fit, how much the next one goes; and at most half or twice as many tokens."""
 TOGETHER = 1.5
 """Times as long as a step with a part of a prompt one may be with whole ones: each of them runs no step more."""
-_DRIFT = 0.02
-"""Of a median, how much a value moves it."""
+_DRIFT, _FIRST_DRIFT = 0.02, 0.5
+"""Of a median, how much a value moves it, and how much the first one does, of which later ones do their share."""
 _WEIGHT = 0.2
 """Of a new time in the mean; times that are many times as long as the mean, as of a pause of the machine, count less."""
 _OUTLIER = 4.0
@@ -23,11 +23,12 @@ _OUTLIER = 4.0
 
 class Room(NamedTuple):
     """What a step may take in: prompt tokens, and new pictures, None for all that there are; together: tokens of prompts
-    that come in whole, None for as many."""
+    that come in whole, None for as many. crowd: how many times as much it is for those who wait."""
 
     tokens: int
     pictures: int | None = None
     together: int | None = None
+    crowd: float = 1.0
 
 
 class Fit:
@@ -43,9 +44,9 @@ class Fit:
         self._stall = stall
         self._fit = 0.0
 
-    def learn(self, seconds: float, tokens: int, decode: float, first: float) -> None:
+    def learn(self, seconds: float, tokens: float, decode: float, first: float) -> None:
         """Learn from tokens that took so many seconds beside a decode; `first` is what was taken for the measure of a step
-        before there was one."""
+        before there was one. Of a step for a crowd it is a share of both."""
         now, room = self._fit or first, (self._stall - 1) * decode
         beyond = max(seconds, room / 4)
         fit = min(max(tokens * room / beyond, now / 2), now * 2)
@@ -61,8 +62,8 @@ class Fit:
 class Pace:
     """Bounds what a step takes in that running answers share, so that it takes `stall` times as long as one without, and
     `TOGETHER` times that where prompts come in whole; and the pictures, to as many as are encoded in what that
-    leaves beside two passes, but one in any case. Where more wait than run, whole prompts and pictures are as many times
-    more: one after the other they would hold up more answers than they spare. `most` tokens are taken where nobody runs.
+    leaves beside two passes, but one in any case. Where more wait than run, it is as many times more of all: by little and
+    little they would hold up more answers than they spare. `most` tokens are taken where nobody runs.
     Raises ValueError unless `stall` is above 2.
     """
 
@@ -71,24 +72,26 @@ class Pace:
             raise ValueError(f"max_stall must be above 2, the passes of a decode and of a prefill; got {stall!r}.")
         self._stall = stall
         self._most = most
-        self._decode = 0.0  # seconds of a decode, the median
+        self._decode, self._decodes = 0.0, 0  # seconds of a decode, the median, and how many there were
         self._token = 0.0  # seconds of a prompt token where nobody runs
         self._picture = 0.0  # seconds that encoding one takes
         self._alone, self._together = Fit(stall), Fit(stall * TOGETHER)
 
-    def step(self, seconds: float, decode: float, tokens: int, running: bool, prompts: int = 1) -> None:
+    def step(
+        self, seconds: float, decode: float, tokens: int, running: bool, prompts: int = 1, crowd: float = 1.0
+    ) -> None:
         """Learn from a step that took so many seconds to take in so many tokens of so many prompts, beside running answers
-        or not, and then so many to decode, 0 where it did not."""
+        or not, and then so many to decode, 0 where it did not; crowd: as of the room that it had."""
         if decode:
-            self._decode = _median(self._decode, decode)
+            self._decodes += 1
+            self._decode = _median(self._decode, decode, max(_DRIFT, _FIRST_DRIFT / self._decodes))
         if not tokens:
             return
         if not running and tokens >= TELLING:
             self._token = mean(self._token, seconds / tokens)
         elif running and self._decode:
-            self._together.learn(seconds, tokens, self._decode, self._first)
-            if prompts == 1:
-                self._alone.learn(seconds, tokens, self._decode, self._first)
+            for fit in (self._together, *([self._alone] if prompts == 1 else [])):
+                fit.learn(seconds / crowd, tokens / crowd, self._decode, self._first)
 
     def encoded(self, seconds: float, pictures: int) -> None:
         """Learn from so many pictures that were encoded."""
@@ -100,8 +103,9 @@ class Pace:
             return Room(self._most)
         crowd = max(1.0, waiting / running)
         pictures = int((self._stall * TOGETHER - 2) * self._decode / self._picture * crowd) if self._picture else 1
-        tokens, together = (fit.tokens(self._first, self._most) for fit in (self._alone, self._together))
-        return Room(tokens, max(1, pictures), max(tokens, min(self._most, round(together * crowd))))
+        fitting = (fit.tokens(self._first, self._most) for fit in (self._alone, self._together))
+        tokens, together = (min(self._most, round(one * crowd)) for one in fitting)
+        return Room(tokens, max(1, pictures), max(tokens, together), crowd)
 
     @property
     def _first(self) -> float:
@@ -114,6 +118,6 @@ def mean(so_far: float, value: float) -> float:
     return so_far + _WEIGHT * (min(value, _OUTLIER * so_far) - so_far) if so_far else value
 
 
-def _median(so_far: float, value: float) -> float:
-    """A median that follows, with one more value in it; 0 is that of none."""
-    return so_far * (1 + _DRIFT) ** (1 if value > so_far else -1) if so_far else value
+def _median(so_far: float, value: float, drift: float) -> float:
+    """A median that follows by so much, with one more value in it; 0 is that of none."""
+    return so_far * (1 + drift) ** (1 if value > so_far else -1) if so_far else value

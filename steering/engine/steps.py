@@ -57,7 +57,7 @@ class _Taken(NamedTuple):
             return None
         pictures = None if room.pictures is None else room.pictures - self.pictures
         together = None if room.together is None else room.together - self.tokens
-        return Room(room.tokens - self.tokens, pictures, together)
+        return room._replace(tokens=room.tokens - self.tokens, pictures=pictures, together=together)
 
     def and_then(self, more: _Taken) -> _Taken:
         """Both together."""
@@ -107,8 +107,8 @@ class Steps:
         """What the next step may take in."""
         if self.pace is None:
             return Room(self._budget)
-        running = len(self.scheduler.running)
-        return self.pace.room(running, min(self.scheduler.slots - running, len(self.scheduler.waiting)))
+        running, filling = len(self.scheduler.running), self.scheduler.filling is not None
+        return self.pace.room(running, min(self.scheduler.slots - running, len(self.scheduler.waiting) + filling))
 
     @torch.inference_mode()
     def step(self, room: Room) -> None:
@@ -120,14 +120,15 @@ class Steps:
             last = self._take_in(left)
             taken = taken.and_then(last)
         between = time.monotonic()
-        if self.scheduler.running:
+        decodes = any(not sequence.held for sequence in self.scheduler.running)
+        if decodes:
             self._decode()
         self.counts["steps"] += 1
         now = time.monotonic()
         self.rate.step(now - began, taken.tokens)
         if self.pace is not None and not taken.forks:
-            taking, decoding = between - began - taken.embedding, now - between
-            self.pace.step(taking, decoding, taken.tokens, beside, taken.prompts)
+            taking, decoding = between - began - taken.embedding, now - between if decodes else 0.0
+            self.pace.step(taking, decoding, taken.tokens, beside, taken.prompts, room.crowd)
 
     def _take_in(self, room: Room) -> _Taken:
         """Admit and prefill, at most so much."""
@@ -189,8 +190,6 @@ class Steps:
 
     def _decode(self) -> None:
         running = list(self.scheduler.running)
-        if all(sequence.held for sequence in running):
-            return
         due = [sequence for sequence in running if sequence.due]
         try:
             decoded = self.runner.decode(running, self.twins)

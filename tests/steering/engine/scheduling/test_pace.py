@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -127,7 +128,7 @@ def test_before_anything_is_known_a_step_takes_little() -> None:
         Pace(2.0, 1024)
 
 
-def test_where_more_wait_than_run_as_many_times_more_come_in_whole() -> None:
+def test_where_more_wait_than_run_as_many_times_more_come_in() -> None:
     pace = Pace(4.0, 1024)
     pace.encoded(0.010, 1)
     for _ in range(400):
@@ -136,10 +137,51 @@ def test_where_more_wait_than_run_as_many_times_more_come_in_whole() -> None:
     assert few == pace.room(8)
     for running, waiting in ((1, 3), (2, 6)):
         many = pace.room(running, waiting)
-        assert many.tokens == few.tokens  # of a part of a long one
+        assert many.tokens == pytest.approx(3 * few.tokens, abs=2)
         assert many.together == pytest.approx(3 * (few.together or 0), abs=2)
         assert many.pictures == pytest.approx(3 * (few.pictures or 0), abs=2)
+    assert pace.room(1, 1000).tokens == 1024
     assert pace.room(1, 1000).together == 1024
+
+
+def test_what_a_step_for_a_crowd_takes_says_what_one_for_few_may_take() -> None:
+    """Where a token takes .1 ms and a pass nothing beside, all steps say the same."""
+    few, crowd = steered(Pace(3.0, 1024), 0.010, 0.0, 0.0001), Pace(3.0, 1024)
+    crowd.step(0.0, 0.010, 0, running=True)
+    for _ in range(40):
+        room = crowd.room(1, 4)
+        crowd.step(room.tokens * 0.0001, 0.010, room.tokens, running=True, crowd=room.crowd)
+    assert crowd.room(1, 4).tokens == pytest.approx(4 * few.room(1).tokens, rel=0.02)
+    assert crowd.room(1).tokens == pytest.approx(few.room(1).tokens, rel=0.02)
+
+
+def test_steps_without_a_decode_are_not_taken_for_short_ones(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first step of a server nobody has decoded anything."""
+    engine: Engine = make_engine("qwen2_vl", slots=2, max_length=512)
+    told: list[tuple[float, int, bool]] = []
+    step = Pace.step
+
+    class Noted(Pace):
+        def step(self, seconds: float, decode: float, tokens: int, running: bool, *more: Any) -> None:
+            told.append((decode, tokens, running))
+            step(self, seconds, decode, tokens, running, *more)
+
+    decode = engine._steps.runner.decode
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.02)
+        return decode(*given)
+
+    monkeypatch.setattr(engine._steps.runner, "decode", slow)
+    monkeypatch.setattr(engine._steps, "pace", pace := Noted(6.0, 16))
+    engine.generate([Request(families.example_messages("qwen2_vl", 2), greedy(4))])
+    alone = [decode for decode, tokens, running in told if tokens and not running]
+    assert len(alone) > 1
+    assert alone[0] == 0.0
+    assert all(decode == 0.0 or decode > 0.02 for decode, *_ in told)
+    assert pace._decode > 0.02
 
 
 def test_pictures_are_encoded_one_a_step_beside_a_running_answer(
