@@ -164,10 +164,7 @@ class Host:
         name, number, *rest = message
         match name:
             case "submit":
-                if is_light(rest[-1]):
-                    self._submit(number, *rest, light=True, out=self._out)
-                else:
-                    self._pool.submit(self._prepare, number, *rest)
+                self._submit(number, *rest, light=True, out=self._out)
             case "whole" if number in self._running:
                 self._running[number].completion.whole()
             case "cancel":
@@ -210,12 +207,15 @@ class Host:
     # -- other threads -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Take what comes; what asks only how things stand is answered here, however long a step takes."""
+        """Take what comes; what asks only how things stand is answered here, and what takes long to prepare begun, however
+        long a step takes."""
         try:
             while True:
                 message = self._link.receive()
                 if message[:1] == ["ask"]:
                     self._call(*message[1:])
+                elif message[:1] == ["submit"] and not is_light(message[-1]):
+                    self._pool.submit(self._prepare, *message[1:])
                 else:
                     self._inbox.put(message)
         except EOFError:

@@ -24,6 +24,8 @@ from steering.relay import relay
 PATIENCE = timedelta(days=3650)
 """How long a rank waits to hear of the next step, which is as long as nobody asks anything."""
 NOTHING = Room(0)
+TOLD = 3
+"""Of a room, the numbers that all ranks need: how long steps are the first one alone looks at."""
 TOGETHER = timedelta(seconds=60)
 """How long one rank's failed step may be ahead of the others', who must fail too."""
 
@@ -92,7 +94,7 @@ class Lockstep:
     def tell(self, news: News, alive: Iterable[Sequence], room: Room = NOTHING) -> None:
         """Begin the next step of all ranks. alive: what it is at, before the news. room: what fits in."""
         data = b"" if news == News() else relay.written(news)
-        fits = [-1 if one is None else one for one in room]
+        fits = [-1 if one is None else one for one in room[:TOLD]]
         dist.broadcast(torch.tensor([len(data), _stand(alive), *fits]), 0, group=self._group)
         if data:
             dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0, group=self._group)
@@ -102,10 +104,11 @@ class Lockstep:
     def hear(self, alive: Iterable[Sequence]) -> tuple[News, Room]:
         """Wait for the next step: what is new, and what fits in. Raises RuntimeError where it is no longer
         the one that the first rank takes."""
-        head = torch.zeros(2 + len(NOTHING), dtype=torch.int64)
+        head = torch.zeros(2 + TOLD, dtype=torch.int64)
         dist.broadcast(head, 0, group=self._group)
         size, stand, tokens, *fits = head.tolist()
-        room = Room(tokens, *(None if one < 0 else one for one in fits))
+        pictures, together = (None if one < 0 else one for one in fits)
+        room = Room(tokens, pictures, together)
         if stand != _stand(alive):
             raise RuntimeError(f"Rank {self.ranks.rank} is no longer where the first one is.")
         if not size:
