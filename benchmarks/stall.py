@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("|---|---|---|---|---|---|")
         found: dict[str, Any] = {}
         for _ in range(options.repeats):
-            for name, stall in (("budget alone", None), ("by pace", 6.0)):
+            for name, stall in (("budget alone", None), ("by pace", 3.0)):
                 engine = Engine(
                     mllm,
                     slots=4,

@@ -71,7 +71,7 @@ class Settings(BaseModel):
         description="seconds that an answer may wait for a slot: 429 where it is expected to wait longer (default: any)",
     )  # fmt: skip
     max_stall: float = Field(
-        default=6.0, gt=2, allow_inf_nan=False,
+        default=3.0, gt=2, allow_inf_nan=False,
         description="how long running answers may wait for a token while a prompt comes in, in times of a step without",
     )  # fmt: skip
     image_cache: int = Field(default=256 * MEBI, ge=0, description="bytes for cached image embeddings")

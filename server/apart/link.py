@@ -28,15 +28,16 @@ class Link:
     def __init__(self, sock: socket.socket):
         self._sock = sock
         self._lock = threading.Lock()
+        self._shared = relay.Shared()
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
 
     def send(self, message: list[Any]) -> None:
         """Have the other side receive a message; raises OSError where there is none any more, RequestError for what cannot
         be sent."""
-        head, *large = relay.parts(message, KINDS)
-        size = len(head) + sum(map(len, large))
-        with self._lock:
+        with self._lock:  # what is told first is to be read first
+            head, *large = relay.parts(message, KINDS, self._shared)
+            size = len(head) + sum(map(len, large))
             self._sock.sendall(size.to_bytes(_HEAD, "big") + head)
             for part in large:
                 self._sock.sendall(part)
@@ -44,7 +45,7 @@ class Link:
     def receive(self) -> list[Any]:
         """The next message, once it is there; raises EOFError where the other side is gone."""
         size = int.from_bytes(self._read(_HEAD), "big")
-        message: list[Any] = relay.read(self._read(size), KINDS)
+        message: list[Any] = relay.read(self._read(size), KINDS, self._shared)
         return message
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class Engine:
         max_wait: float | None = None,
         max_images: int = 16,
         prefill_budget: int = 1024,
-        max_stall: float | None = 6.0,
+        max_stall: float | None = 3.0,
         image_cache_bytes: int = 256 * 2**20,
         prefix_cache_bytes: int = 0,
         kv_share: float = SHARE,

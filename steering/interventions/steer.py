@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class Steer(Part):
     def together(cls, parts: Sequence[Steer]) -> Steering:
         return Steering(tuple(parts))
 
-    @property
+    @cached_property
     def delta(self) -> torch.Tensor:
         """(layers, d) float32: what is added to a chosen token."""
         return self.vector.delta(self.scale, self.layers)
@@ -179,17 +180,15 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dic
     The dose is |added| / |h|, averaged over the prompt's touched tokens and the layers, and None where it has none: the
     states of generated tokens are not measured, which would cost time at every step of every answer.
     """
-    delta, doses, tokens = steer.delta, [], 0
-    for layer in steer.touched_layers:
-        count, inverse = norms[layer].cpu()
-        classes = steer.classes(len(count))
-        tokens = round(float(count @ classes))
-        if tokens:
-            doses.append(float(delta[layer].norm() * (inverse @ classes)) / tokens)
+    layers = list(steer.touched_layers)
+    counts, inverses = torch.stack([norms[layer] for layer in layers]).cpu().unbind(1)  # (touched layers, classes)
+    classes = steer.classes(counts.shape[1])
+    tokens = round(float(counts[0] @ classes))
+    doses = steer.delta[layers].norm(dim=-1) * (inverses @ classes) / max(tokens, 1)
     return {
         **steer.settings,
         "tokens": tokens + generated * steer.generated,
-        "dose": sum(doses) / len(doses) if doses else None,
+        "dose": float(doses.mean()) if tokens else None,
         "warning": steer.warning,
         **({} if steer.auto is None else {"auto": dict(steer.auto)}),
     }

@@ -6,9 +6,9 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -120,6 +120,15 @@ class MLLM:
     def packs(self) -> bool:
         """Whether it has layers whose weights are packed where steps are not compiled."""
         return any(isinstance(module, packed.PackedLinear) for module in self.model.modules())
+
+    @cached_property
+    def image_tokens_of(self) -> Callable[[str], int]:
+        """How many image tokens there are in what a processor writes in a picture's place: the same of a size."""
+
+        def count(text: str) -> int:
+            return int(self.tokenizer(text, add_special_tokens=False).input_ids.count(self.image_token_id))
+
+        return lru_cache(maxsize=256)(count)
 
     @cached_property
     def special_pattern(self) -> re.Pattern[str]:

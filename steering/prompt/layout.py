@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -73,10 +74,11 @@ class Layout:
     def halves(self) -> torch.Tensor:
         """(n, 2) bool: the tokens that are no image's before the first image, or before the users' first text where there is
         none, and all others that are no image's."""
-        image = self.spans >= FIRST_IMAGE
-        starts = (image if bool(image.any()) else self.spans >= CONTEXT).nonzero()[:, 0]
-        before = torch.arange(len(self.spans)) < (starts[0] if len(starts) else len(self.spans))
-        return torch.stack([before, ~before], -1) & ~image[:, None]
+        spans = self.spans.numpy()
+        image = spans >= FIRST_IMAGE
+        starts = (image if image.any() else spans >= CONTEXT).nonzero()[0]
+        before = np.arange(len(spans)) < (starts[0] if len(starts) else len(spans))
+        return torch.from_numpy(np.stack([before & ~image, ~before & ~image], -1))
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def build_prompt(
         raise RequestError("Texts of the messages join into a special token; they must not.", param="messages")
     spans = chars.of_tokens(offsets)
     columns = (ids == mllm.image_token_id).nonzero()[:, 0]
-    counts = [_count_image_tokens(mllm, replacement["replacement"]) for replacement in replacements]
+    counts = [mllm.image_tokens_of(replacement["replacement"]) for replacement in replacements]
     if len(counts) != len(images) or sum(counts) != len(columns):
         raise RequestError("The chat template did not place every image of the messages.", param="messages")
     image_spans = []
@@ -370,11 +372,6 @@ def _after(text: str, piece: str, position: int) -> int:
             "The model's chat template changes the text of messages; it cannot be laid out.", param="messages"
         )
     return start + len(piece)
-
-
-def _count_image_tokens(mllm: MLLM, replacement: str) -> int:
-    ids = mllm.tokenizer(replacement, add_special_tokens=False).input_ids
-    return int(ids.count(mllm.image_token_id))
 
 
 def _grid(

@@ -12,6 +12,7 @@ import dataclasses
 import io
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any
@@ -40,30 +41,63 @@ def written(value: Any, more: Sequence[type] = ()) -> bytes:
     return b"".join(parts(value, more))
 
 
-def parts(value: Any, more: Sequence[type] = ()) -> list[bytes]:
-    """What `written` gives, in pieces, of which those behind the first may be large."""
-    writer = _Writer(_modules(more))
-    head = json.dumps([writer.plain(value), [len(blob) for blob in writer.blobs]]).encode()
+def parts(value: Any, more: Sequence[type] = (), shared: Shared | None = None) -> list[bytes]:
+    """What `written` gives, in pieces, of which those behind the first may be large. shared: of a stream of messages, which
+    are to be read in the order in which they were written."""
+    writer = _Writer(_modules(more), shared)
+    try:
+        head = json.dumps([writer.plain(value), [len(blob) for blob in writer.blobs]]).encode()
+    except BaseException:
+        if shared is not None:
+            shared.forget()  # some may have been counted as told
+        raise
     return [len(head).to_bytes(_HEAD, "big") + head, *writer.blobs]
 
 
-def read(data: bytes | bytearray, more: Sequence[type] = ()) -> Any:
-    """What was written; raises ValueError for anything else."""
+def read(data: bytes | bytearray, more: Sequence[type] = (), shared: Shared | None = None) -> Any:
+    """What was written; raises ValueError for anything else. shared: of the stream that it came by."""
     end = _HEAD + int.from_bytes(data[:_HEAD], "big")
     value, sizes = json.loads(data[_HEAD:end])
     view, blobs = memoryview(data), []
     for size in sizes:
         blobs.append(view[end : end + size])
         end += size
-    return _Reader(_modules(more), blobs).made(value)
+    return _Reader(_modules(more), blobs, shared).made(value)
+
+
+class Shared:
+    """The steering vectors that one end of a stream has told the other whole, and was told: few are used again and again,
+    and each is large. What was told is spoken of by its number; the least recently used one's is given to the next."""
+
+    MOST = 32
+
+    def __init__(self) -> None:
+        self._told: OrderedDict[int, tuple[int, SteeringVector]] = OrderedDict()  # by id, which no other has meanwhile
+        self.heard: dict[int, SteeringVector] = {}
+
+    def number(self, vector: SteeringVector) -> tuple[int, bool]:
+        """A vector's number, and whether the other end knows it by now."""
+        known = id(vector) in self._told
+        if known:
+            self._told.move_to_end(id(vector))
+        elif len(self._told) < self.MOST:
+            self._told[id(vector)] = len(self._told), vector
+        else:
+            _, (number, _) = self._told.popitem(last=False)
+            self._told[id(vector)] = number, vector
+        return self._told[id(vector)][0], known
+
+    def forget(self) -> None:
+        """Tell all of them whole again."""
+        self._told.clear()
 
 
 class _Writer:
     """Puts what is large, or no text, among the blobs, and tells of the rest in JSON. modules: whose kinds may be sent."""
 
-    def __init__(self, modules: frozenset[str]):
+    def __init__(self, modules: frozenset[str], shared: Shared | None):
         self.blobs: list[bytes] = []
-        self._modules = modules
+        self._modules, self._shared = modules, shared
 
     def plain(self, value: Any) -> Any:
         """A value as JSON."""
@@ -90,6 +124,12 @@ class _Writer:
             return {"set": [self.plain(one) for one in sorted(value)]}
         if isinstance(value, Sequence):
             return [self.plain(one) for one in value]
+        if self._shared is not None and isinstance(value, SteeringVector):
+            number, known = self._shared.number(value)
+            return {"known": number} if known else {"known": number, "first": self._made(value)}
+        return self._made(value)
+
+    def _made(self, value: Any) -> dict[str, Any]:
         name = f"{type(value).__module__}:{type(value).__qualname__}"
         if (kind := _kind(name, self._modules)) is None:
             raise RequestError(f"{type(value).__name__} cannot be sent to the other processes that run this model.")
@@ -104,9 +144,9 @@ class _Writer:
 class _Reader:
     """Makes what was written of JSON and blobs."""
 
-    def __init__(self, modules: frozenset[str], blobs: Sequence[memoryview]):
+    def __init__(self, modules: frozenset[str], blobs: Sequence[memoryview], shared: Shared | None):
         self._blobs = blobs
-        self._modules = modules
+        self._modules, self._heard = modules, {} if shared is None else shared.heard
 
     def made(self, value: Any) -> Any:
         """The value that was told of."""
@@ -119,6 +159,11 @@ class _Reader:
                 return tuple(self.made(members))
             case {"made": str(name), "of": dict(fields)} if (kind := _kind(name, self._modules)) is not None:
                 return kind(**{key: self.made(one) for key, one in fields.items()})
+            case {"known": int(number), "first": dict(first)}:
+                self._heard[number] = self.made(first)
+                return self._heard[number]
+            case {"known": int(number)} if number in self._heard:
+                return self._heard[number]
             case {"dict": list(pairs)}:
                 return {self.made(key): self.made(one) for key, one in pairs}
             case {"set": list(members)}:

@@ -16,6 +16,7 @@ import steering
 from steering import Diagnose, Earlier, Request, RequestError, Sampling, Tools
 from steering.protocol import intervention
 from steering.relay import relay
+from steering.vectors.vector import SteeringVector
 from tests.steering.parallel.asking import chat, picture, requests
 from tests.toys.nudge import Nudge
 
@@ -82,3 +83,34 @@ def test_what_cannot_be_sent_is_refused() -> None:
 
     with pytest.raises(RequestError, match="Own cannot be sent"):
         relay.written((1, Own(2)))
+
+
+def vector(seed: int) -> SteeringVector:
+    direction = torch.randn(2, 8, generator=torch.Generator().manual_seed(seed))
+    return SteeringVector(f"v{seed}", direction, torch.ones(2), torch.ones(2), torch.ones(2), (0, 1), "of a model")
+
+
+def test_a_stream_tells_a_vector_once() -> None:
+    here, there, one = relay.Shared(), relay.Shared(), vector(1)
+    sent = [b"".join(relay.parts(["submit", one, one], shared=here)) for _ in range(2)]
+    heard = [told for each in sent for told in relay.read(each, shared=there)[1:]]
+    assert same(heard[0], one)
+    assert all(told is heard[0] for told in heard)
+    assert len(sent[1]) < 100 < len(sent[0])
+
+
+def test_both_ends_let_go_of_the_same_vectors() -> None:
+    here, there = relay.Shared(), relay.Shared()
+    vectors = [vector(seed) for seed in range(relay.Shared.MOST + 8)]
+    for one in (*vectors, vectors[0], *vectors[-relay.Shared.MOST :], *vectors):
+        assert same(relay.read(b"".join(relay.parts(one, shared=here)), shared=there), one)
+    assert len(there.heard) == len(here._told) == relay.Shared.MOST
+
+
+def test_what_was_not_sent_after_all_is_told_again() -> None:
+    here, one = relay.Shared(), vector(1)
+    with pytest.raises(RequestError, match="cannot be sent"):
+        relay.parts([one, object()], shared=here)
+    assert same(relay.read(b"".join(relay.parts(one, shared=here)), shared=relay.Shared()), one)
+    with pytest.raises(ValueError, match="no part of a request"):
+        relay.read(b"".join(relay.parts(one, shared=here)), shared=relay.Shared())  # which has not heard of it
