@@ -65,8 +65,9 @@ class Fit:
 class Pace:
     """Bounds what a step takes in that running answers share, so that it takes `stall` times as long as one without, and
     `TOGETHER` times that where prompts come in whole; and the pictures, to as many as are encoded in what that
-    leaves beside two passes, but one in any case. Where more wait than run, it is as many times more of all, and at least
-    `CROWDED`: by little and little they would hold up more answers than they spare. `most` tokens are taken where nobody runs.
+    leaves beside two passes, but one in any case. Where more wait than run, it is as many times more of all, and at
+    least `CROWDED`: by little and little they would hold up more answers than they spare. `most` tokens are taken where
+    nobody runs.
     Raises ValueError unless `stall` is above 2.
     """
 
