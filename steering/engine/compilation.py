@@ -30,11 +30,17 @@ log = logging.getLogger(__name__)
 State = Literal["off", "compiling", "ready", "failed"]
 
 
+COPIED = 2**30
+"""Bytes of weights of which there may be two: compiled steps read a copy in another order, long prompts the weights as they
+are."""
+
+
 def pays(mllm: MLLM) -> bool:
-    """Whether a model's decode step had better be compiled: on a CPU with a compiler, where no layer is so large that its
-    packed weight, which compiled steps do not read, spares more."""
+    """Whether a model's decode step had better be compiled: on a CPU with a compiler, unless its weights are so large that
+    memory is dear."""
     here = mllm.device.type == "cpu" and mllm.source is not None and mllm.ranks.size == 1
-    return here and not mllm.packs and shutil.which(os.environ.get("CXX", "g++")) is not None
+    size = sum(parameter.nbytes for parameter in mllm.model.parameters())
+    return here and size <= COPIED and shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 VARIANTS = [Variant(kind, scope) for scope in SCOPES for kind in get_args(Kind)]

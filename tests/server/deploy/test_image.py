@@ -44,7 +44,9 @@ def test_the_image_has_the_compiler_that_steps_are_compiled_with(monkeypatch: py
     wanted: list[str] = []
     monkeypatch.setattr(compilation.shutil, "which", wanted.append)
     monkeypatch.delenv("CXX", raising=False)
-    mllm = SimpleNamespace(device=torch.device("cpu"), source="x", ranks=SimpleNamespace(size=1), packs=False)
+    mllm = SimpleNamespace(
+        device=torch.device("cpu"), source="x", ranks=SimpleNamespace(size=1), model=torch.nn.Linear(1, 1)
+    )
     compilation.pays(cast(steering.MLLM, mllm))
     (compiler,) = wanted
     assert re.search(

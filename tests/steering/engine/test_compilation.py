@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from steering.decoder import packed
 from steering.engine.compilation import pays
 from tests.steering.conftest import LoadMLLM
 
@@ -30,11 +29,14 @@ def test_small_layers_are_compiled_where_there_is_a_compiler(
     assert not pays(mllm)
 
 
-def test_large_layers_are_packed_instead(load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_which_two_would_be_too_much_are_packed_instead(
+    load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mllm = load_mllm("qwen2_vl")
     monkeypatch.setenv("CXX", "sh")
+    with torch.device("meta"):  # without its memory
+        fits, large = nn.Linear(2**14, 2**13), nn.Linear(2**14, 2**15)
+    monkeypatch.setitem(mllm.model._modules, "large", fits)
     assert pays(mllm)
-    large = nn.Linear(1024, 512)
-    packed.prepare(large, torch.float32)
     monkeypatch.setitem(mllm.model._modules, "large", large)
     assert not pays(mllm)
