@@ -116,11 +116,6 @@ class MLLM:
         if not compiled:
             packed.pack(self.model)
 
-    @property
-    def packs(self) -> bool:
-        """Whether it has layers whose weights are packed where steps are not compiled."""
-        return any(isinstance(module, packed.PackedLinear) for module in self.model.modules())
-
     @cached_property
     def image_tokens_of(self) -> Callable[[str], int]:
         """How many image tokens there are in what a processor writes in a picture's place: the same of a size."""
