@@ -169,7 +169,7 @@ struct Reading {
 
   template <typename Number>
   const Number* first(const Tensor& from, int64_t row, int64_t head) const {
-    return from.of<const Number>(row) + head * from.strides[1] + begin(row) * width;
+    return from.of<const Number>(row) + head * from.strides[1] + begin(row) * from.sizes[3];
   }
 };
 
@@ -200,7 +200,7 @@ template <typename Number>
 void sums_of(const Reading& reading, const Tensor& values, int64_t row, int64_t head, const float* weights, int64_t stride,
              float* to) {
   const int64_t width = values.sizes[3], columns = reading.end(row) - reading.begin(row);
-  const Number* first = values.of<const Number>(row) + head * values.strides[1] + reading.begin(row) * width;
+  const Number* first = reading.first<Number>(values, row, head);
   grouped(reading.group, [&]<int some>(int64_t one) {
     sums<Number, some>(weights + one * stride, stride, first, width, columns, to + one * width);
   });

@@ -6,14 +6,7 @@
 
 namespace {
 
-constexpr int64_t MOST = 512;  // layers
 constexpr float LEAST = std::numeric_limits<float>::min();  // attention that can be divided by
-
-bool look_all(const AtenTensorHandle* handles, int64_t count, Tensor* tensors) {
-  for (int64_t one = 0; one < count; one++)
-    if (!tensors[one].look(handles[one]) || !tensors[one].dense() || !tensors[one].is_float()) return false;
-  return count > 0;
-}
 
 // The mean over heads of a row's weights (heads, stride), (columns,), in whole vectors. to: with room for these.
 void mean(const float* weights, int64_t heads, int64_t stride, int64_t columns, float* to) {
@@ -163,8 +156,9 @@ extern "C" AOTITorchError aoti_torch_cpu_enhanced_attention(
 
 extern "C" AOTITorchError aoti_torch_cpu_attention_looks(
     const AtenTensorHandle* means, int64_t layers, AtenTensorHandle spans, AtenTensorHandle* stacked, AtenTensorHandle* sums) {
-  Tensor read[MOST], of_spans;
-  if (layers > MOST || !look_all(means, layers, read) || !of_spans.look(spans)) return AOTI_TORCH_FAILURE;
+  Tensor read[LAYERS], of_spans;
+  const auto fits = [](const Tensor& one) { return one.dense() && one.is_float(); };
+  if (layers < 1 || layers > LAYERS || !look_all(means, layers, read, fits) || !of_spans.look(spans)) return AOTI_TORCH_FAILURE;
   const int64_t rows = read[0].sizes[0], columns = read[0].sizes[1], kinds = of_spans.sizes[2];
   if (!of_spans.dense(1) || !of_spans.is_float() || of_spans.sizes[1] < columns) return AOTI_TORCH_FAILURE;
   float *mean_to = made({rows, layers, columns}, stacked), *sum_to = made({rows, layers, kinds}, sums);

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t MOST = 512, READOUTS = 9;  // layers; what is measured in each
+constexpr int64_t READOUTS = 9;  // of each layer
 
 template <typename Number>
 void widen(const Number* from, int64_t count, float* to) {
@@ -28,12 +28,6 @@ bool known(const Tensor& tensor) {
   const int32_t dtype = tensor.dtype;
   return tensor.dense() &&
       (tensor.is_float() || dtype == aoti_torch_dtype_bfloat16() || dtype == aoti_torch_dtype_float16());
-}
-
-bool look_known(const AtenTensorHandle* handles, int64_t count, Tensor* tensors) {
-  for (int64_t one = 0; one < count; one++)
-    if (!tensors[one].look(handles[one]) || !known(tensors[one])) return false;
-  return true;
 }
 
 // Calls with whole vectors and with what is left of `count`, filled up.
@@ -114,10 +108,10 @@ extern "C" AOTITorchError aoti_torch_cpu_stream_looks(
     const AtenTensorHandle* streams, int64_t number, const AtenTensorHandle* states, int64_t layers,
     const AtenTensorHandle* gates, int64_t gated, const AtenTensorHandle* activations, int64_t active, AtenTensorHandle wanted,
     AtenTensorHandle* measures, AtenTensorHandle* stacked, AtenTensorHandle* neurons) {
-  Tensor of[4 * MOST], state[MOST], gate[MOST], neuron[MOST], asked;
-  if (layers < 1 || layers > MOST || number != 4 * layers || gated != layers || active != layers) return AOTI_TORCH_FAILURE;
-  if (!look_known(streams, number, of) || !look_known(states, layers, state) || !look_known(gates, gated, gate) ||
-      !look_known(activations, active, neuron) || !asked.look(wanted) || !asked.is_float() || !asked.dense())
+  Tensor of[4 * LAYERS], state[LAYERS], gate[LAYERS], neuron[LAYERS], asked;
+  if (layers < 1 || layers > LAYERS || number != 4 * layers || gated != layers || active != layers) return AOTI_TORCH_FAILURE;
+  if (!look_all(streams, number, of, known) || !look_all(states, layers, state, known) ||
+      !look_all(gates, gated, gate, known) || !look_all(activations, active, neuron, known) || !asked.look(wanted) || !asked.is_float() || !asked.dense())
     return AOTI_TORCH_FAILURE;
   if (of[0].axes != 3) return AOTI_TORCH_FAILURE;
   const int64_t rows = of[0].sizes[0], count = of[0].sizes[2];

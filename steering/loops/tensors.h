@@ -41,6 +41,16 @@ struct Tensor {
   }
 };
 
+constexpr int64_t LAYERS = 512;  // at most, of which there are lists of tensors
+
+// Looks at all tensors of a list; false where one does not fit.
+template <typename Call>
+bool look_all(const AtenTensorHandle* handles, int64_t count, Tensor* tensors, const Call& fits) {
+  for (int64_t one = 0; one < count; one++)
+    if (!tensors[one].look(handles[one]) || !fits(tensors[one])) return false;
+  return true;
+}
+
 // A new float32 tensor; nullptr where there is no memory.
 inline float* made(const int64_t* sizes, int64_t axes, AtenTensorHandle* handle) {
   int64_t strides[8], stride = 1;
