@@ -151,24 +151,25 @@ class Compiling:
                     env=_environment(room),
                     process_group=0,  # with its compilers, which end with it
                 )
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(json.dumps(job) + "\n")
-                process.stdin.flush()
-                pending = dict(enumerate(missing))
-                for line in process.stdout:
-                    number, fault = json.loads(line)
-                    if fault is not None:
-                        return str(fault)
-                    if not self._found(pending.pop(number)):
-                        return "what was compiled cannot be used"
-                process.wait()
-                if pending:
-                    errors.seek(0)
-                    return (errors.read().strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
-            finally:
-                _kill(process)
+            with process:  # only this thread closes what it reads: another may end the process meanwhile
+                try:
+                    assert process.stdin is not None
+                    assert process.stdout is not None
+                    process.stdin.write(json.dumps(job) + "\n")
+                    process.stdin.flush()
+                    pending = dict(enumerate(missing))
+                    for line in process.stdout:
+                        number, fault = json.loads(line)
+                        if fault is not None:
+                            return str(fault)
+                        if not self._found(pending.pop(number)):
+                            return "what was compiled cannot be used"
+                    process.wait()
+                    if pending:
+                        errors.seek(0)
+                        return (errors.read().strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
+                finally:
+                    _kill(process)
         return None
 
     def _end(self, state: State, reason: str | None = None) -> None:
@@ -201,7 +202,3 @@ def _kill(process: subprocess.Popen[str]) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with suppress(OSError):
-                stream.close()
