@@ -100,7 +100,7 @@ class Step(nn.Module):
                 step=step,
             ).last_hidden_state
             logits = mllm.head(hidden[at, last])
-        step.hooks.settle()
+        step.hooks.settle(step.positions if isinstance(step, Decode) else None)
         left, found = taken_apart(hooks)
         known = {id(one): number for number, one in enumerate(given)}
         made = [one for one in found if id(one) not in known]

@@ -25,8 +25,9 @@ head_dim)."""
 class Hook(ABC):  # noqa: B024
     """What is called at points of one forward pass."""
 
-    def settle(self) -> None:  # noqa: B027
-        """Behind the last layer: make of what was gathered what is read of it. It is part of a compiled step."""
+    def settle(self, positions: torch.Tensor | None) -> None:  # noqa: B027
+        """Behind the last layer: make of what was gathered what is read of it. It is part of a compiled step. positions:
+        (rows,), the columns that a decode writes; None of a prefill."""
 
 
 class AttentionHook(Hook):
@@ -112,10 +113,10 @@ class Hooks:
             tuple(hook for hook in every if isinstance(hook, Observer)),
         )
 
-    def settle(self) -> None:
+    def settle(self, positions: torch.Tensor | None) -> None:
         """Have all of them settle."""
         for hook in (*self.attention, *self.layers, *self.observers):
-            hook.settle()
+            hook.settle(positions)
 
     def after_layer(self, layer: int, before: torch.Tensor, plain: torch.Tensor, updates: Updates) -> torch.Tensor:
         """What a layer hands on: its own output (rows, n, d) as its hooks leave it."""

@@ -25,6 +25,7 @@ from steering.decoder.hooks import AttentionHook, Hook, Product
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill, sent
 from steering.errors import RequestError
+from steering.loops.counts import note_enhancement
 from steering.loops.looks import LEAST
 from steering.measures import spread
 from steering.model.mllm import MLLM
@@ -112,11 +113,12 @@ class SeeRows(AttentionHook):
     prompt. fixed, adaptive: (rows, layers), alpha of shallow and of deeper layers, 0 elsewhere. first: (rows, layers),
     m_v(1). ceiling: (rows,). transfer: (rows,) bool, the reading, None where every row scales. depths: in how many layers
     some row is shallow, and how many are shallow in every row. generated: whether the rows are generated tokens, whose
-    decay is measured, or prompts. ranks: who has the other heads. Once settled, `measured` is what it did to generated
-    tokens: (rows, 4), alpha, its mean and greatest over layers, and m_v before and after, means over layers and heads.
+    decay is measured, or prompts. ranks: who has the other heads. steps: (rows, length, 4), where loops write what they did.
+    Once settled, `measured` is what it did to generated tokens, unless it was written: (rows, 4), alpha, its mean and
+    greatest over layers, and m_v before and after, means over layers and heads.
     """
 
-    measured: torch.Tensor
+    measured: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -130,11 +132,12 @@ class SeeRows(AttentionHook):
         depths: tuple[int, int],
         generated: bool,
         ranks: Ranks = ALONE,
+        steps: torch.Tensor | None = None,
     ):
         self.asked = asked[:, None, None, None]
         self.depth, self._common_depth = depths
         self.generated = generated
-        self._ranks = ranks
+        self._ranks, self._noted = ranks, steps
         self._given = masks, fixed, adaptive, first, ceiling, transfer
         self._transfers = transfer is not None
         self._tables: dict[torch.device, _Tables] = {}
@@ -236,17 +239,16 @@ class SeeRows(AttentionHook):
         up = torch.where(own.transfer, moved * read / seen.clamp(min=LEAST), alpha)
         return up, moved * own.transfer, torch.where(own.transfer, 1.0, 1 + alpha * seen)
 
-    def settle(self) -> None:
+    def settle(self, positions: torch.Tensor | None) -> None:
         steps, told, self._steps, self._told, self._tables, self._settings = self._steps, self._told, [], [], {}, None
-        if told:
-            alpha, seen, after = torch.stack(told, 1).unbind(-1)  # (rows, layers)
-        elif steps:
-            alpha, seen, up, total = (torch.stack(values, 1) for values in zip(*steps, strict=True))
-            after = seen * (1 + up) / total
-            seen, after = self._ranks.mean(torch.stack([seen.mean((2, 3, 4)), after.mean((2, 3, 4))]))
-            alpha = alpha[..., 0]
-        else:
+        if told and self._noted is not None and positions is not None:
+            note_enhancement(told, positions, self._noted)
+        if not steps:
             return
+        alpha, seen, up, total = (torch.stack(values, 1) for values in zip(*steps, strict=True))
+        after = seen * (1 + up) / total
+        seen, after = self._ranks.mean(torch.stack([seen.mean((2, 3, 4)), after.mean((2, 3, 4))]))
+        alpha = alpha[..., 0]
         self.measured = torch.stack([alpha.mean(1), alpha.amax(1), seen.mean(1), after.mean(1)], -1)
 
 
@@ -328,7 +330,7 @@ class SeeSlots(Slots):
         return self._rows(batch.rows, batch.sequences, batch.uniform, generated=True)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
-        if isinstance(hook, SeeRows):
+        if isinstance(hook, SeeRows) and hook.measured is not None:
             self.steps.index_put_(batch.written, hook.measured)
 
     def take(self, sequence: Sequence) -> torch.Tensor | None:
@@ -355,6 +357,7 @@ class SeeSlots(Slots):
             (max(depths), min(depths)),
             generated,
             self.pool.mllm.ranks,
+            self.steps[slots] if generated and self.pool.counts_within else None,
         )
 
 

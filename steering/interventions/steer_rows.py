@@ -70,7 +70,7 @@ class SteerRows(LayerHook):
         self._inverse.append((1 / norm).to(self._classes.device))
         return hidden + (self._classes.to(hidden) @ self._delta[place].to(hidden))
 
-    def settle(self) -> None:
+    def settle(self, positions: torch.Tensor | None) -> None:
         self.by_token, self._inverse = torch.stack(self._inverse, -1), []
 
 

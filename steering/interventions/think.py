@@ -7,7 +7,7 @@ residual stream; where D exceeds the layer's threshold, the layer's output is h_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -16,6 +16,7 @@ from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill, sent
 from steering.errors import RequestError
+from steering.loops.counts import NEVER, count_damping
 from steering.loops.stream import damping
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
@@ -60,19 +61,35 @@ class Think(Options):
         return {"suppressed": damped.tolist(), "divergence": differs.tolist()}
 
 
+class ThinkCounts(NamedTuple):
+    """What a decode's damping is counted in, as `loops.counts.count_damping` takes it."""
+
+    active: torch.Tensor
+    counted: torch.Tensor
+    sums: torch.Tensor
+
+
 class ThinkRows(LayerHook):
     """The damping of one forward pass, and what it did.
 
     gamma: (rows,). threshold: (rows, layers), infinite for rows that do not think. real: (rows, n), 0 on padding. every:
-    whether D is wanted of these, too. Once settled, `by_token` is what it did: (rows, n, layers, 2), whether an update was
-    damped, and D; `measured` (rows, layers, 2), the number of damped updates and the sum of D over the real tokens.
+    whether D is wanted of these, too. counts: what a decode is counted in; None where that is done behind the pass. Once
+    settled, where nothing is counted, `by_token` is what it did: (rows, n, layers, 2), whether an update was damped, and D;
+    `measured` (rows, layers, 2), the number of damped updates and the sum of D over the real tokens.
     """
 
     by_token: torch.Tensor
     measured: torch.Tensor
 
-    def __init__(self, gamma: torch.Tensor, threshold: torch.Tensor, real: torch.Tensor, every: bool = True):
-        self._gamma, self._threshold, self._every = gamma, threshold, every
+    def __init__(
+        self,
+        gamma: torch.Tensor,
+        threshold: torch.Tensor,
+        real: torch.Tensor,
+        every: bool = True,
+        counts: ThinkCounts | None = None,
+    ):
+        self._gamma, self._threshold, self._every, self._counts = gamma, threshold, every, counts
         self.real = real
         self._told: list[torch.Tensor] = []
 
@@ -81,13 +98,16 @@ class ThinkRows(LayerHook):
     ) -> torch.Tensor:
         gamma, threshold = (one.to(hidden.device) for one in (self._gamma, self._threshold))
         told = damping(updates.mha.contiguous(), updates.ffn.contiguous(), gamma, threshold, layer, int(self._every))
-        self._told.append(told[..., 1:].to(self.real.device))
+        self._told.append(told.to(self.real.device))
         return torch.addcmul(hidden, told[..., :1].to(hidden.dtype), updates.ffn)
 
-    def settle(self) -> None:
-        self.by_token = torch.stack(self._told, 2)
+    def settle(self, positions: torch.Tensor | None) -> None:
+        told, self._told = self._told, []
+        if self._counts is not None and positions is not None:
+            count_damping(told, positions, *self._counts)
+            return
+        self.by_token = torch.stack(told, 2)[..., 1:]
         self.measured = (self.by_token * self.real[..., None, None]).sum(1)
-        self._told = []
 
 
 @dataclass(frozen=True)
@@ -104,7 +124,7 @@ class ThinkSlots(Slots):
     """The settings of every slot, and what was damped in it.
 
     gamma: (slots,). damps_above: (slots, layers), infinite where a slot does not think. sums: (slots, layers, 2), as
-    `Thought.measured`.
+    `Thought.measured`. counted: (slots,), the last generated column of each that is in these.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("sums",)
@@ -116,10 +136,12 @@ class ThinkSlots(Slots):
         self.gamma = torch.ones(pool.slots, device=pool.device)
         self.damps_above = torch.full((pool.slots, pool.layers), torch.inf, device=pool.device)
         self.sums = torch.zeros(pool.slots, pool.layers, 2, device=pool.device)
+        self.counted = torch.full((pool.slots,), NEVER, device=pool.device)
 
     def place(self, sequence: Sequence) -> None:
         slot, think = sequence.slot, sequence.spec.asked.get(NAME)
         self.sums[slot] = 0
+        fill(self.counted, slot, -1 if isinstance(think, Think) else NEVER)
         fill(self.gamma, slot, think.gamma if isinstance(think, Think) else 1.0)
         self.damps_above[slot] = torch.inf
         if isinstance(think, Think):
@@ -162,10 +184,13 @@ class ThinkSlots(Slots):
         return any(NAME in sequence.spec.asked for sequence in sequences)
 
     def decode(self, batch: DecodeBatch) -> ThinkRows:
-        return ThinkRows(self.gamma[batch.rows], self.damps_above[batch.rows], batch.active[:, 0], every=False)
+        rows, counts = batch.rows, None
+        if self.pool.counts_within:
+            counts = ThinkCounts(batch.active, self.counted[rows], self.sums[rows])
+        return ThinkRows(self.gamma[rows], self.damps_above[rows], batch.active[:, 0], every=False, counts=counts)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
-        if isinstance(hook, ThinkRows):
+        if isinstance(hook, ThinkRows) and not self.pool.counts_within:
             self.sums[batch.rows].add_(hook.measured)
 
     def take(self, sequence: Sequence) -> Thought | None:

@@ -90,20 +90,6 @@ void looked(const Reading& reading, const Tensor& values, const Scoring& scoring
   });
 }
 
-// Sums (kinds,) of what is read (columns,) by a table (length, kinds).
-void by_kind(const float* read, const float* table, int64_t columns, int64_t length, int64_t kinds, float* to) {
-  for (int64_t first = 0; first < kinds; first += WIDTH) {
-    const int64_t some = std::min(kinds - first, WIDTH), last = length * kinds - first - WIDTH;
-    const int64_t near = last < 0 ? 0 : std::min(columns, last / kinds + 1);  // where a whole vector may be read
-    floats sums[2] = {};  // which do not wait for one another
-    int64_t column = 0;
-    for (; column + 2 <= near; column += 2)
-      for (int one = 0; one < 2; one++) sums[one] += load(table + (column + one) * kinds + first) * read[column + one];
-    for (; column < columns; column++) sums[0] += load_some(table + column * kinds + first, some, 0) * read[column];
-    store_some(to + first, sums[0] + sums[1], some);
-  }
-}
-
 struct Observed {
   Reading reading;
   Tensor values, gains;
@@ -152,24 +138,4 @@ extern "C" AOTITorchError aoti_torch_cpu_enhanced_attention(
   see.layer = layer, see.told = made({observed.reading.rows, 3}, told);
   if (!see.told || !see.of(masks, settings, transfer, observed.reading.rows, columns)) return AOTI_TORCH_FAILURE;
   return observed.look(&see);
-}
-
-extern "C" AOTITorchError aoti_torch_cpu_attention_looks(
-    const AtenTensorHandle* means, int64_t layers, AtenTensorHandle spans, AtenTensorHandle* stacked, AtenTensorHandle* sums) {
-  Tensor read[LAYERS], of_spans;
-  const auto fits = [](const Tensor& one) { return one.dense() && one.is_float(); };
-  if (layers < 1 || layers > LAYERS || !look_all(means, layers, read, fits) || !of_spans.look(spans)) return AOTI_TORCH_FAILURE;
-  const int64_t rows = read[0].sizes[0], columns = read[0].sizes[1], kinds = of_spans.sizes[2];
-  if (!of_spans.dense(1) || !of_spans.is_float() || of_spans.sizes[1] < columns) return AOTI_TORCH_FAILURE;
-  float *mean_to = made({rows, layers, columns}, stacked), *sum_to = made({rows, layers, kinds}, sums);
-  if (!mean_to || !sum_to) return AOTI_TORCH_FAILURE;
-#pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
-  for (int64_t place = 0; place < rows * layers; place++) {
-    const int64_t row = place / layers, layer = place % layers;
-    const float* own = read[layer].of() + row * columns;
-    float *to = mean_to + place * columns, *sum = sum_to + place * kinds;
-    std::copy(own, own + columns, to);
-    by_kind(own, of_spans.of(row), columns, of_spans.sizes[1], kinds, sum);
-  }
-  return AOTI_TORCH_SUCCESS;
 }

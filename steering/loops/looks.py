@@ -82,19 +82,3 @@ def enhanced(
     gain = (1 + up[..., None] * visual - down[..., None] * text) / total[..., None]
     after = (seen * (1 + up) / total).mean(1)
     return weights * gain[:, :, None], torch.stack([alpha, decay, after], -1)
-
-
-@operator(
-    lambda means, spans: (
-        spans.new_empty(means[0].shape[0], len(means), means[0].shape[1]),
-        spans.new_empty(means[0].shape[0], len(means), spans.shape[2]),
-    )
-)
-def attention_looks(means: list[torch.Tensor], spans: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What was read of all layers, (rows, layers, columns), and its sums by span (rows, layers, spans).
-
-    means: of each layer (rows, columns), float32 and contiguous. spans: (rows, length, spans), 1 where a column belongs to a
-    span.
-    """
-    stacked = torch.stack(means, 1)
-    return stacked, stacked @ spans[:, : stacked.shape[2]]

@@ -25,21 +25,24 @@ _C = {
 }
 
 
-def operator(shaped: Callable[..., object]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def operator(
+    shaped: Callable[..., object], changes: tuple[str, ...] = ()
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Have a function be one operator where a step is compiled.
 
-    What it returns, a tensor or several, must be contiguous, and no view of what it was given. shaped: gives tensors of the
-    same sizes, which a trace goes by: what the function does would have it take some for granted.
+    What it returns, a tensor, several or none, must be contiguous, and no view of what it was given. shaped: gives tensors
+    of the same sizes, which a trace goes by: what the function does would have it take some for granted. changes: the
+    arguments that it writes to.
     """
-    return lambda function: _made(function, shaped)
+    return lambda function: _made(function, shaped, changes)
 
 
-def _made(function: Callable[P, T], shaped: Callable[..., object]) -> Callable[P, T]:
-    made = torch.library.custom_op(f"helmsight::{function.__name__}", function, mutates_args=())  # type: ignore[arg-type]
+def _made(function: Callable[P, T], shaped: Callable[..., object], changes: tuple[str, ...]) -> Callable[P, T]:
+    made = torch.library.custom_op(f"helmsight::{function.__name__}", function, mutates_args=changes)  # type: ignore[arg-type]
     made.register_fake(shaped)
     overload = getattr(torch.ops.helmsight, function.__name__).default
     given = [_C[str(one.type)] for one in overload._schema.arguments]
-    results = ["AtenTensorHandle*"] * len(overload._schema.returns)
+    results = ["AtenTensorHandle*"] * (len(overload._schema.returns) or 1)  # one is passed where there are none
     SHIMS[overload] = [f"AOTITorchError aoti_torch_cpu_{function.__name__}({', '.join([*given, *results])})"]
 
     @functools.wraps(function)

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "tensors.h"
+#include "counts.h"
 #include "vectors.h"
 
 namespace {
@@ -104,46 +104,114 @@ extern "C" AOTITorchError aoti_torch_cpu_damping(
   return AOTI_TORCH_SUCCESS;
 }
 
+namespace {
+
+// What a layer made of one token a row; lists by layer.
+struct Streams {
+  Tensor *of, *states, *gates, *activations;
+  int64_t rows, layers, count;
+
+  bool look(const AtenTensorHandle* streams, int64_t number, const AtenTensorHandle* handed, int64_t stated,
+            const AtenTensorHandle* opened, int64_t gated, const AtenTensorHandle* fired, int64_t active) {
+    layers = stated;
+    if (layers < 1 || number != 4 * layers || gated != layers || active != layers) return false;
+    of = looked_at<0>(streams, number, known), states = looked_at<1>(handed, layers, known);
+    gates = looked_at<2>(opened, layers, known), activations = looked_at<3>(fired, layers, known);
+    if (!of || !states || !gates || !activations || of[0].axes != 3) return false;
+    rows = of[0].sizes[0], count = of[0].sizes[2];
+    for (int64_t one = 0; one < number; one++)
+      if (!alike(of[one], count) || (one < layers && !alike(states[one], count))) return false;
+    for (int64_t one = 0; one < layers; one++)
+      if (!alike(gates[one], gates[one].sizes[2]) || !alike(activations[one], fires(one))) return false;
+    return true;
+  }
+
+  bool alike(const Tensor& one, int64_t width) const {
+    return one.axes == 3 && one.sizes[0] == rows && one.sizes[1] == 1 && one.sizes[2] == width;
+  }
+
+  int64_t fires(int64_t layer) const { return activations[layer].sizes[2]; }
+
+  int64_t widest() const {
+    int64_t most = 0;
+    for (int64_t layer = 0; layer < layers; layer++) most = std::max(most, fires(layer));
+    return most;
+  }
+
+  // All readouts of a row in a layer; room: as `room` gives it.
+  void measures(int64_t row, int64_t layer, float* room, float* to) const {
+    const int64_t wide = gates[layer].sizes[2];
+    const float* read[4];
+    for (int one = 0; one < 4; one++) read[one] = row_of(of[4 * layer + one], row, count, room + one * count);
+    measure(read[0], read[1], read[2], read[3], count, to);
+    const float* open = row_of(gates[layer], row, wide, room);
+    int64_t above = 0;
+    for (int64_t at = 0; at < wide; at++) above += open[at] > 0;
+    to[READOUTS - 1] = wide ? static_cast<float>(above) / wide : std::numeric_limits<float>::quiet_NaN();
+  }
+
+  float* room(int64_t layer) const { return scratch(std::max({4 * count, gates[layer].sizes[2], fires(layer)})); }
+};
+
+}  // namespace
+
 extern "C" AOTITorchError aoti_torch_cpu_stream_looks(
     const AtenTensorHandle* streams, int64_t number, const AtenTensorHandle* states, int64_t layers,
-    const AtenTensorHandle* gates, int64_t gated, const AtenTensorHandle* activations, int64_t active, AtenTensorHandle wanted,
+    const AtenTensorHandle* gates, int64_t gated, const AtenTensorHandle* activations, int64_t active,
     AtenTensorHandle* measures, AtenTensorHandle* stacked, AtenTensorHandle* neurons) {
-  Tensor of[4 * LAYERS], state[LAYERS], gate[LAYERS], neuron[LAYERS], asked;
-  if (layers < 1 || layers > LAYERS || number != 4 * layers || gated != layers || active != layers) return AOTI_TORCH_FAILURE;
-  if (!look_all(streams, number, of, known) || !look_all(states, layers, state, known) ||
-      !look_all(gates, gated, gate, known) || !look_all(activations, active, neuron, known) || !asked.look(wanted) || !asked.is_float() || !asked.dense())
-    return AOTI_TORCH_FAILURE;
-  if (of[0].axes != 3) return AOTI_TORCH_FAILURE;
-  const int64_t rows = of[0].sizes[0], count = of[0].sizes[2];
-  const auto alike = [&](const Tensor& one, int64_t width) {
-    return one.axes == 3 && one.sizes[0] == rows && one.sizes[1] == 1 && one.sizes[2] == width;
-  };
-  for (int64_t one = 0; one < number; one++)
-    if (!alike(of[one], count) || (one < layers && !alike(state[one], count))) return AOTI_TORCH_FAILURE;
-  int64_t widest = 0;
-  for (int64_t one = 0; one < layers; one++) widest = std::max(widest, neuron[one].sizes[2]);
+  Streams read;
+  if (!read.look(streams, number, states, layers, gates, gated, activations, active)) return AOTI_TORCH_FAILURE;
+  const int64_t rows = read.rows, count = read.count, widest = read.widest();
   float *to = made({rows, layers, READOUTS}, measures), *kept = made({rows, layers, count}, stacked);
   float* fired = made({rows, layers, widest}, neurons);
   if (!to || !kept || !fired) return AOTI_TORCH_FAILURE;
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
   for (int64_t place = 0; place < rows * layers; place++) {
-    const int64_t row = place / layers, layer = place % layers, wide = gate[layer].sizes[2], fires = neuron[layer].sizes[2];
-    float *own = to + place * READOUTS, *on = kept + place * count, *off = fired + place * widest;
-    if (asked.of()[row] == 0) {  // what nobody looks at need be nothing but numbers
-      std::fill(own, own + READOUTS, 0.f), std::fill(on, on + count, 0.f), std::fill(off, off + widest, 0.f);
-      continue;
-    }
-    float* room = scratch(std::max({4 * count, wide, fires}));
-    const float* read[4];
-    for (int one = 0; one < 4; one++) read[one] = row_of(of[4 * layer + one], row, count, room + one * count);
-    measure(read[0], read[1], read[2], read[3], count, own);
-    const float* open = row_of(gate[layer], row, wide, room);
-    int64_t above = 0;
-    for (int64_t at = 0; at < wide; at++) above += open[at] > 0;
-    own[READOUTS - 1] = wide ? static_cast<float>(above) / wide : std::numeric_limits<float>::quiet_NaN();
-    std::copy_n(row_of(state[layer], row, count, room), count, on);
-    std::copy_n(row_of(neuron[layer], row, fires, room), fires, off);
+    const int64_t row = place / layers, layer = place % layers, fires = read.fires(layer);
+    float *room = read.room(layer), *off = fired + place * widest;
+    read.measures(row, layer, room, to + place * READOUTS);
+    std::copy_n(row_of(read.states[layer], row, count, room), count, kept + place * count);
+    std::copy_n(row_of(read.activations[layer], row, fires, room), fires, off);
     std::fill(off + fires, off + widest, 0.f);
   }
+  return AOTI_TORCH_SUCCESS;
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_count_stream(
+    const AtenTensorHandle* streams, int64_t number, const AtenTensorHandle* states, int64_t layers,
+    const AtenTensorHandle* gates, int64_t gated, const AtenTensorHandle* activations, int64_t firing,
+    AtenTensorHandle positions, AtenTensorHandle decoded, AtenTensorHandle active, AtenTensorHandle counted,
+    AtenTensorHandle sums, AtenTensorHandle neurons, AtenTensorHandle totals, AtenTensorHandle*) {
+  Streams read;
+  Counting counting;
+  Tensor summing, summed, fired, passed;
+  if (!read.look(streams, number, states, layers, gates, gated, activations, firing)) return AOTI_TORCH_FAILURE;
+  if (!counting.of(positions, active, counted) || counting.rows() != read.rows) return AOTI_TORCH_FAILURE;
+  const auto fits = [&](Tensor& tensor, AtenTensorHandle handle, int64_t numbers) {
+    return tensor.look(handle) && tensor.dense() && tensor.is_float() && tensor.count(0, tensor.axes) == read.rows * numbers;
+  };
+  if (!fits(summing, decoded, 1) || !fits(summed, sums, layers * READOUTS) || !fits(passed, totals, 2 * layers * read.count))
+    return AOTI_TORCH_FAILURE;
+  if (!fired.look(neurons) || !fired.dense() || !fired.is_float() || fired.axes != 3 || fired.sizes[0] != read.rows ||
+      fired.sizes[1] != layers || fired.sizes[2] < read.widest())
+    return AOTI_TORCH_FAILURE;
+#pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
+  for (int64_t place = 0; place < read.rows * layers; place++) {
+    const int64_t row = place / layers, layer = place % layers, count = read.count;
+    if (!counting.counts(row)) continue;
+    float *room = read.room(layer), own[READOUTS];
+    if (summing.of()[row] > 0) {
+      read.measures(row, layer, room, own);
+      for (int64_t at = 0; at < READOUTS; at++) summed.of()[place * READOUTS + at] += own[at];
+    }
+    float* total = passed.of(row) + layer * count;
+    const float* state = row_of(read.states[layer], row, count, room);
+    for (int64_t at = 0; at < count; at++) total[at] += state[at];
+    std::copy_n(state, count, total + layers * count);
+    const float* fires = row_of(read.activations[layer], row, read.fires(layer), room);
+    float* to = fired.of() + place * fired.sizes[2];
+    for (int64_t at = 0; at < read.fires(layer); at++) to[at] += fires[at];
+  }
+  counting.done();
   return AOTI_TORCH_SUCCESS;
 }

@@ -7,6 +7,7 @@ import math
 import torch
 from torch.nn.functional import cosine_similarity, pad
 
+from steering.loops.counts import newly
 from steering.loops.operators import operator
 
 
@@ -69,23 +70,58 @@ def _looks(
 
 @operator(_looks)
 def stream_looks(
-    streams: list[torch.Tensor],
-    states: list[torch.Tensor],
-    gates: list[torch.Tensor],
-    activations: list[torch.Tensor],
-    wanted: torch.Tensor,
+    streams: list[torch.Tensor], states: list[torch.Tensor], gates: list[torch.Tensor], activations: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of one token a row, 0 in rows that are not wanted: `measures_of` (rows, layers, readouts), states (rows, layers, d),
-    and activations (rows, layers, width), 0 behind a layer's last one.
+    """Of one token a row: `measures_of` (rows, layers, readouts), states (rows, layers, d), and activations (rows, layers,
+    width), 0 behind a layer's last one.
 
     streams: of each layer h_in, h_out and the updates, (rows, 1, d), all in one list. states: of each layer (rows, 1, d).
-    gates, activations: of each layer (rows, 1, its width), which is 0 where there are none. wanted: (rows,) float32, 0 where
-    they are not.
+    gates, activations: of each layer (rows, 1, its width), which is 0 where there are none.
     """
     layers = zip(*(streams[first::4] for first in range(4)), gates, strict=True)
     measured = torch.stack([measures_of(*one)[:, 0] for one in layers], 1)  # type: ignore[call-arg]
     stacked = torch.stack([one[:, 0].float() for one in states], 1)
     widest = max(one.shape[2] for one in activations)
     neurons = torch.stack([pad(one[:, 0].float(), (0, widest - one.shape[2])) for one in activations], 1)
-    looked = (wanted != 0)[:, None, None]
-    return tuple(torch.where(looked, one, 0.0) for one in (measured, stacked, neurons))  # type: ignore[return-value]
+    return measured, stacked, neurons
+
+
+@operator(lambda *_: None, changes=("counted", "sums", "neurons", "totals"))
+def count_stream(
+    streams: list[torch.Tensor],
+    states: list[torch.Tensor],
+    gates: list[torch.Tensor],
+    activations: list[torch.Tensor],
+    positions: torch.Tensor,
+    decoded: torch.Tensor,
+    active: torch.Tensor,
+    counted: torch.Tensor,
+    sums: torch.Tensor,
+    neurons: torch.Tensor,
+    totals: torch.Tensor,
+) -> None:
+    """Count what `stream_looks` says; positions, active and counted as those of `loops.counts`, the others as those of
+    `add_stream`."""
+    found = stream_looks(streams, states, gates, activations)
+    add_stream(*found, positions, decoded, active, counted, sums, neurons, totals)
+
+
+def add_stream(
+    measured: torch.Tensor,
+    states: torch.Tensor,
+    activations: torch.Tensor,
+    positions: torch.Tensor,
+    decoded: torch.Tensor,
+    active: torch.Tensor,
+    counted: torch.Tensor,
+    sums: torch.Tensor,
+    neurons: torch.Tensor,
+    totals: torch.Tensor,
+) -> None:
+    """Count in sums (rows, layers, readouts) what was measured, in the rows that are `decoded` (rows, 1), in neurons (rows,
+    layers, width) the activations, and in totals (rows, 2, layers, d) the states: their sum, and the latest."""
+    new = newly(positions, active, counted)[:, None, None]
+    sums.add_(torch.where(new & (decoded[..., None] > 0), measured, 0.0))
+    neurons[..., : activations.shape[2]].add_(torch.where(new, activations, 0.0))
+    totals[:, 0].add_(torch.where(new, states, 0.0))
+    totals[:, 1].copy_(torch.where(new, states, totals[:, 1]))

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
@@ -19,6 +20,7 @@ struct Tensor {
   }
 
   bool is_float() const { return dtype == aoti_torch_dtype_float32(); }
+  bool is_number() const { return dtype == aoti_torch_dtype_int64(); }
 
   // Whether its last axes, from one on, lie one number behind the other.
   bool dense(int64_t from = 0) const {
@@ -41,14 +43,14 @@ struct Tensor {
   }
 };
 
-constexpr int64_t LAYERS = 512;  // at most, of which there are lists of tensors
-
-// Looks at all tensors of a list; false where one does not fit.
-template <typename Call>
-bool look_all(const AtenTensorHandle* handles, int64_t count, Tensor* tensors, const Call& fits) {
+// All tensors of a list, which are this thread's until it asks for the same `list` again; nullptr where one does not fit.
+template <int list = 0, typename Call>
+Tensor* looked_at(const AtenTensorHandle* handles, int64_t count, const Call& fits) {
+  static thread_local std::vector<Tensor> tensors;
+  if (static_cast<int64_t>(tensors.size()) < count) tensors.resize(count);
   for (int64_t one = 0; one < count; one++)
-    if (!tensors[one].look(handles[one]) || !fits(tensors[one])) return false;
-  return true;
+    if (!tensors[one].look(handles[one]) || !fits(tensors[one])) return nullptr;
+  return count ? tensors.data() : nullptr;
 }
 
 // A new float32 tensor; nullptr where there is no memory.

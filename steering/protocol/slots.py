@@ -33,6 +33,12 @@ class Pool:
     def device(self) -> torch.device:
         return self.mllm.device
 
+    @property
+    def counts_within(self) -> bool:
+        """Whether a decode's hooks count what they measure, as a part of a compiled step. Else that is done behind it: what
+        a CUDA graph writes to is a copy."""
+        return self.device.type == "cpu"
+
 
 @dataclass(frozen=True)
 class PrefillChunk:
@@ -104,11 +110,6 @@ class DecodeBatch:
     def written(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the rows write in a tensor (slots, columns, ...)."""
         return torch.arange(len(self.sequences), device=self.positions.device), self.positions
-
-    @cached_property
-    def signals(self) -> frozenset[Signal]:
-        """What any of them wants."""
-        return frozenset[Signal]().union(*[sequence.spec.signals for sequence in self.sequences])
 
 
 class Reuse(NamedTuple):

@@ -11,8 +11,8 @@ import torch
 
 from steering.decoder.hooks import Hook, Observer, Weights
 from steering.decoder.ranks import ALONE, Ranks
-from steering.devices import sent
-from steering.loops.looks import attention_looks
+from steering.devices import fill, sent
+from steering.loops.counts import NEVER, count_attention, source_shares
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
@@ -49,14 +49,6 @@ def span_sources(spans: int, content: bool) -> torch.Tensor:
     sources[SYSTEM if content else BEFORE, 1] = 1.0
     sources[slice(CONTEXT, FIRST_IMAGE) if content else AFTER, 2] = 1.0
     return sources
-
-
-def source_shares(sums: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-    """(..., layers, 3): shares of vision, system and user text, normalised over the three; NaN where a layer's window holds
-    none. sums: (..., layers, spans). sources: (..., spans, 3). Attention by span and step (SPD-Faith Bench paper, section
-    4.2)."""
-    parts = (sums[..., None] * sources[..., None, :, :]).sum(-2)  # of so few, a product takes longer than its terms
-    return parts / parts.sum(-1, keepdim=True)
 
 
 class RowCounts(NamedTuple):
@@ -151,7 +143,7 @@ class PrefillCapture(Observer):
         if self._last is not None:
             self._of_last.append(weights(self._last[:, None]).mean(1).to(self._last.device))
 
-    def settle(self) -> None:
+    def settle(self, positions: torch.Tensor | None) -> None:
         by_group = self._ranks.mean(torch.stack(self._grouped))
         spans = self._spans[:, : by_group.shape[3]]
         self.sums = by_group @ spans
@@ -164,31 +156,41 @@ class PrefillCapture(Observer):
         self._grouped, self._of_last = [], []
 
 
+class DecodeCounts(NamedTuple):
+    """What a decode's attention is counted in, as `loops.counts.count_attention` takes it."""
+
+    sources: torch.Tensor
+    active: torch.Tensor
+    counted: torch.Tensor
+    sums: torch.Tensor
+    decay: torch.Tensor
+    patches: torch.Tensor
+
+
 class DecodeCapture(Observer):
     """Attention of the one query of each row, mean over heads.
 
-    spans: (rows, length, S), 1 where a column belongs to a span. sources: (rows, S, 3). Once settled, `sums`
-    (rows, layers, S) and `shares` (rows, layers, 3) are what it is by span, `means` (rows, layers, columns) by column, None
-    where those are not `kept`.
+    spans: (rows, length, S), 1 where a column belongs to a span. counts: what it is counted in; None where that is done
+    behind the pass. Once settled, `means` (rows, layers, columns) are what it is by column.
     """
 
-    sums: torch.Tensor
-    shares: torch.Tensor
-    means: torch.Tensor | None = None
+    means: torch.Tensor
 
-    def __init__(self, spans: torch.Tensor, sources: torch.Tensor, kept: bool, ranks: Ranks = ALONE):
-        self._spans, self._sources, self._kept, self._ranks = spans, sources, kept, ranks
+    def __init__(self, spans: torch.Tensor, counts: DecodeCounts | None, ranks: Ranks = ALONE):
+        self._spans, self._counts, self._ranks = spans, counts, ranks
         self._by_layer: list[torch.Tensor] = []
 
     def decode(self, layer: int, means: torch.Tensor) -> None:
         self._by_layer.append(means.to(self._spans.device))
 
-    def settle(self) -> None:
-        own = self._by_layer if self._ranks.size == 1 else [*self._ranks.mean(torch.stack(self._by_layer))]
-        means, self.sums = attention_looks(own, self._spans.contiguous())
-        self.shares = source_shares(self.sums, self._sources)
-        self.means = means if self._kept else None
-        self._by_layer = []
+    def settle(self, positions: torch.Tensor | None) -> None:
+        own, self._by_layer = self._by_layer, []
+        if self._ranks.size > 1:
+            own = [*self._ranks.mean(torch.stack(own)).contiguous()]
+        if self._counts is None or positions is None:
+            self.means = torch.stack(own, 1)
+        else:
+            self.means = count_attention(own, self._spans, positions, *self._counts)
 
 
 class AttentionRecorder(Slots):
@@ -196,7 +198,8 @@ class AttentionRecorder(Slots):
 
     spans: (slots, length, spans), 1 where a column belongs to a span, `BEFORE` and `AFTER` included. sums: (slots, layers,
     spans), over the rows of generated tokens. decay: (slots, length, layers, 3), shares at each column. sources: (slots,
-    spans, 3), of what. patches: (slots, layers, length), attention by column, the question's rows included.
+    spans, 3), of what. patches: (slots, layers, length), attention by column, the question's rows included. counted:
+    (slots,), the last column of each that is in these.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("patches",)
@@ -212,11 +215,13 @@ class AttentionRecorder(Slots):
         self.decay = torch.zeros(slots, length, layers, 3, device=device)
         self.sources = torch.zeros(slots, spans, 3, device=device)
         self.patches = torch.zeros(slots, layers, length, device=device)
+        self.counted = torch.full((slots,), NEVER, device=device)
 
     def place(self, sequence: Sequence) -> None:
         slot = sequence.slot
         for tensor in (self.spans, self.sums, self.patches):
             tensor[slot] = 0.0
+        fill(self.counted, slot, -1 if sequence.wants(*DECODED) else NEVER)
         if not sequence.wants(*SIGNALS):
             return
         spans = sequence.prompt.layout.spans.numpy()  # whose small operations take a tenth of torch's
@@ -292,24 +297,23 @@ class AttentionRecorder(Slots):
         return any(one.wants(*DECODED) or one.due for one in sequences)
 
     def decode(self, batch: DecodeBatch) -> DecodeCapture:
-        kept = batch.uniform or any(one.wants(Signal.PATCHES) or one.due for one in batch.sequences)
-        return DecodeCapture(self.spans[batch.rows], self.sources[batch.rows], kept, self.pool.mllm.ranks)
+        counts = self._counts(batch) if self.pool.counts_within else None
+        return DecodeCapture(self.spans[batch.rows], counts, self.pool.mllm.ranks)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if not isinstance(hook, DecodeCapture):
             return
-        rows = batch.rows
-        if Signal.SPANS in batch.signals:
-            self.sums[rows].addcmul_(hook.sums, batch.active)
-        if Signal.DECAY in batch.signals:
-            self.decay.index_put_(batch.written, hook.shares)
-        if hook.means is None:
-            return
-        if Signal.PATCHES in batch.signals:
-            self.patches[rows, :, : batch.columns].addcmul_(hook.means, batch.active)
+        if not self.pool.counts_within:
+            layers = [*hook.means.unbind(1)]
+            count_attention(layers, self.spans[batch.rows], batch.positions, *self._counts(batch))
         for sequence in batch.sequences:
             if sequence.due:
                 sequence.captured[NAME].map = hook.means[sequence.slot, -self.pool.mllm.focus_layers :].mean(0)
+
+    def _counts(self, batch: DecodeBatch) -> DecodeCounts:
+        rows = batch.rows
+        own = (self.counted, self.sums, self.decay, self.patches)
+        return DecodeCounts(self.sources[rows], batch.active, *[tensor[rows] for tensor in own])
 
     def take(self, sequence: Sequence) -> Attention | None:
         captured: PromptAttention | None = sequence.captured.get(NAME)

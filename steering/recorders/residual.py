@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill, sent
-from steering.loops.stream import measures_of, stream_looks
+from steering.loops.counts import NEVER
+from steering.loops.stream import add_stream, count_stream, measures_of, stream_looks
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
@@ -36,23 +37,34 @@ NAMES = (
 |h_out - h_in| (L2 norms); D of Think; the share of the FFN's gates whose pre-activation is above 0."""
 
 
+class ResidualCounts(NamedTuple):
+    """What a decode's residual stream is counted in, as `loops.stream.count_stream` takes it."""
+
+    decoded: torch.Tensor
+    active: torch.Tensor
+    counted: torch.Tensor
+    sums: torch.Tensor
+    neurons: torch.Tensor
+    totals: torch.Tensor
+
+
 class ResidualRows(LayerHook):
     """The residual stream of one forward pass, reduced layer by layer.
 
     weights: (rows, n), 1 on the queries that are summed, or (rows, 1) where only the `last` one (rows,) of each row is
-    looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept. wanted: (rows,),
-    0 of rows that nobody looks at, None where all are. Once settled, `measured` (rows, layers, readouts) are the sums over
-    the wanted queries in the order of `NAMES`, NaN where a model has no such gates; `states` (rows, layers, d), float32,
-    the residual stream after each layer at each row's last query, interventions included; `activations` (rows, layers,
-    width), 0 behind a layer's last one, None of a prompt and without gates.
+    looked at. `last` is None in a decode, whose rows have one query and whose FFN activations are kept. counts: what a
+    decode is counted in; None where that is done behind the pass. Once settled, where nothing is counted, `measured`
+    (rows, layers, readouts) are the sums over these queries in the order of `NAMES`, NaN where a model has no such gates;
+    `states` (rows, layers, d), float32, the residual stream after each layer at each row's last query, interventions
+    included; `activations` (rows, layers, width), 0 behind a layer's last one.
     """
 
     measured: torch.Tensor
     states: torch.Tensor
-    activations: torch.Tensor | None = None
+    activations: torch.Tensor
 
-    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None, wanted: torch.Tensor | None = None):
-        self._weights, self._last, self._wanted = weights, last, wanted
+    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None, counts: ResidualCounts | None = None):
+        self._weights, self._last, self._counts = weights, last, counts
         self._layers: list[list[torch.Tensor]] = []  # of each the stream, what it hands on, gates, activations
         self._measured: list[torch.Tensor] = []  # of each, where all queries are summed
 
@@ -72,16 +84,17 @@ class ResidualRows(LayerHook):
             return values[:, -1:].contiguous()
         return values[torch.arange(values.shape[0], device=values.device), self._last.to(values.device)][:, None]
 
-    def settle(self) -> None:
+    def settle(self, positions: torch.Tensor | None) -> None:
         layers, whole, self._layers, self._measured = self._layers, self._measured, [], []
-        wanted = torch.ones_like(self._weights[:, 0]) if self._wanted is None else self._wanted
         streams = [stream for layer in layers for stream in layer[:4]]
         states, gates, fired = ([layer[at] for layer in layers] for at in (4, 5, 6))
-        measured, self.states, activations = stream_looks(streams, states, gates, fired, wanted)
+        if self._counts is not None and positions is not None:
+            count_stream(streams, states, gates, fired, positions, *self._counts)
+            return
+        measured, self.states, self.activations = stream_looks(streams, states, gates, fired)
         measured = torch.stack(whole, 2) if whole else measured[:, None]  # (rows, n, layers, readouts)
         # What is not wanted may be padding, whose cosines are nothing.
         self.measured = torch.where(self._weights[..., None, None] > 0, measured, 0.0).sum(1)
-        self.activations = activations if activations.shape[2] else None
 
 
 @dataclass(frozen=True)
@@ -100,8 +113,8 @@ class ResidualRecorder(Slots):
 
     sums: (slots, layers, readouts), over the rows that were asked for. neurons: (slots, layers, width), FFN activations
     summed over the generated tokens that were fed. states: (slots, 2, layers, d), the stream summed over the rows that
-    generated a token, and at the latest of them. decoded: (slots, 1), 1 where rows of generated tokens are summed. looked:
-    (slots,), 1 where anything is.
+    generated a token, and at the latest of them. decoded: (slots, 1), 1 where rows of generated tokens are summed. counted:
+    (slots,), the last column of each that is in these.
     """
 
     measured: ClassVar[tuple[str, ...]] = ("sums", "states")
@@ -115,12 +128,12 @@ class ResidualRecorder(Slots):
         self.neurons = torch.zeros(slots, layers, max(pool.mllm.ffn_widths), device=device)
         self.states = torch.zeros(slots, 2, layers, pool.mllm.hidden_size, device=device)
         self.decoded = torch.zeros(slots, 1, device=device)
-        self.looked = torch.zeros(slots, device=device)
+        self.counted = torch.full((slots,), NEVER, device=device)
 
     def place(self, sequence: Sequence) -> None:
         diagnose, slot = sequence.spec.diagnose, sequence.slot
         self.decoded[slot] = 0.0
-        fill(self.looked, slot, diagnose is not None and _wanted(sequence))
+        fill(self.counted, slot, -1 if _wanted(sequence) else NEVER)
         if diagnose is None or not _wanted(sequence):
             return
         self.sums[slot] = self.neurons[slot] = self.states[slot] = 0.0
@@ -167,17 +180,17 @@ class ResidualRecorder(Slots):
         return "never" if whole else self.compiled
 
     def decode(self, batch: DecodeBatch) -> ResidualRows:
-        return ResidualRows(self.decoded[batch.rows], wanted=self.looked[batch.rows])
+        counts = self._counts(batch) if self.pool.counts_within else None
+        return ResidualRows(self.decoded[batch.rows], counts=counts)
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
-        if not isinstance(hook, ResidualRows):
-            return
+        if isinstance(hook, ResidualRows) and not self.pool.counts_within:
+            add_stream(hook.measured, hook.states, hook.activations, batch.positions, *self._counts(batch))
+
+    def _counts(self, batch: DecodeBatch) -> ResidualCounts:
         rows = batch.rows
-        self.sums[rows].addcmul_(hook.measured, batch.active)
-        if hook.activations is not None:
-            self.neurons[rows].addcmul_(hook.activations, batch.active)
-        self.states[rows, 0].addcmul_(hook.states, batch.active)
-        self.states[rows, 1].lerp_(hook.states, batch.active)
+        own = (self.counted, self.sums, self.neurons, self.states)
+        return ResidualCounts(self.decoded[rows], batch.active, *[tensor[rows] for tensor in own])
 
     def take(self, sequence: Sequence) -> Residual | None:
         if not _wanted(sequence):

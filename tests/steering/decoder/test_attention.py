@@ -75,21 +75,17 @@ def test_decode_of_ragged_rows(
     positions = torch.tensor([3, 19, 0, 11])
     query, key, value = (random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
     spans = (random(SLOTS, LENGTH, 7, seed=3) > 0).float()
-    sources = (random(4, 7, 3, seed=4) > 0).float()
-    capture = DecodeCapture(spans[:4], sources, kept=False)
+    capture = DecodeCapture(spans[:4], None)
     step = Decode(pool, positions, columns, Hooks.of([capture if captured else None]), fused=fused)
     output = step.attend(Heads(0, SCALING, window, softcap), query, key, value, None)
-    step.hooks.settle()
+    step.hooks.settle(positions)
     assert output.shape == query.shape
     for row, position in enumerate(positions.tolist()):
         keys[row, :, position], values[row, :, position] = key[row, :, 0], value[row, :, 0]
         expected, weights = by_definition(query[row, :, 0], keys[row], values[row], position, window, softcap)
         torch.testing.assert_close(output[row, :, 0], expected, rtol=1e-5, atol=1e-6)
         if captured:
-            sums = weights.mean(0) @ spans[row]
-            torch.testing.assert_close(capture.sums[row, 0], sums, rtol=1e-5, atol=1e-6)
-            shares = sums @ sources[row] / (sums @ sources[row]).sum()
-            torch.testing.assert_close(capture.shares[row, 0], shares, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(capture.means[row, 0], weights.mean(0)[:columns], rtol=1e-5, atol=1e-6)
     # One column a row was written, and nothing else.
     for ours, theirs in zip(pool.layer(0, nothing(), nothing()), (keys, values), strict=True):
         assert torch.equal(ours, theirs)
@@ -247,7 +243,7 @@ def test_prefill_captures_the_chosen_rows_by_group(mask_kind: str, piece: int, m
     capture = PrefillCapture(spans, rows, groups, None, by_patch=True, maps_from=None, at_once=piece == 128)
     step = Prefill(KVPool(2, LENGTH), slice(0, 2), hooks=Hooks.of([capture]))
     step.attend(Heads(0, SCALING, window if mask_kind != "none" else None, None), query, key, value, mask)
-    step.hooks.settle()
+    step.hooks.settle(None)
     assert capture.patches is not None
     for prompt, groups in enumerate(([[1, 4], [9]], [[2, 3, 5], [8]])):
         for group, members in enumerate(groups):

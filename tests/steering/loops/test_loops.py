@@ -2,68 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import shlex
 import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.cpp_extension import library_paths
 
-from steering.compiled.building import LOOPS, build_loops
-from steering.compiled.library import _address, _capsule, _handles
 from steering.loops import attention, linear, looks, stream
+from tests.steering.loops.conftest import COMPILER, Loops
 
-COMPILER = shlex.split(os.environ.get("CXX", "g++"))
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
 TOLERANCE = 2e-6
 """By a sum of one number; whatever the dtype, what is read is exact and sums are float32."""
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-class Loops:
-    """The library's functions, called as a compiled step calls them."""
-
-    def __init__(self, folder: Path, threads: int):
-        build_loops(threads, folder)
-        path, linked = folder / "loops.so", [f"-L{one}" for one in library_paths()]
-        whole = ["-Wl,--whole-archive", str(folder / f"lib{LOOPS}.a"), "-Wl,--no-whole-archive"]
-        openmp = [] if threads == 1 else ["-fopenmp"]
-        subprocess.run(
-            [*COMPILER, "-shared", "-o", str(path), *whole, *linked, "-ltorch_cpu", "-lc10", *openmp], check=True
-        )
-        self._library = ctypes.CDLL(str(path))
-
-    def __call__(self, name: str, *given: Any) -> Any:
-        """What a loop makes; RuntimeError where it refuses."""
-        schema = getattr(torch.ops.helmsight, name).default._schema
-        tensors = [one for value in given for one in (value if isinstance(value, list) else [value])]
-        tensors = [one for one in tensors if isinstance(one, torch.Tensor)]
-        handles = iter([_address(one, None) for one in _handles.unsafe_alloc_void_ptrs_from_tensors(tensors)])
-        passed: list[Any] = []
-        for value, declared in zip(given, schema.arguments, strict=True):
-            kind = str(declared.type)
-            if isinstance(value, list):
-                passed += [(ctypes.c_void_p * len(value))(*[next(handles) for _ in value]), ctypes.c_int64(len(value))]
-            elif isinstance(value, torch.Tensor):
-                own = ctypes.c_void_p(next(handles))
-                passed.append(ctypes.byref(own) if kind.startswith("Optional") else own)
-            else:
-                passed.append({"int": ctypes.c_int64, "float": ctypes.c_double}.get(kind, lambda none: none)(value))
-        made = [ctypes.c_void_p() for _ in schema.returns]
-        if self._library[f"aoti_torch_cpu_{name}"](*passed, *map(ctypes.byref, made)):
-            raise RuntimeError("it refused")
-        out = _handles.alloc_tensors_by_stealing_from_void_ptrs([_capsule(one, None, None) for one in made])
-        return out[0] if len(out) == 1 else tuple(out)
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["one thread", "two threads"])
-def loops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loops:
-    return Loops(tmp_path_factory.mktemp("loops"), request.param)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -193,20 +144,6 @@ def test_values_of_another_width_than_keys(loops: Loops) -> None:
     close(loops("read_attention", query, key, value, positions, None, 0.2, 0, 0.0, 20)[0], expected)
 
 
-@pytest.mark.parametrize(
-    ("rows", "layers", "columns", "spans"), [(1, 1, 1, 1), (3, 4, 37, 11), (2, 2, 64, 20), (1, 2, 5, 33)]
-)
-def test_looks_at_attention(loops: Loops, rows: int, layers: int, columns: int, spans: int) -> None:
-    random = torch.Generator().manual_seed(0)
-    given = [torch.rand(rows, columns, generator=random).softmax(-1) for _ in range(layers)]
-    for length in (columns, columns + 5):
-        table = (torch.rand(rows, length, spans, generator=random) > 0.5).float()
-        exact = torch.stack(given, 1).double()
-        for means, sums in (loops("attention_looks", given, table), looks.attention_looks(given, table)):
-            close(means, exact)
-            close(sums, exact @ table[:, :columns].double())
-
-
 def test_see(loops: Loops) -> None:
     """Each row another reading and other settings, one without an image in sight, one that did not ask."""
     random = torch.Generator().manual_seed(0)
@@ -284,9 +221,7 @@ def test_the_residual_stream(
     widths = [gates, 0, gates - 2 if gates else 0]
     opened = [torch.randn(rows, 1, one, generator=random).to(dtype) for one in widths]
     fired = [one[..., : one.shape[2] if activated else 0].exp() for one in opened]
-    wanted = torch.ones(rows)
-    wanted[1:2] = 0.0
-    given = streams, states, opened, fired, wanted
+    given = streams, states, opened, fired
     for found, kept, neurons in (loops("stream_looks", *given), stream.stream_looks(*given)):
         assert neurons.shape == (rows, layers, gates if activated else 0)
         for layer in range(layers):
@@ -305,9 +240,6 @@ def test_the_residual_stream(
                 (gate > 0).double().mean(-1) if widths[layer] else torch.full((rows,), torch.nan).double(),
             ]
             for row in range(rows):
-                if not wanted[row]:
-                    assert not any(one[row].any() for one in (found, kept, neurons))
-                    continue
                 expected = torch.stack([one[row] for one in exact])
                 torch.testing.assert_close(found[row, layer].double(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
                 assert torch.equal(kept[row, layer], states[layer][row, 0].float())
@@ -374,12 +306,10 @@ def test_what_a_loop_is_not_for_is_refused(loops: Loops) -> None:
         ("enhanced_attention", query, pool, pool, at, None, masks[:, :10], settings, moved, 0, 1.0, 0, 0.0, 20),
         ("enhanced_attention", query, pool, pool, at, None, masks, settings[:1], moved, 0, 1.0, 0, 0.0, 20),
         ("enhanced_attention", query, pool, pool, at, None, masks, settings, moved, 3, 1.0, 0, 0.0, 20),
-        ("attention_looks", [torch.rand(2, 20).double()], torch.ones(2, 20, 4)),
-        ("attention_looks", [torch.rand(2, 20)], torch.ones(2, 10, 4)),
         ("damping", update.double(), update.double(), gamma, torch.ones(2, 3), 0, 1),
         ("damping", update, update, gamma, torch.ones(2, 3), 3, 1),
-        ("stream_looks", [update] * 3, [update], [update], [update], gamma),
-        ("stream_looks", [update] * 8, [update] * 2, [update], [update], gamma),
+        ("stream_looks", [update] * 3, [update], [update], [update]),
+        ("stream_looks", [update] * 8, [update] * 2, [update], [update]),
     ]
     for name, *given in refused:
         with pytest.raises(RuntimeError, match="refused"):

@@ -236,8 +236,8 @@ def test_attention_that_is_read_wrongly_is_refused(
     model = steering.load(families.checkpoint("qwen2_vl", root), dtype=dtype, device="cpu")
     real = PrefillCapture.settle
 
-    def settle(self: PrefillCapture) -> None:
-        real(self)
+    def settle(self: PrefillCapture, positions: torch.Tensor | None) -> None:
+        real(self, positions)
         if self.last_sums is not None:
             self.last_sums *= 1.5
 
