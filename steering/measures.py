@@ -17,9 +17,14 @@ def activation_maps(states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     return (head.float() @ states.float().T).relu()
 
 
-def known(values: torch.Tensor) -> list[float | None]:
-    """values: (n,); None where a number does not exist, which is NaN."""
-    return [None if math.isnan(value) else value for value in values.tolist()]
+def known(values: torch.Tensor) -> list[Any]:
+    """values: (n, ...), as lists; None where a number does not exist, which is NaN."""
+    found: list[Any] = values.tolist()
+    return _without_nan(found) if bool(values.isnan().any()) else found
+
+
+def _without_nan(found: list[Any]) -> list[Any]:
+    return [_without_nan(one) if isinstance(one, list) else None if math.isnan(one) else one for one in found]
 
 
 def mean(values: Sequence[float | None]) -> float | None:

@@ -196,6 +196,16 @@ class FinishedAnswer:
     def tilings(self) -> Sequence[Tiling | None]:
         return self.around.tilings or [None] * len(self.images)
 
+    @cached_property
+    def _said(self) -> dict[str, Any]:
+        return {}
+
+    def said(self, name: str) -> Any:
+        """What a readout says of it, which others may rest on: it is read once."""
+        if name not in self._said:
+            self._said[name] = REGISTRY[name].read(self)
+        return self._said[name]
+
 
 class Readout(ABC):
     """One key of the envelope beside an answer; one that is `part_of` another is said by that, and never read. `cheap`

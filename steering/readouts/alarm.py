@@ -62,7 +62,7 @@ class AlarmReadout(Readout):
             return {"alarm": None, "score": None, "threshold": None, "numbers": None, "calibration": None}
         found: dict[str, Any] = {}
         for name in READ:
-            said = REGISTRY[name].read(answer)
+            said = answer.said(name)
             found |= {} if said is None else REGISTRY[name].summary(said)
         score = alarm.score(found)
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from steering.measures import known
@@ -17,12 +18,12 @@ BY_LAYER = "decay_layers"
 
 def slope(values: torch.Tensor) -> float | None:
     """The slope of the least-squares line through values (steps,) against their number; None for fewer than two."""
-    steps = torch.arange(len(values), dtype=torch.float64)[values.isfinite()]
-    known = values[values.isfinite()].double()
-    if len(known) < 2:
+    numbers = values.double().numpy()  # whose small operations take a tenth of torch's
+    (steps,) = np.isfinite(numbers).nonzero()
+    if len(steps) < 2:
         return None
-    steps = steps - steps.mean()
-    return float((steps * (known - known.mean())).sum() / (steps * steps).sum())
+    apart = steps - steps.mean()
+    return float(apart @ (numbers[steps] - numbers[steps].mean()) / (apart @ apart))
 
 
 class DecayReadout(Readout):
@@ -43,12 +44,11 @@ class DecayReadout(Readout):
         taken: Attention = answer.taken[NAME]
         shares = taken.decay  # (steps, layers, 3)
         mean = shares.nanmean(1)
-        out: dict[str, Any] = {name: known(values) for name, values in zip(PARTS, mean.T, strict=True)}
+        out: dict[str, Any] = dict(zip(PARTS, known(mean.T), strict=True))
         out["spans"] = answer.options.spans
         out["slope"] = slope(mean[:, 0]) if answer.images else None
         if BY_LAYER in answer.options.include:
-            by_layer = zip(PARTS, shares.permute(2, 0, 1), strict=True)
-            out["by_layer"] = {name: [known(step) for step in values] for name, values in by_layer}
+            out["by_layer"] = dict(zip(PARTS, known(shares.permute(2, 0, 1)), strict=True))
         return out
 
     def summary(self, said: Any) -> dict[str, Scalar]:
