@@ -24,38 +24,55 @@ class PictureTurns:
 
     def __init__(self, at_once: int, most: int = 64, longest: float | None = None):
         self._at_once, self._most, self._longest = at_once, most, longest
-        self._changed = threading.Condition()
-        self._waiting: dict[str, deque[object]] = {}  # the next group first
+        self._lock = threading.Lock()
+        self._waiting: dict[str, deque[threading.Event]] = {}  # the next group first; each is told, and nobody else
         self._at_work = 0
         self._seconds = 0.0
 
     @contextmanager
     def turn(self, group: str = "", check: Callable[[], object] = lambda: None) -> Iterator[None]:
         """Within, it is a group's turn. `check` raises where who waits need wait no longer; Busy where too many do."""
-        ticket = object()
-        with self._changed:
+        called = threading.Event()
+        with self._lock:
             self._refuse(group)
-            self._waiting.setdefault(group, deque()).append(ticket)
-            try:
-                while self._at_work >= self._at_once or next(iter(self._waiting.values()))[0] is not ticket:
-                    self._changed.wait(LOOK)
-                    check()
-                self._at_work += 1
-            finally:
-                queue = self._waiting.pop(group)
-                queue.remove(ticket)
-                if queue:
-                    self._waiting[group] = queue  # behind the others
-                self._changed.notify_all()
+            self._waiting.setdefault(group, deque()).append(called)
+            self._call()
+        try:
+            while not called.wait(LOOK):
+                check()
+        except BaseException:
+            with self._lock:
+                if called.is_set():
+                    self._at_work -= 1
+                else:
+                    self._remove(group, called)
+                self._call()
+            raise
         began = time.monotonic()
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._at_work -= 1
                 took = time.monotonic() - began
                 self._seconds += _WEIGHT * (took - self._seconds) if self._seconds else took
-                self._changed.notify_all()
+                self._call()
+
+    def _call(self) -> None:
+        """Have those begin whose turn it is."""
+        while self._waiting and self._at_work < self._at_once:
+            group = next(iter(self._waiting))
+            called = self._waiting[group][0]
+            self._remove(group, called)
+            self._at_work += 1
+            called.set()
+
+    def _remove(self, group: str, called: threading.Event) -> None:
+        """Take one out of those who wait; its group's next one is behind the other groups'."""
+        queue = self._waiting.pop(group)
+        queue.remove(called)
+        if queue:
+            self._waiting[group] = queue
 
     def _refuse(self, group: str) -> None:
         """Raise Busy where one more of a group may not wait."""

@@ -13,8 +13,10 @@ TELLING = 128
 GAIN = 0.5
 """Of the way to what a step says would fit, how much the next one goes; and at most half or twice as many tokens."""
 CROWDED = 4.0
-"""Times as much is taken in, at least, where more wait than run: of a step three times as long as one without prompts these
-have a third, the rest is the pass and the others' tokens; of one nine times as long they have three quarters."""
+"""Times as much is taken in where many wait: of a step three times as long as one without prompts these have a third, the
+rest is the pass and the others' tokens; of one nine times as long they have three quarters."""
+_SOON = 4
+"""Of so many that run, one that waits, and another one, bring that about."""
 TOGETHER = 1.5
 """Times as long as a step with a part of a prompt one may be with whole ones: each of them runs no step more."""
 _DRIFT, _FIRST_DRIFT = 0.02, 0.5
@@ -65,9 +67,9 @@ class Fit:
 class Pace:
     """Bounds what a step takes in that running answers share, so that it takes `stall` times as long as one without, and
     `TOGETHER` times that where prompts come in whole; and the pictures, to as many as are encoded in what that
-    leaves beside two passes, but one in any case. Where more wait than run, it is as many times more of all, and at
-    least `CROWDED`: by little and little they would hold up more answers than they spare. `most` tokens are taken where
-    nobody runs.
+    leaves beside two passes, but one in any case. Where many wait, it is more of all, by little and little they would hold
+    up more answers than they spare: up to `CROWDED` times as much, which a quarter as many as run and one more bring about,
+    and as many times as more wait than run. `most` tokens are taken where nobody runs.
     Raises ValueError unless `stall` is above 2.
     """
 
@@ -105,7 +107,7 @@ class Pace:
         """What the next step may take in, where so many run, and so many wait for whom there are slots."""
         if not running:
             return Room(self._most)
-        crowd = max(CROWDED, waiting / running) if waiting > running else 1.0
+        crowd = max(1.0, waiting / running, min(CROWDED, CROWDED * _SOON * (waiting - 1) / running))
         pictures = int((self._stall * TOGETHER - 2) * self._decode / self._picture * crowd) if self._picture else 1
         fitting = (fit.tokens(self._first, self._most) for fit in (self._alone, self._together))
         tokens, together = (min(self._most, round(one * crowd)) for one in fitting)

@@ -8,10 +8,14 @@
 
 namespace {
 
+// Rows that are taken at once where all are, and a part of more; and how many blocks of each. Their sums are in registers, of
+// which a processor with vectors of this width has 32: the more of them, the less is loaded for each.
 #if defined(__AVX512F__)
-constexpr int MOST = 12;  // sums in registers, of which a processor has 32 as wide as a vector
+constexpr int MOST = 10, PART = 6;
+constexpr int blocks_of(int rows) { return rows > PART ? 2 : rows > 1 ? 4 : 6; }
 #else
-constexpr int MOST = 5;
+constexpr int MOST = 5, PART = 5;
+constexpr int blocks_of(int rows) { return rows > 1 ? 1 : 2; }
 #endif
 
 // states: (rows, width), with a stride. weights: (blocks, width, 16). sums: (rows, blocks).
@@ -19,8 +23,11 @@ template <int rows, int blocks>
 void products(const float* states, int64_t stride, const float* weights, int64_t width, floats (&sums)[rows][blocks]) {
   for (int64_t at = 0; at < width; at++) {
     floats read[blocks];
+#pragma GCC unroll 16
     for (int block = 0; block < blocks; block++) read[block] = load(weights + (block * width + at) * WIDTH);
+#pragma GCC unroll 16
     for (int row = 0; row < rows; row++)
+#pragma GCC unroll 16
       for (int block = 0; block < blocks; block++) sums[row][block] += read[block] * states[row * stride + at];
   }
 }
@@ -32,7 +39,7 @@ struct Layer {
 
   // Some rows, from one on, of some blocks.
   template <int rows, int blocks>
-  void part(int64_t row, int64_t block) const {
+  [[gnu::noinline]] void part(int64_t row, int64_t block) const {
     floats sums[rows][blocks];
     for (int one = 0; one < blocks; one++) {
       const int64_t first = (block + one) * WIDTH, some = outputs - first;
@@ -49,10 +56,10 @@ struct Layer {
     }
   }
 
-  // So many rows of some blocks; as many blocks at a time as leave registers, so that no sum waits for itself.
+  // So many rows of some blocks.
   template <int rows>
   void of_blocks(int64_t row, int64_t first, int64_t end) const {
-    constexpr int together = rows >= MOST / 2 ? 1 : rows >= MOST / 3 ? 2 : rows > 1 ? MOST / 3 : MOST / 2;
+    constexpr int together = blocks_of(rows);
     int64_t block = first;
     for (; block + together <= end; block += together) part<rows, together>(row, block);
     for (; block < end; block++) part<rows, 1>(row, block);
@@ -68,12 +75,12 @@ struct Layer {
 
   void run() const {
     const int64_t blocks = (outputs + WIDTH - 1) / WIDTH, share = (blocks + THREADS - 1) / THREADS;
-    // Blocks that stay in the first cache together, where all rows are not taken at once.
-    const int64_t near = rows <= MOST ? share : 1;
+    // Blocks that stay in a cache together, where all rows are not taken at once.
+    const int64_t near = rows <= MOST ? share : blocks_of(PART);
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
     for (int64_t first = 0; first < blocks; first += near) {
       const int64_t end = first + near < blocks ? first + near : blocks;
-      const int64_t parts = (rows + MOST - 1) / MOST;
+      const int64_t parts = rows <= MOST ? 1 : (rows + PART - 1) / PART;
       for (int64_t part = 0; part < parts; part++) {  // of about the same size
         const int64_t row = rows * part / parts;
         some_rows(rows * (part + 1) / parts - row, row, first, end);

@@ -51,17 +51,17 @@ class Layout:
     def count(self, span: int) -> int:
         return int((self.spans == span).sum())
 
-    @property
+    @cached_property
     def image_columns(self) -> torch.Tensor:
         """Positions (image tokens,) of the images' tokens, image by image."""
         return torch.cat([torch.zeros(0, dtype=torch.int64), *(image.columns for image in self.images)])
 
-    @property
+    @cached_property
     def question_rows(self) -> torch.Tensor:
         """Positions (k,) of the question's tokens that can attend to every image; none where it stands before one."""
         return self._behind(self.image_columns)
 
-    @property
+    @cached_property
     def modality_rows(self) -> torch.Tensor:
         """Positions (k,) of the question's tokens that can attend to every image and to all of the text context."""
         return self._behind(torch.cat([self.image_columns, self.columns(CONTEXT)]))

@@ -128,14 +128,14 @@ def test_before_anything_is_known_a_step_takes_little() -> None:
         Pace(2.0, 1024)
 
 
-def test_where_more_wait_than_run_as_many_times_more_come_in() -> None:
+def test_where_many_wait_more_come_in() -> None:
     pace = Pace(4.0, 1024)
     pace.encoded(0.010, 1)
     for _ in range(400):
         pace.step(pace.room(1).together * 0.0005, 0.020, pace.room(1).together or 0, True, prompts=2)
-    few = pace.room(8, 8)
-    assert few == pace.room(8)
-    for running, waiting, times in ((1, 5, 5), (2, 10, 5), (2, 3, CROWDED)):
+    few = pace.room(8, 1)
+    assert few == pace.room(8) == pace.room(64, 5)
+    for running, waiting, times in ((1, 5, 5), (2, 10, 5), (2, 3, CROWDED), (16, 5, CROWDED), (64, 11, 2.5)):
         many = pace.room(running, waiting)
         assert many.tokens == pytest.approx(times * few.tokens, abs=3)
         assert many.together == pytest.approx(min(1024, times * (few.together or 0)), abs=3)
