@@ -18,9 +18,15 @@ SPIN_COUNT = "2000"
 BLOCK_TIME = "0"
 """Milliseconds of Intel's and LLVM's libraries (libiomp5, libomp: torch on Windows, macOS and conda)."""
 
+POLICY = "active"
+"""With which GNU's library spins for half as long, and not for a twentieth, where it has more threads than there are
+processors. It counts those of every thread that ever shared an operation, however long it has been idle, such as the one
+that loaded the model: each decode of a large one would take twice as long."""
+
 _SETTINGS = (
     ("GOMP_SPINCOUNT", SPIN_COUNT, ("OMP_WAIT_POLICY",)),
     ("KMP_BLOCKTIME", BLOCK_TIME, ("OMP_WAIT_POLICY", "KMP_LIBRARY")),
+    ("OMP_WAIT_POLICY", POLICY, ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")),
 )
 """(variable, value, variables that say the same thing in other words)."""
 
@@ -33,6 +39,7 @@ def set_wait_policy(environ: MutableMapping[str, str] = os.environ) -> None:
 
     Without effect in a process that has loaded torch, whose children still get it.
     """
+    given = set(environ)
     for name, value, others in _SETTINGS:
-        if not any(other in environ for other in (name, *others)):
+        if given.isdisjoint((name, *others)):
             environ[name] = value

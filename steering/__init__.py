@@ -2,9 +2,9 @@
 
 Usable alone, without a server: `load` a model, make an `Engine`, `generate` answers to `Request`s.
 
-On a CPU that other programs use too, set GOMP_SPINCOUNT=2000 (torch with GNU's OpenMP, as on Linux) or KMP_BLOCKTIME=0 (with
-Intel's or LLVM's) in the environment before torch is imported, as `helmsight` does: OpenMP's threads spin while they wait
-for each other, and take the time from the very thread that they wait for.
+On a CPU that other programs use too, set GOMP_SPINCOUNT=2000 and OMP_WAIT_POLICY=active (torch with GNU's OpenMP, as on
+Linux) or KMP_BLOCKTIME=0 (with Intel's or LLVM's) in the environment before torch is imported, as `helmsight` does: OpenMP's
+threads spin while they wait for each other, and take the time from the very thread that they wait for.
 """
 
 from steering.auto.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, decide, find, measure

@@ -161,9 +161,8 @@ def threads(settings: Settings) -> Iterator[Finding]:
 def openmp(environ: Mapping[str, str]) -> Finding:
     """Whether OpenMP's threads sleep soon where they wait."""
     said = ", ".join(f"{name}={environ[name]}" for name in (*VARIABLES, "OMP_NUM_THREADS") if name in environ)
-    spinning = (
-        environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE" or "INFINIT" in environ.get("GOMP_SPINCOUNT", "").upper()
-    )
+    count = environ.get("GOMP_SPINCOUNT", "infinity" if environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE" else "")
+    spinning = "INFINIT" in count.upper()
     advice = "unset it: threads that spin take the time from those that they wait for"
     return Finding("openmp", "warning" if spinning else "ok", said or "nothing set", advice if spinning else None)
 

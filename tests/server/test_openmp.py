@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from server.openmp import BLOCK_TIME, SPIN_COUNT, VARIABLES, set_wait_policy
+from server.openmp import BLOCK_TIME, POLICY, SPIN_COUNT, VARIABLES, set_wait_policy
 
 ROOT = Path(__file__).parents[2]
-SET = {"GOMP_SPINCOUNT": SPIN_COUNT, "KMP_BLOCKTIME": BLOCK_TIME}
+SET = {"GOMP_SPINCOUNT": SPIN_COUNT, "KMP_BLOCKTIME": BLOCK_TIME, "OMP_WAIT_POLICY": POLICY}
 
 IMPOSTOR = """
 import json, os, sys
@@ -90,3 +90,4 @@ def test_the_library_that_torch_loads_takes_it() -> None:
     if "GOMP_SPINCOUNT" not in told:
         pytest.skip("torch is built with another OpenMP than GNU's")
     assert f"GOMP_SPINCOUNT = '{SPIN_COUNT}'" in told
+    assert "OMP_WAIT_POLICY = 'ACTIVE'" in told

@@ -20,6 +20,7 @@ from server.commands import findings
 from server.journal.database import Place, open_database
 from server.journal.schema import VERSION_TABLE
 from server.keys.named import new_key, write
+from server.openmp import set_wait_policy
 from server.process import resources
 from tests.server.fakes import checkpoint
 from tests.server.journal.journals import put, row
@@ -139,6 +140,9 @@ def test_more_threads_than_processors_are_warned_of(look: Look, monkeypatch: pyt
 def test_threads_that_spin_are_warned_of(name: str) -> None:
     assert findings.openmp({name: {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "infinity"}[name]}).state == "warning"
     assert findings.openmp({name: "7"}).state == "ok"
+    environ: dict[str, str] = {}
+    set_wait_policy(environ)
+    assert findings.openmp(environ).state == "ok"
 
 
 def test_a_journal_is_counted_and_left_as_it_is(look: Look, place: str) -> None:
