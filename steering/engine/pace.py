@@ -12,9 +12,9 @@ TELLING = 128
 """Prompt tokens of a step without running answers that tell what one takes."""
 GAIN = 0.5
 """Of the way to what a step says would fit, how much the next one goes; and at most half or twice as many tokens."""
-CROWDED = 4.0
+CROWDED = 6.0
 """Times as much is taken in where many wait: of a step three times as long as one without prompts these have a third, the
-rest is the pass and the others' tokens; of one nine times as long they have three quarters."""
+rest is the pass and the others' tokens; of one thirteen times as long they have five sixths."""
 _SOON = 4
 """Of so many that run, one that waits, and another one, bring that about."""
 TOGETHER = 1.5
