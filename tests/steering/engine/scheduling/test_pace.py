@@ -134,7 +134,7 @@ def test_where_many_wait_more_come_in() -> None:
     for _ in range(400):
         pace.step(pace.room(1).together * 0.0005, 0.020, pace.room(1).together or 0, True, prompts=2)
     few = pace.room(8, 1)
-    assert few == pace.room(8) == pace.room(64, 5)
+    assert few == pace.room(8) == pace.room(64, 3)
     for running, waiting, times in ((1, 9, 9), (2, 20, 10), (2, 3, CROWDED), (16, 5, CROWDED), (64, 11, 3.75)):
         many = pace.room(running, waiting)
         assert many.tokens == pytest.approx(times * few.tokens, abs=3)
@@ -146,7 +146,7 @@ def test_where_many_wait_more_come_in() -> None:
 
 def test_what_a_step_for_a_crowd_takes_says_what_one_for_few_may_take() -> None:
     """Where a token takes .1 ms and a pass nothing beside, all steps say the same."""
-    few, crowd = steered(Pace(3.0, 1024), 0.010, 0.0, 0.0001), Pace(3.0, 1024)
+    few, crowd = steered(Pace(3.0, 4096), 0.010, 0.0, 0.0001), Pace(3.0, 4096)
     crowd.step(0.0, 0.010, 0, running=True)
     for _ in range(40):
         room = crowd.room(1, 4)
