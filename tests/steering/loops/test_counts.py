@@ -11,7 +11,10 @@ import torch
 from steering.loops import counts, stream
 from tests.steering.loops.conftest import COMPILER, Loops
 
-pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
+pytestmark = [
+    pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler"),
+    pytest.mark.parametrize("loops", [2], indirect=True, ids=["two threads"]),
+]
 POSITIONS = torch.tensor([9, 4, 0, 7, 10])
 ACTIVE = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])[:, None, None]
 COUNTED = torch.tensor([8, 4, -1, 3, counts.NEVER])
