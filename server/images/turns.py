@@ -37,25 +37,21 @@ class PictureTurns:
             self._refuse(group)
             self._waiting.setdefault(group, deque()).append(called)
             self._call()
+        began = None
         try:
             while not called.wait(LOOK):
                 check()
-        except BaseException:
+            began = time.monotonic()
+            yield
+        finally:
             with self._lock:
                 if called.is_set():
                     self._at_work -= 1
                 else:
                     self._remove(group, called)
-                self._call()
-            raise
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._at_work -= 1
-                took = time.monotonic() - began
-                self._seconds += _WEIGHT * (took - self._seconds) if self._seconds else took
+                if began is not None:
+                    took = time.monotonic() - began
+                    self._seconds += _WEIGHT * (took - self._seconds) if self._seconds else took
                 self._call()
 
     def _call(self) -> None:

@@ -16,7 +16,7 @@ CROWDED = 6.0
 """Times as much is taken in where many wait: of a step three times as long as one without prompts these have a third, the
 rest is the pass and the others' tokens; of one thirteen times as long they have five sixths."""
 _SOON = 4
-"""Of so many that run, one that waits, and another one, bring that about."""
+"""So many who run for each who waits, beyond the first, are not too many for that."""
 TOGETHER = 1.5
 """Times as long as a step with a part of a prompt one may be with whole ones: each of them runs no step more."""
 _DRIFT, _FIRST_DRIFT = 0.02, 0.5
@@ -107,7 +107,7 @@ class Pace:
         """What the next step may take in, where so many run, and so many wait for whom there are slots."""
         if not running:
             return Room(self._most)
-        crowd = max(1.0, waiting / running, min(CROWDED, CROWDED * _SOON * (waiting - 1) / running))
+        crowd = max(1.0, waiting / running, CROWDED * min(1.0, _SOON * (waiting - 1) / running))
         pictures = int((self._stall * TOGETHER - 2) * self._decode / self._picture * crowd) if self._picture else 1
         fitting = (fit.tokens(self._first, self._most) for fit in (self._alone, self._together))
         tokens, together = (min(self._most, round(one * crowd)) for one in fitting)

@@ -31,10 +31,6 @@ void shares(const float* sums, const float* sources, int64_t kinds, float* to) {
   for (int source = 0; source < 3; source++) to[source] = parts[source] / all;
 }
 
-void add(const float* from, int64_t count, float* to) {
-  for (int64_t at = 0; at < count; at++) to[at] += from[at];
-}
-
 }  // namespace
 
 extern "C" AOTITorchError aoti_torch_cpu_count_attention(

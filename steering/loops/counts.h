@@ -4,6 +4,10 @@
 
 #include "tensors.h"
 
+inline void add(const float* from, int64_t count, float* to) {
+  for (int64_t at = 0; at < count; at++) to[at] += from[at];
+}
+
 struct Counting {
   Tensor positions, active, counted;
 

@@ -7,12 +7,25 @@ counted once.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from steering.loops.operators import operator
 
 NEVER = torch.iinfo(torch.int64).max
 """Stands for the last column of a slot of which nothing is counted."""
+
+
+class AttentionCounts(NamedTuple):
+    """What a decode's attention is counted in, as `count_attention` takes it."""
+
+    sources: torch.Tensor
+    active: torch.Tensor
+    counted: torch.Tensor
+    sums: torch.Tensor
+    decay: torch.Tensor
+    patches: torch.Tensor
 
 
 def newly(positions: torch.Tensor, active: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
@@ -51,13 +64,20 @@ def count_attention(
     span. sources: (rows, spans, 3). What is counted: in sums (rows, layers, spans) what was read by span, in decay (rows,
     length, layers, 3), where the row writes, its `source_shares`, in patches (rows, layers, length) what was read by column.
     """
-    stacked, rows = torch.stack(means, 1), torch.arange(len(positions), device=positions.device)
-    new = newly(positions, active, counted)[:, None, None]
-    by_span = stacked @ spans[:, : stacked.shape[2]]
-    sums.add_(torch.where(new, by_span, 0.0))
-    decay[rows, positions] = torch.where(new, source_shares(by_span, sources), decay[rows, positions])
-    patches[:, :, : stacked.shape[2]].add_(torch.where(new, stacked, 0.0))
+    stacked = torch.stack(means, 1)
+    add_attention(stacked, spans, positions, AttentionCounts(sources, active, counted, sums, decay, patches))
     return stacked
+
+
+def add_attention(means: torch.Tensor, spans: torch.Tensor, positions: torch.Tensor, counts: AttentionCounts) -> None:
+    """Count what was read of all layers, (rows, layers, columns), as `count_attention` does."""
+    rows, columns = torch.arange(len(positions), device=positions.device), means.shape[2]
+    new = newly(positions, counts.active, counts.counted)[:, None, None]
+    by_span = means @ spans[:, :columns]
+    counts.sums.add_(torch.where(new, by_span, 0.0))
+    shares = source_shares(by_span, counts.sources)
+    counts.decay[rows, positions] = torch.where(new, shares, counts.decay[rows, positions])
+    counts.patches[:, :, :columns].add_(torch.where(new, means, 0.0))
 
 
 @operator(lambda *_: None, changes=("counted", "sums"))

@@ -202,15 +202,14 @@ extern "C" AOTITorchError aoti_torch_cpu_count_stream(
     float *room = read.room(layer), own[READOUTS];
     if (summing.of()[row] > 0) {
       read.measures(row, layer, room, own);
-      for (int64_t at = 0; at < READOUTS; at++) summed.of()[place * READOUTS + at] += own[at];
+      add(own, READOUTS, summed.of() + place * READOUTS);
     }
     float* total = passed.of(row) + layer * count;
     const float* state = row_of(read.states[layer], row, count, room);
-    for (int64_t at = 0; at < count; at++) total[at] += state[at];
+    add(state, count, total);
     std::copy_n(state, count, total + layers * count);
     const float* fires = row_of(read.activations[layer], row, read.fires(layer), room);
-    float* to = fired.of() + place * fired.sizes[2];
-    for (int64_t at = 0; at < read.fires(layer); at++) to[at] += fires[at];
+    add(fires, read.fires(layer), fired.of() + place * fired.sizes[2]);
   }
   counting.done();
   return AOTI_TORCH_SUCCESS;

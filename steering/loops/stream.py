@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import cosine_similarity, pad
@@ -86,6 +87,17 @@ def stream_looks(
     return measured, stacked, neurons
 
 
+class StreamCounts(NamedTuple):
+    """What a decode's residual stream is counted in, as `count_stream` takes it."""
+
+    decoded: torch.Tensor
+    active: torch.Tensor
+    counted: torch.Tensor
+    sums: torch.Tensor
+    neurons: torch.Tensor
+    totals: torch.Tensor
+
+
 @operator(lambda *_: None, changes=("counted", "sums", "neurons", "totals"))
 def count_stream(
     streams: list[torch.Tensor],
@@ -100,10 +112,11 @@ def count_stream(
     neurons: torch.Tensor,
     totals: torch.Tensor,
 ) -> None:
-    """Count what `stream_looks` says; positions, active and counted as those of `loops.counts`, the others as those of
-    `add_stream`."""
+    """Count what `stream_looks` says: in sums (rows, layers, readouts) what was measured, in the rows that are `decoded`
+    (rows, 1), in neurons (rows, layers, width) the activations, and in totals (rows, 2, layers, d) the states: their sum,
+    and the latest. positions, active, counted: as those of `loops.counts`."""
     found = stream_looks(streams, states, gates, activations)
-    add_stream(*found, positions, decoded, active, counted, sums, neurons, totals)
+    add_stream(*found, positions, StreamCounts(decoded, active, counted, sums, neurons, totals))
 
 
 def add_stream(
@@ -111,17 +124,12 @@ def add_stream(
     states: torch.Tensor,
     activations: torch.Tensor,
     positions: torch.Tensor,
-    decoded: torch.Tensor,
-    active: torch.Tensor,
-    counted: torch.Tensor,
-    sums: torch.Tensor,
-    neurons: torch.Tensor,
-    totals: torch.Tensor,
+    counts: StreamCounts,
 ) -> None:
-    """Count in sums (rows, layers, readouts) what was measured, in the rows that are `decoded` (rows, 1), in neurons (rows,
-    layers, width) the activations, and in totals (rows, 2, layers, d) the states: their sum, and the latest."""
-    new = newly(positions, active, counted)[:, None, None]
-    sums.add_(torch.where(new & (decoded[..., None] > 0), measured, 0.0))
-    neurons[..., : activations.shape[2]].add_(torch.where(new, activations, 0.0))
-    totals[:, 0].add_(torch.where(new, states, 0.0))
-    totals[:, 1].copy_(torch.where(new, states, totals[:, 1]))
+    """Count what `stream_looks` said, as `count_stream` does."""
+    new = newly(positions, counts.active, counts.counted)[:, None, None]
+    counts.sums.add_(torch.where(new & (counts.decoded[..., None] > 0), measured, 0.0))
+    counts.neurons[..., : activations.shape[2]].add_(torch.where(new, activations, 0.0))
+    total, latest = counts.totals.unbind(1)
+    total.add_(torch.where(new, states, 0.0))
+    latest.copy_(torch.where(new, states, latest))

@@ -45,11 +45,11 @@ struct Tensor {
 
 // All tensors of a list, which are this thread's until it asks for the same `list` again; nullptr where one does not fit.
 template <int list = 0, typename Call>
-Tensor* looked_at(const AtenTensorHandle* handles, int64_t count, const Call& fits) {
+Tensor* looked_at(const AtenTensorHandle* handles, int64_t count, const Call& suits) {
   static thread_local std::vector<Tensor> tensors;
   if (static_cast<int64_t>(tensors.size()) < count) tensors.resize(count);
   for (int64_t one = 0; one < count; one++)
-    if (!tensors[one].look(handles[one]) || !fits(tensors[one])) return nullptr;
+    if (!tensors[one].look(handles[one]) || !suits(tensors[one])) return nullptr;
   return count ? tensors.data() : nullptr;
 }
 

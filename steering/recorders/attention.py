@@ -12,7 +12,7 @@ import torch
 from steering.decoder.hooks import Hook, Observer, Weights
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill, sent
-from steering.loops.counts import NEVER, count_attention, source_shares
+from steering.loops.counts import NEVER, AttentionCounts, add_attention, count_attention, source_shares
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
@@ -156,17 +156,6 @@ class PrefillCapture(Observer):
         self._grouped, self._of_last = [], []
 
 
-class DecodeCounts(NamedTuple):
-    """What a decode's attention is counted in, as `loops.counts.count_attention` takes it."""
-
-    sources: torch.Tensor
-    active: torch.Tensor
-    counted: torch.Tensor
-    sums: torch.Tensor
-    decay: torch.Tensor
-    patches: torch.Tensor
-
-
 class DecodeCapture(Observer):
     """Attention of the one query of each row, mean over heads.
 
@@ -176,7 +165,7 @@ class DecodeCapture(Observer):
 
     means: torch.Tensor
 
-    def __init__(self, spans: torch.Tensor, counts: DecodeCounts | None, ranks: Ranks = ALONE):
+    def __init__(self, spans: torch.Tensor, counts: AttentionCounts | None, ranks: Ranks = ALONE):
         self._spans, self._counts, self._ranks = spans, counts, ranks
         self._by_layer: list[torch.Tensor] = []
 
@@ -304,16 +293,15 @@ class AttentionRecorder(Slots):
         if not isinstance(hook, DecodeCapture):
             return
         if not self.pool.counts_within:
-            layers = [*hook.means.unbind(1)]
-            count_attention(layers, self.spans[batch.rows], batch.positions, *self._counts(batch))
+            add_attention(hook.means, self.spans[batch.rows], batch.positions, self._counts(batch))
         for sequence in batch.sequences:
             if sequence.due:
                 sequence.captured[NAME].map = hook.means[sequence.slot, -self.pool.mllm.focus_layers :].mean(0)
 
-    def _counts(self, batch: DecodeBatch) -> DecodeCounts:
+    def _counts(self, batch: DecodeBatch) -> AttentionCounts:
         rows = batch.rows
         own = (self.counted, self.sums, self.decay, self.patches)
-        return DecodeCounts(self.sources[rows], batch.active, *[tensor[rows] for tensor in own])
+        return AttentionCounts(self.sources[rows], batch.active, *[tensor[rows] for tensor in own])
 
     def take(self, sequence: Sequence) -> Attention | None:
         captured: PromptAttention | None = sequence.captured.get(NAME)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 
@@ -16,7 +16,7 @@ from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill, sent
 from steering.loops.counts import NEVER
-from steering.loops.stream import add_stream, count_stream, measures_of, stream_looks
+from steering.loops.stream import StreamCounts, add_stream, count_stream, measures_of, stream_looks
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
@@ -37,17 +37,6 @@ NAMES = (
 |h_out - h_in| (L2 norms); D of Think; the share of the FFN's gates whose pre-activation is above 0."""
 
 
-class ResidualCounts(NamedTuple):
-    """What a decode's residual stream is counted in, as `loops.stream.count_stream` takes it."""
-
-    decoded: torch.Tensor
-    active: torch.Tensor
-    counted: torch.Tensor
-    sums: torch.Tensor
-    neurons: torch.Tensor
-    totals: torch.Tensor
-
-
 class ResidualRows(LayerHook):
     """The residual stream of one forward pass, reduced layer by layer.
 
@@ -63,7 +52,7 @@ class ResidualRows(LayerHook):
     states: torch.Tensor
     activations: torch.Tensor
 
-    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None, counts: ResidualCounts | None = None):
+    def __init__(self, weights: torch.Tensor, last: torch.Tensor | None = None, counts: StreamCounts | None = None):
         self._weights, self._last, self._counts = weights, last, counts
         self._layers: list[list[torch.Tensor]] = []  # of each the stream, what it hands on, gates, activations
         self._measured: list[torch.Tensor] = []  # of each, where all queries are summed
@@ -185,12 +174,12 @@ class ResidualRecorder(Slots):
 
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         if isinstance(hook, ResidualRows) and not self.pool.counts_within:
-            add_stream(hook.measured, hook.states, hook.activations, batch.positions, *self._counts(batch))
+            add_stream(hook.measured, hook.states, hook.activations, batch.positions, self._counts(batch))
 
-    def _counts(self, batch: DecodeBatch) -> ResidualCounts:
+    def _counts(self, batch: DecodeBatch) -> StreamCounts:
         rows = batch.rows
         own = (self.counted, self.sums, self.neurons, self.states)
-        return ResidualCounts(self.decoded[rows], batch.active, *[tensor[rows] for tensor in own])
+        return StreamCounts(self.decoded[rows], batch.active, *[tensor[rows] for tensor in own])
 
     def take(self, sequence: Sequence) -> Residual | None:
         if not _wanted(sequence):
