@@ -15,6 +15,7 @@ BESIDE = ("tests", "benchmarks")
 FLOORS = (
     "loops",
     "decoder",
+    "tower",
     "model",
     "prompt",
     "grammar",

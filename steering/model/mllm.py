@@ -23,8 +23,9 @@ from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
 from steering.model.calibration import Calibration
 from steering.model.embedded import Embedded, Overlay
-from steering.model.geometry import Geometry
 from steering.model.pixels import PixelBounds
+from steering.tower import attention, patches
+from steering.tower.geometry import Geometry
 
 Quantization = Literal["int8"]
 
@@ -96,6 +97,8 @@ class MLLM:
         elif self.devices == (torch.device("cpu"),) and ranks.size == 1:
             packed.prepare(model, self.dtype)
         self.ffn_widths = updates.install(self.layers, ranks)
+        patches.prepare(model)
+        attention.prepare(model.model)
         self.calibration = Calibration.load(path, self.fingerprint, self.num_layers)
         self._geometry = Geometry(model.model)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)

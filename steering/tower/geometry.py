@@ -14,6 +14,7 @@ from torch import nn
 from transformers.exporters.utils import precompute_export_inputs
 
 from steering.devices import sent
+from steering.tower import attention
 
 GRID = "image_grid_thw"
 """By what processors tell how many patches each picture has, (pictures, 3)."""
@@ -49,9 +50,8 @@ class Geometry:
     def on_the_host(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> Iterator[dict[str, Any]]:
         """Further arguments of `get_image_features`, which its vision tower would else compute from the pictures' grid;
         while it runs, its layers read lengths on the CPU. Nothing for towers that pack no pictures."""
-        tower: Any = getattr(self._wrapper, "visual", None)
-        blocks = getattr(tower, "blocks", None)
-        if GRID not in pictures or blocks is None or tower.config._attn_implementation not in ("sdpa", "eager"):
+        tower = attention.packed_tower(self._wrapper)
+        if GRID not in pictures or tower is None or tower.config._attn_implementation not in (attention.NAME, "eager"):
             yield {}  # others compute with lengths
             return
         tensors, there = self._made(tuple(map(tuple, pictures[GRID].tolist())), device)
@@ -61,7 +61,7 @@ class Geometry:
             return args, {name: known.get(id(value), value) for name, value in kwargs.items()}
 
         with ExitStack() as stack:
-            for block in blocks:
+            for block in tower.blocks:
                 stack.enter_context(block.register_forward_pre_hook(swap, with_kwargs=True))
             yield {f"image_{name}": value for name, value in there.items()}
 
