@@ -65,7 +65,7 @@ def build_loops(threads: int, room: Path) -> None:
     """Compile our own loops into an archive in a folder, which becomes a part of each library that this process builds."""
     os.environ["LIBRARY_PATH"] = os.pathsep.join([str(room), *filter(None, [os.environ.get("LIBRARY_PATH")])])
     compiler = shlex.split(os.environ.get("CXX", "g++"))
-    flags = ["-std=c++20", "-O3", "-march=native", "-fPIC", "-Wno-psabi", f"-DTHREADS={threads}"]
+    flags = ["-std=c++20", "-O3", "-march=native", "-fPIC", f"-DTHREADS={threads}"]
     flags += [] if threads == 1 else ["-fopenmp"]
     folders = [f"-I{folder}" for folder in include_paths()]
     made = {str(room / f"{one.stem}.o"): str(one) for one in sources()}

@@ -13,7 +13,7 @@
 
 namespace {
 
-constexpr int64_t TOGETHER = 8;  // heads whose sums are kept in registers
+constexpr int64_t TOGETHER = WIDTH < 16 ? 4 : 8;  // heads whose sums are kept in registers
 constexpr int64_t AHEAD = 24;    // columns that memory is asked for before they are needed: more than half of the time is its
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 

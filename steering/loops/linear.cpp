@@ -8,27 +8,31 @@
 
 namespace {
 
+constexpr int64_t BLOCK = 16;  // outputs of a block
+constexpr int VECTORS = BLOCK / WIDTH;
+
 // Rows that are taken at once where all are, and a part of more; and how many blocks of each. Their sums are in registers, of
-// which a processor with vectors of this width has 32: the more of them, the less is loaded for each.
+// which a processor has 32 of the widest vectors, and 16 of others: the more of them, the less is loaded for each.
 #if defined(__AVX512F__)
 constexpr int MOST = 10, PART = 6;
 constexpr int blocks_of(int rows) { return rows > PART ? 2 : rows > 1 ? 4 : 6; }
 #else
-constexpr int MOST = 5, PART = 5;
-constexpr int blocks_of(int rows) { return rows > 1 ? 1 : 2; }
+constexpr int MOST = 12 / VECTORS, PART = MOST;
+constexpr int blocks_of(int rows) { return rows > 2 || rows * VECTORS > 4 ? 1 : 8 / (rows * VECTORS); }
 #endif
 
-// states: (rows, width), with a stride. weights: (blocks, width, 16). sums: (rows, blocks).
+// states: (rows, width), with a stride. weights: (blocks, width, 16). sums: (rows, blocks, 16).
 template <int rows, int blocks>
-void products(const float* states, int64_t stride, const float* weights, int64_t width, floats (&sums)[rows][blocks]) {
+void products(const float* states, int64_t stride, const float* weights, int64_t width, floats (&sums)[rows][blocks * VECTORS]) {
   for (int64_t at = 0; at < width; at++) {
-    floats read[blocks];
+    floats read[blocks * VECTORS];
 #pragma GCC unroll 16
-    for (int block = 0; block < blocks; block++) read[block] = load(weights + (block * width + at) * WIDTH);
+    for (int one = 0; one < blocks * VECTORS; one++)
+      read[one] = load(weights + (one / VECTORS * width + at) * BLOCK + one % VECTORS * WIDTH);
 #pragma GCC unroll 16
     for (int row = 0; row < rows; row++)
 #pragma GCC unroll 16
-      for (int block = 0; block < blocks; block++) sums[row][block] += read[block] * states[row * stride + at];
+      for (int one = 0; one < blocks * VECTORS; one++) sums[row][one] += read[one] * states[row * stride + at];
   }
 }
 
@@ -40,18 +44,19 @@ struct Layer {
   // Some rows, from one on, of some blocks.
   template <int rows, int blocks>
   [[gnu::noinline]] void part(int64_t row, int64_t block) const {
-    floats sums[rows][blocks];
-    for (int one = 0; one < blocks; one++) {
-      const int64_t first = (block + one) * WIDTH, some = outputs - first;
-      const floats begun = !bias ? floats{} : some < WIDTH ? load_some(bias + first, some, 0) : load(bias + first);
+    floats sums[rows][blocks * VECTORS];
+    for (int one = 0; one < blocks * VECTORS; one++) {
+      const int64_t first = block * BLOCK + one * WIDTH, some = outputs - first;
+      const floats begun = !bias || some <= 0 ? floats{} : some < WIDTH ? load_some(bias + first, some, 0) : load(bias + first);
       for (int own = 0; own < rows; own++) sums[own][one] = begun;
     }
-    products<rows, blocks>(states + row * width, width, weights + block * width * WIDTH, width, sums);
+    products<rows, blocks>(states + row * width, width, weights + block * width * BLOCK, width, sums);
     for (int own = 0; own < rows; own++) {
-      for (int one = 0; one < blocks; one++) {
-        const int64_t first = (block + one) * WIDTH, some = outputs - first;
+      for (int one = 0; one < blocks * VECTORS; one++) {
+        const int64_t first = block * BLOCK + one * WIDTH, some = outputs - first;
         float* to = out + (row + own) * outputs + first;
-        some < WIDTH ? store_some(to, sums[own][one], some) : store(to, sums[own][one]);
+        if (some >= WIDTH) store(to, sums[own][one]);
+        else if (some > 0) store_some(to, sums[own][one], some);
       }
     }
   }
@@ -74,7 +79,7 @@ struct Layer {
   }
 
   void run() const {
-    const int64_t blocks = (outputs + WIDTH - 1) / WIDTH, share = (blocks + THREADS - 1) / THREADS;
+    const int64_t blocks = (outputs + BLOCK - 1) / BLOCK, share = (blocks + THREADS - 1) / THREADS;
     // Blocks that stay in a cache together, where all rows are not taken at once.
     const int64_t near = rows <= MOST ? share : blocks_of(PART);
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
@@ -95,9 +100,9 @@ extern "C" AOTITorchError aoti_torch_cpu_packed_linear(
     AtenTensorHandle states, AtenTensorHandle weights, AtenTensorHandle* bias, int64_t outputs, AtenTensorHandle* out) {
   Tensor given, packed, added;
   if (!given.look(states) || !packed.look(weights) || (bias && !added.look(*bias))) return AOTI_TORCH_FAILURE;
-  const int64_t width = packed.sizes[1], blocks = (outputs + WIDTH - 1) / WIDTH, axes = given.axes;
+  const int64_t width = packed.sizes[1], blocks = (outputs + BLOCK - 1) / BLOCK, axes = given.axes;
   const bool fits = axes > 0 && axes < 8 && given.sizes[axes - 1] == width && packed.sizes[0] == blocks;
-  const bool laid = given.dense() && packed.dense() && added.dense() && packed.sizes[2] == WIDTH;
+  const bool laid = given.dense() && packed.dense() && added.dense() && packed.sizes[2] == BLOCK;
   if (!fits || !laid || !given.is_float() || !packed.is_float() || (bias && !added.is_float())) return AOTI_TORCH_FAILURE;
   int64_t sizes[8];
   for (int64_t axis = 0; axis < axes; axis++) sizes[axis] = axis < axes - 1 ? given.sizes[axis] : outputs;

@@ -1,14 +1,23 @@
-// Vectors of 16 numbers, the compiler's own, of any processor: read as float32 whatever they are stored as.
+// Vectors as wide as the processor's, the compiler's own: read as float32 whatever they are stored as. Of wider ones a compiler
+// keeps none in registers, and a loop takes ten times as long.
 
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-typedef float floats __attribute__((vector_size(64)));
-typedef uint32_t words __attribute__((vector_size(64)));
+#if defined(__AVX512F__)
+constexpr int BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int BYTES = 32;
+#else
+constexpr int BYTES = 16;
+#endif
 
-constexpr int64_t WIDTH = 16;  // numbers of a vector
+typedef float floats __attribute__((vector_size(BYTES)));
+typedef uint32_t words __attribute__((vector_size(BYTES)));
+
+constexpr int64_t WIDTH = BYTES / sizeof(float);  // numbers of a vector
 
 struct Bfloat {
   uint16_t bits;
@@ -33,7 +42,7 @@ inline floats load(const float* from) {
 
 template <typename Number>
 floats load(const Number* from) {
-  typedef uint16_t shorts __attribute__((vector_size(32)));
+  typedef uint16_t shorts __attribute__((vector_size(BYTES / 2)));
   shorts raw;
   std::memcpy(&raw, from, sizeof(raw));
   return reinterpret_cast<floats>(Number::wide(__builtin_convertvector(raw, words)));
@@ -65,17 +74,17 @@ inline floats greater(floats left, floats right) {
   return chosen(reinterpret_cast<words>(left > right), left, right);
 }
 
-template <typename Call>
-float folded(floats value, const Call& call) {
-  typedef float half_of_them __attribute__((vector_size(32)));
-  typedef float quarter __attribute__((vector_size(16)));
-  half_of_them halves[2];
-  std::memcpy(halves, &value, sizeof(value));
-  const half_of_them half = call(halves[0], halves[1]);
-  quarter quarters[2];
-  std::memcpy(quarters, &half, sizeof(half));
-  const quarter last = call(quarters[0], quarters[1]);
-  return call(call(last[0], last[2]), call(last[1], last[3]));
+// One number of a vector's, its halves taken together until there is no half of them left.
+template <int bytes = BYTES, typename Vector, typename Call>
+float folded(Vector value, const Call& call) {
+  typedef float half __attribute__((vector_size(bytes / 2)));
+  if constexpr (bytes == 16) {
+    return call(call(value[0], value[2]), call(value[1], value[3]));
+  } else {
+    half halves[2];
+    std::memcpy(halves, &value, bytes);
+    return folded<bytes / 2>(call(halves[0], halves[1]), call);
+  }
 }
 
 inline float total(floats value) {

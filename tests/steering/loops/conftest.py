@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import shlex
 import subprocess
 from pathlib import Path
@@ -17,6 +18,14 @@ from steering.compiled.building import LOOPS, build_loops
 from steering.compiled.library import _address, _capsule, _handles
 
 COMPILER = shlex.split(os.environ.get("CXX", "g++"))
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+PROCESSORS = [
+    ("one thread", 1, []),
+    ("two threads, without AVX-512", 2, ["-mno-avx512f"] if X86 else []),
+    ("one thread, without AVX2", 1, ["-mno-avx2"] if X86 else []),
+]
+"""For whom the loops are compiled: how many threads they have, and what this processor is to be without."""
 
 
 class Loops:
@@ -55,6 +64,10 @@ class Loops:
         return out[0] if len(out) == 1 else tuple(out) or None
 
 
-@pytest.fixture(scope="session", params=[1, 2], ids=["one thread", "two threads"])
+@pytest.fixture(scope="session", params=range(len(PROCESSORS)), ids=[of for of, *_ in PROCESSORS])
 def loops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loops:
-    return Loops(tmp_path_factory.mktemp("loops"), request.param)
+    _, threads, flags = PROCESSORS[request.param]
+    with pytest.MonkeyPatch.context() as patched:
+        # An error where a vector is wider than the processor's: those lie in memory, not in registers.
+        patched.setenv("CXX", shlex.join([*COMPILER, "-Werror=psabi", *flags]))
+        return Loops(tmp_path_factory.mktemp("loops"), threads)

@@ -13,7 +13,7 @@ from tests.steering.loops.conftest import COMPILER, Loops
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler"),
-    pytest.mark.parametrize("loops", [2], indirect=True, ids=["two threads"]),
+    pytest.mark.parametrize("loops", [1, 2], indirect=True, ids=["two threads", "narrow"]),
 ]
 POSITIONS = torch.tensor([9, 4, 0, 7, 10])
 ACTIVE = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])[:, None, None]
