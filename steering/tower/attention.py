@@ -6,6 +6,7 @@ transformers calls its attention once for each of them, in each layer: of a pict
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -74,7 +75,7 @@ def attend(
 def packed_runs(ends: tuple[int, ...], device: torch.device) -> PackedRuns:
     """That of sequences that begin and end so; empty ones count for nothing."""
     by_length: dict[int, list[int]] = {}
-    for begin, end in zip(ends, ends[1:], strict=False):
+    for begin, end in itertools.pairwise(ends):
         if end > begin:
             by_length.setdefault(end - begin, []).append(begin)
     runs = tuple((len(begins), length) for length, begins in by_length.items())

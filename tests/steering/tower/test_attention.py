@@ -20,7 +20,9 @@ def test_each_sequence_attends_within_itself(lengths: tuple[int, ...], dtype: to
     ends = torch.tensor([0, *lengths]).cumsum(0)
     found, _ = attend(nn.Identity(), query, key, value, None, cu_seq_lens_q=ends, scaling=0.4, is_causal=False)
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    scores = (query.double() @ key.double().transpose(2, 3) * 0.4).masked_fill(sequence[:, None] != sequence, -torch.inf)
+    scores = (query.double() @ key.double().transpose(2, 3) * 0.4).masked_fill(
+        sequence[:, None] != sequence, -torch.inf
+    )
     expected = (scores.softmax(-1) @ value.double()).transpose(1, 2)
     assert found.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
@@ -31,6 +33,7 @@ def test_sequences_of_one_length_are_taken_in_one_call() -> None:
     assert packed_runs((0, 4, 8, 12), CPU) == (((3, 4),), None, None)
     runs, order, back = packed_runs((0, 4, 6, 10, 10, 12), CPU)
     assert runs == ((2, 4), (2, 2))
-    assert order is not None and back is not None
+    assert order is not None
+    assert back is not None
     assert order.tolist() == [0, 1, 2, 3, 6, 7, 8, 9, 4, 5, 10, 11]
     assert order[back].tolist() == list(range(12))
