@@ -63,8 +63,9 @@ def attend(
     begin, parts = 0, []
     for sequences, length in runs:
         end = begin + sequences * length
-        taken = [one[:, begin:end].unflatten(1, (sequences, length)).transpose(0, 1) for one in given]
-        out = F.scaled_dot_product_attention(*taken, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
+        own = [one[:, begin:end].unflatten(1, (sequences, length)).transpose(0, 1) for one in given]
+        shared = query.shape[1] != key.shape[1]
+        out = F.scaled_dot_product_attention(own[0], own[1], own[2], scale=scaling, enable_gqa=shared)
         parts.append(out.transpose(1, 2).flatten(0, 1))
         begin = end
     whole = parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -29,7 +29,7 @@ class Patches3d(_OfPatches, nn.Conv3d):
     """Of patches of pictures in time."""
 
 
-_OF: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: Patches2d, nn.Conv3d: Patches3d}
+_OF: dict[type[nn.Module], type[_OfPatches]] = {nn.Conv2d: Patches2d, nn.Conv3d: Patches3d}
 
 
 def prepare(model: nn.Module) -> None:
