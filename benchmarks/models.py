@@ -45,7 +45,7 @@ def demo() -> Workload:
 def wide(folder: Path, seed: int = 0) -> Workload:
     """A Qwen2-VL with hidden 512 and 8 layers: prompts of 2,000 tokens, 1,500 of them in 4 images and 100 in the question.
 
-    Written into `folder`, with the embedded model's tokenizer and picture processing.
+    Written into `folder` in bfloat16, as models are published, with the embedded model's tokenizer and picture processing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_processor(folder)
@@ -56,7 +56,7 @@ def wide(folder: Path, seed: int = 0) -> Workload:
     text["rope_parameters"]["mrope_section"] = [8, 12, 12]
     config["vision_config"].update(hidden_size=512, depth=2)
     torch.manual_seed(seed)
-    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_dict(config)).float()
+    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_dict(config)).bfloat16()
     model.generation_config = GenerationConfig(eos_token_id=text["eos_token_id"], pad_token_id=text["pad_token_id"])
     model.save_pretrained(folder)
     return Workload("wide", folder, images=4, size=(25 * 28, 15 * 28), context=350, words=108, max_length=2304)

@@ -1,5 +1,6 @@
 """The linear layers of a step over weights that lie in the order in which they are read, those of layers of the same input
-side by side: in float32 as our own loops read them (`steering.loops.linear`), in half precision as oneDNN's kernels do."""
+side by side: of what computes in float32 as our own loops read them (`steering.loops.linear`), in half precision as oneDNN's
+kernels do."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from steering.decoder import packed
-from steering.loops.linear import packed_in_blocks, packed_linear
+from steering.loops.linear import narrowest, packed_in_blocks, packed_linear
 from steering.model.mllm import MLLM
 
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -50,11 +51,11 @@ class PackedWeights:
 
 
 def joined(groups: Groups) -> dict[str, torch.Tensor]:
-    """The weights of each group, in float32 in blocks, and its biases (out,), one behind the other, by name."""
+    """The weights of each group, those of float32 in blocks, and its biases (out,), one behind the other, by name."""
     tensors: dict[str, torch.Tensor] = {}
     for number, group in enumerate(groups):
         weight = torch.cat([one.weight.detach() for one in group])
-        tensors[f"weight_{number}"] = packed_in_blocks(weight) if weight.dtype == torch.float32 else weight
+        tensors[f"weight_{number}"] = packed_in_blocks(narrowest(weight)) if weight.dtype == torch.float32 else weight
         if group[0].bias is not None:
             tensors[f"bias_{number}"] = torch.cat([one.bias.detach() for one in group])
     return tensors
@@ -89,7 +90,7 @@ class Packing(TorchFunctionMode):
         if self._last is None or self._last[0] != number or self._last[1] is not states:
             weight, bias = self._tensors(f"weight_{number}"), self._tensors(f"bias_{number}")
             assert weight is not None
-            if weight.dtype == torch.float32:
+            if weight.ndim == 3:
                 made = packed_linear(states.contiguous(), weight, bias, self._outputs[number])
             else:
                 made = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")

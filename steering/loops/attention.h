@@ -206,14 +206,4 @@ void sums_of(const Reading& reading, const Tensor& values, int64_t row, int64_t 
   });
 }
 
-// Calls with the type of what is pooled; false for one that is not known.
-template <typename Call>
-bool typed(int32_t dtype, const Call& call) {
-  if (dtype == aoti_torch_dtype_float32()) call.template operator()<float>();
-  else if (dtype == aoti_torch_dtype_bfloat16()) call.template operator()<Bfloat>();
-  else if (dtype == aoti_torch_dtype_float16()) call.template operator()<Half>();
-  else return false;
-  return true;
-}
-
 }  // namespace

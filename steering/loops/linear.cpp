@@ -22,13 +22,16 @@ constexpr int blocks_of(int rows) { return rows > 2 || rows * VECTORS > 4 ? 1 : 
 #endif
 
 // states: (rows, width), with a stride. weights: (blocks, width, 16). sums: (rows, blocks, 16).
-template <int rows, int blocks>
-void products(const float* states, int64_t stride, const float* weights, int64_t width, floats (&sums)[rows][blocks * VECTORS]) {
+template <int rows, int blocks, typename Number>
+void products(const float* states, int64_t stride, const Number* weights, int64_t width, floats (&sums)[rows][blocks * VECTORS]) {
   for (int64_t at = 0; at < width; at++) {
     floats read[blocks * VECTORS];
 #pragma GCC unroll 16
-    for (int one = 0; one < blocks * VECTORS; one++)
-      read[one] = load(weights + (one / VECTORS * width + at) * BLOCK + one % VECTORS * WIDTH);
+    for (int one = 0; one < blocks * VECTORS; one++) {
+      const Number* from = weights + (one / VECTORS * width + at) * BLOCK + one % VECTORS * WIDTH;
+      if (rows > 1 && one % VECTORS == 0) __builtin_prefetch(from + blocks * width * BLOCK);  // the blocks after these
+      read[one] = load(from);
+    }
 #pragma GCC unroll 16
     for (int row = 0; row < rows; row++)
 #pragma GCC unroll 16
@@ -37,20 +40,20 @@ void products(const float* states, int64_t stride, const float* weights, int64_t
 }
 
 struct Layer {
-  const float *states, *weights, *bias;
+  const float *states, *bias;
   int64_t rows, width, outputs;
   float* out;
 
-  // Some rows, from one on, of some blocks.
-  template <int rows, int blocks>
-  [[gnu::noinline]] void part(int64_t row, int64_t block) const {
+  // Some rows, from one on, of some blocks; weights: those of these blocks.
+  template <int rows, int blocks, typename Number>
+  [[gnu::noinline]] void part(int64_t row, int64_t block, const Number* weights) const {
     floats sums[rows][blocks * VECTORS];
     for (int one = 0; one < blocks * VECTORS; one++) {
       const int64_t first = block * BLOCK + one * WIDTH, some = outputs - first;
       const floats begun = !bias || some <= 0 ? floats{} : some < WIDTH ? load_some(bias + first, some, 0) : load(bias + first);
       for (int own = 0; own < rows; own++) sums[own][one] = begun;
     }
-    products<rows, blocks>(states + row * width, width, weights + block * width * BLOCK, width, sums);
+    products<rows, blocks>(states + row * width, width, weights, width, sums);
     for (int own = 0; own < rows; own++) {
       for (int one = 0; one < blocks * VECTORS; one++) {
         const int64_t first = block * BLOCK + one * WIDTH, some = outputs - first;
@@ -61,24 +64,26 @@ struct Layer {
     }
   }
 
-  // So many rows of some blocks.
-  template <int rows>
-  void of_blocks(int64_t row, int64_t first, int64_t end) const {
+  // So many rows of some blocks; weights: from the first of these on.
+  template <int rows, typename Number>
+  void of_blocks(int64_t row, int64_t first, int64_t end, const Number* weights) const {
     constexpr int together = blocks_of(rows);
     int64_t block = first;
-    for (; block + together <= end; block += together) part<rows, together>(row, block);
-    for (; block < end; block++) part<rows, 1>(row, block);
+    const auto of = [&] { return weights + (block - first) * width * BLOCK; };
+    for (; block + together <= end; block += together) part<rows, together>(row, block, of());
+    for (; block < end; block++) part<rows, 1>(row, block, of());
   }
 
-  template <int rows = MOST>
-  void some_rows(int64_t number, int64_t row, int64_t first, int64_t end) const {
+  template <int rows = MOST, typename Number>
+  void some_rows(int64_t number, int64_t row, int64_t first, int64_t end, const Number* weights) const {
     if constexpr (rows > 1) {
-      if (number < rows) return some_rows<rows - 1>(number, row, first, end);
+      if (number < rows) return some_rows<rows - 1>(number, row, first, end, weights);
     }
-    of_blocks<rows>(row, first, end);
+    of_blocks<rows>(row, first, end, weights);
   }
 
-  void run() const {
+  template <typename Number>
+  void run(const Number* weights) const {
     const int64_t blocks = (outputs + BLOCK - 1) / BLOCK, share = (blocks + THREADS - 1) / THREADS;
     // Blocks that stay in a cache together, where all rows are not taken at once.
     const int64_t near = rows <= MOST ? share : blocks_of(PART);
@@ -88,7 +93,7 @@ struct Layer {
       const int64_t parts = rows <= MOST ? 1 : (rows + PART - 1) / PART;
       for (int64_t part = 0; part < parts; part++) {  // of about the same size
         const int64_t row = rows * part / parts;
-        some_rows(rows * (part + 1) / parts - row, row, first, end);
+        some_rows(rows * (part + 1) / parts - row, row, first, end, weights + first * width * BLOCK);
       }
     }
   }
@@ -103,11 +108,12 @@ extern "C" AOTITorchError aoti_torch_cpu_packed_linear(
   const int64_t width = packed.sizes[1], blocks = (outputs + BLOCK - 1) / BLOCK, axes = given.axes;
   const bool fits = axes > 0 && axes < 8 && given.sizes[axes - 1] == width && packed.sizes[0] == blocks;
   const bool laid = given.dense() && packed.dense() && added.dense() && packed.sizes[2] == BLOCK;
-  if (!fits || !laid || !given.is_float() || !packed.is_float() || (bias && !added.is_float())) return AOTI_TORCH_FAILURE;
+  if (!fits || !laid || !given.is_float() || (bias && !added.is_float())) return AOTI_TORCH_FAILURE;
   int64_t sizes[8];
   for (int64_t axis = 0; axis < axes; axis++) sizes[axis] = axis < axes - 1 ? given.sizes[axis] : outputs;
   float* to = made(sizes, axes, out);
   if (!to) return AOTI_TORCH_FAILURE;
-  Layer{given.of(), packed.of(), bias ? added.of() : nullptr, given.count(0, axes - 1), width, outputs, to}.run();
-  return AOTI_TORCH_SUCCESS;
+  const Layer layer{given.of(), bias ? added.of() : nullptr, given.count(0, axes - 1), width, outputs, to};
+  return typed(packed.dtype, [&]<typename Number>() { layer.run(packed.of<const Number>()); }) ? AOTI_TORCH_SUCCESS
+                                                                                            : AOTI_TORCH_FAILURE;
 }

@@ -1,4 +1,4 @@
-"""Linear layers in float32 whose weights lie in the order in which our own loops read them (`linear.cpp`)."""
+"""Linear layers that compute in float32 and whose weights lie in the order in which our own loops read them (`linear.cpp`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from steering.loops.operators import operator
 
 BLOCK = 16
 """Outputs whose weights lie side by side."""
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def narrowest(weight: torch.Tensor) -> torch.Tensor:
+    """A float32 weight as the half precision that has all its values, as that has in which a checkpoint is published: to read
+    weights is what a product of few rows takes time for. As it is where neither has."""
+    halves = (weight.to(dtype) for dtype in HALVES)
+    return next((half for half in halves if torch.equal(half.float(), weight)), weight)
 
 
 def packed_in_blocks(weight: torch.Tensor) -> torch.Tensor:
@@ -19,6 +27,6 @@ def packed_in_blocks(weight: torch.Tensor) -> torch.Tensor:
 
 @operator(lambda states, packed, bias, outputs: states.new_empty(*states.shape[:-1], outputs))
 def packed_linear(states: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int) -> torch.Tensor:
-    """(..., outputs) of states (..., width), float32 and contiguous, by what `packed_in_blocks` gave of a weight; bias:
-    (outputs,)."""
-    return linear(states, packed.transpose(1, 2).reshape(-1, packed.shape[1])[:outputs], bias)
+    """(..., outputs) of states (..., width), float32 and contiguous, by what `packed_in_blocks` gave of a weight, in float32
+    or in half precision; bias: (outputs,) in float32."""
+    return linear(states, packed.float().transpose(1, 2).reshape(-1, packed.shape[1])[:outputs], bias)

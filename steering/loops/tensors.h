@@ -8,6 +8,8 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include "vectors.h"
+
 struct Tensor {
   void* data = nullptr;
   int64_t *sizes = nullptr, *strides = nullptr, axes = 0;
@@ -83,4 +85,14 @@ inline float* scratch(int64_t numbers) {
     kept.numbers = numbers;
   }
   return kept.data;
+}
+
+// Calls with the type of numbers; false for one that is not known.
+template <typename Call>
+bool typed(int32_t dtype, const Call& call) {
+  if (dtype == aoti_torch_dtype_float32()) call.template operator()<float>();
+  else if (dtype == aoti_torch_dtype_bfloat16()) call.template operator()<Bfloat>();
+  else if (dtype == aoti_torch_dtype_float16()) call.template operator()<Half>();
+  else return false;
+  return true;
 }

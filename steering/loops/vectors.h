@@ -5,6 +5,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int BYTES = 64;
@@ -45,6 +50,11 @@ floats load(const Number* from) {
   typedef uint16_t shorts __attribute__((vector_size(BYTES / 2)));
   shorts raw;
   std::memcpy(&raw, from, sizeof(raw));
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<Number, Half>) return _mm512_cvtph_ps(reinterpret_cast<__m256i>(raw));
+#elif defined(__AVX2__) && defined(__F16C__)
+  if constexpr (std::is_same_v<Number, Half>) return _mm256_cvtph_ps(reinterpret_cast<__m128i>(raw));
+#endif
   return reinterpret_cast<floats>(Number::wide(__builtin_convertvector(raw, words)));
 }
 

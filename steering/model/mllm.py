@@ -119,6 +119,27 @@ class MLLM:
         if not compiled:
             packed.pack(self.model)
 
+    @property
+    def template(self) -> str:
+        """Its chat template; "" where it has none, or several."""
+        found = getattr(self.processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
+        return found if isinstance(found, str) else ""
+
+    def render(self, chat: list[dict[str, Any]], tools: list[Any]) -> str:
+        """What the chat template makes of a chat that is to be answered; raises whatever the template does."""
+        told = {"tools": tools} if tools else {}
+        return str(self.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **told))
+
+    @cached_property
+    def render_form(self) -> Callable[[str], str]:
+        """The same of [chat, tools] as JSON. It is kept, for chats whose texts are all alike; but not of a template that
+        knows what time it is."""
+
+        def rendered(form: str) -> str:
+            return self.render(*json.loads(form))
+
+        return rendered if "strftime_now" in self.template else lru_cache(maxsize=64)(rendered)
+
     @cached_property
     def image_tokens_of(self) -> Callable[[str], int]:
         """How many image tokens there are in what a processor writes in a picture's place: the same of a size."""

@@ -7,6 +7,7 @@ imports a helper from a torchvision module. Helmsight serves images only and nee
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import threading
@@ -20,6 +21,8 @@ from transformers.utils.import_utils import is_torchvision_available
 from transformers.video_processing_utils import VideoProcessorMixin
 
 _LOADING = threading.Lock()
+_KEPT = 64
+"""Sets of keyword arguments of which it is kept how they are sorted; requests may state bounds of pixels."""
 
 
 def load_processor(path: str | Path, *, local_files_only: bool = True) -> ProcessorMixin:
@@ -34,9 +37,31 @@ def load_processor(path: str | Path, *, local_files_only: bool = True) -> Proces
         # Prompts that are too long are refused; that they would "result in indexing errors" is not for a log.
         known = getattr(getattr(processor, "tokenizer", None), "deprecation_warnings", {})
         known["sequence-length-is-longer-than-the-specified-maximum"] = True
+        _sort_once(processor)
         return processor
     # AutoProcessor falls back to a bare tokenizer or image processor, which would fail much later and less clearly.
     raise ValueError(f"{path} holds no multimodal processor, only a {type(processor).__name__}")
+
+
+def _sort_once(processor: ProcessorMixin) -> None:
+    """Have a processor find out once, for the same keyword arguments, which of its parts takes which: a tenth of the time
+    that it takes for a prompt with a small picture."""
+    plain = type(processor)
+    if not hasattr(plain, "_merge_kwargs"):
+        return
+
+    def merged(self: Any, model: Any = None, tokenizer: Any = None, **given: Any) -> dict[str, Any]:
+        key = (model, id(tokenizer), repr(sorted(given.items())))
+        if key not in sorted_before:
+            if len(sorted_before) == _KEPT:
+                sorted_before.clear()
+            sorted_before[key] = plain._merge_kwargs(self, model, tokenizer, **given)
+        return copy.deepcopy(sorted_before[key])
+
+    sorted_before: dict[tuple[Any, ...], dict[str, Any]] = {}
+    # A class, as processors write out whatever they themselves hold.
+    made = type(plain.__name__, (plain,), {"_merge_kwargs": merged, "__module__": plain.__module__})
+    processor.__class__ = made
 
 
 class NoVideo(VideoProcessorMixin):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -274,9 +276,14 @@ def _lay_out(
 
 
 def _render(mllm: MLLM, chat: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
+    with _refusing():
+        return mllm.render(chat, tools or [])
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
     try:
-        told = {"tools": tools} if tools else {}
-        return str(mllm.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **told))
+        yield
     except Exception as error:  # whatever a template raises is about the shape of the chat
         raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
 
@@ -340,10 +347,9 @@ def _text_spans(
             return f"{MARK[0]}{next(numbers)}{MARK[1]}"
         return [part if part["type"] == "image" else {**part, "text": marked(part["text"])} for part in content]
 
-    pieces = re.split(
-        f"{MARK[0]}(\\d+){MARK[1]}",
-        _render(mllm, [{**message, "content": marked(message["content"])} for message in chat], tools),
-    )
+    form = [{**message, "content": marked(message["content"])} for message in chat]
+    with _refusing():
+        pieces = re.split(f"{MARK[0]}(\\d+){MARK[1]}", mllm.render_form(json.dumps([form, tools])))
     if missing := {number for number, part in enumerate(parts) if part.text.strip()} - set(map(int, pieces[1::2])):
         raise RequestError(
             f"The model's chat template leaves out the text {parts[min(missing)].text.strip()[:40]!r}.",

@@ -167,8 +167,7 @@ def _format(template: str) -> Format | None:
 
 def format_of(mllm: MLLM) -> Format | None:
     """How a model writes calls, None where its chat template has no tools, or ones of a format that is not known here."""
-    template: Any = getattr(mllm.processor, "chat_template", None) or getattr(mllm.tokenizer, "chat_template", None)
-    return _format(template) if isinstance(template, str) and "tools" in template else None
+    return _format(mllm.template) if "tools" in mllm.template else None
 
 
 def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

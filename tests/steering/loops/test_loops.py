@@ -127,12 +127,24 @@ def test_a_linear_layer(loops: Loops, rows: int, width: int, outputs: int, bias:
     random = torch.Generator().manual_seed(0)
     states, weight = torch.randn(rows, 1, width, generator=random), torch.randn(outputs, width, generator=random)
     added = torch.randn(outputs, generator=random) if bias else None
-    packed = linear.packed_in_blocks(weight)
-    expected = torch.nn.functional.linear(states.double(), weight.double(), None if added is None else added.double())
-    told = loops("packed_linear", states, packed, added, outputs)
-    assert told.shape == (rows, 1, outputs)
-    torch.testing.assert_close(told.double(), expected, rtol=0, atol=TOLERANCE * width)
-    close(linear.packed_linear(states, packed, added, outputs), told, TOLERANCE * width)
+    for dtype in DTYPES:
+        own = weight.to(dtype).float()
+        packed = linear.packed_in_blocks(linear.narrowest(own))
+        assert packed.dtype == dtype
+        expected = torch.nn.functional.linear(states.double(), own.double(), None if added is None else added.double())
+        told = loops("packed_linear", states, packed, added, outputs)
+        assert told.shape == (rows, 1, outputs)
+        torch.testing.assert_close(told.double(), expected, rtol=0, atol=TOLERANCE * width)
+        close(linear.packed_linear(states, packed, added, outputs), told, TOLERANCE * width)
+
+
+def test_weights_are_read_as_what_they_were_published_as() -> None:
+    numbers = torch.tensor([1.0, -3.5, 2.0**-24, 65504.0])
+    assert linear.narrowest(numbers).dtype == torch.float16
+    assert linear.narrowest(torch.cat([numbers, torch.tensor([2.0**100])])).dtype == torch.float32
+    assert linear.narrowest(torch.tensor([1.0, 2.0**100, -0.0])).dtype == torch.bfloat16
+    for other in (1 / 3, torch.nan):
+        assert linear.narrowest(torch.tensor([1.0, other])).dtype == torch.float32
 
 
 def test_values_of_another_width_than_keys(loops: Loops) -> None:
