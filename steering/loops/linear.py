@@ -1,4 +1,4 @@
-"""Linear layers that compute in float32 and whose weights lie in the order in which our own loops read them (`linear.cpp`)."""
+"""Linear layers in float32 over weights that lie in the order in which our own loops read them (`linear.cpp`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def narrowest(weight: torch.Tensor) -> torch.Tensor:
-    """A float32 weight as the half precision that has all its values, as that has in which a checkpoint is published: to read
-    weights is what a product of few rows takes time for. As it is where neither has."""
+    """A float32 weight as the half precision that has all its values, which is its checkpoint's; as it is where neither has.
+    What a product of few rows takes time for is to read weights."""
     halves = (weight.to(dtype) for dtype in HALVES)
     return next((half for half in halves if torch.equal(half.float(), weight)), weight)
 

@@ -50,13 +50,14 @@ def _sort_once(processor: ProcessorMixin) -> None:
     if not hasattr(plain, "_merge_kwargs"):
         return
 
-    def merged(self: Any, model: Any = None, tokenizer: Any = None, **given: Any) -> dict[str, Any]:
-        key = (model, id(tokenizer), repr(sorted(given.items())))
-        if key not in sorted_before:
-            if len(sorted_before) == _KEPT:
+    def merged(self: Any, *kinds: Any, tokenizer_init_kwargs: Any = None, **given: Any) -> dict[str, Any]:
+        key = (*map(id, kinds), id(tokenizer_init_kwargs), repr(sorted(given.items())))
+        if (found := sorted_before.get(key)) is None:
+            if len(sorted_before) >= _KEPT:
                 sorted_before.clear()
-            sorted_before[key] = plain._merge_kwargs(self, model, tokenizer, **given)
-        return copy.deepcopy(sorted_before[key])
+            found = plain._merge_kwargs(self, *kinds, tokenizer_init_kwargs=tokenizer_init_kwargs, **given)
+            sorted_before[key] = copy.deepcopy(found)
+        return copy.deepcopy(found)
 
     sorted_before: dict[tuple[Any, ...], dict[str, Any]] = {}
     # A class, as processors write out whatever they themselves hold.

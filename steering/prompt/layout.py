@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -260,7 +259,7 @@ def _lay_out(
     """The rendered chat and its text spans. Some templates lose the text of a list of parts, others that of a string:
     messages of one text are tried in both forms."""
     try:
-        text = _render(mllm, chat, tools)
+        text = _rendered(mllm.render, chat, tools)
         return text, list(_text_spans(mllm, chat, parts, text, tools))
     except RequestError:
         strings = [
@@ -271,19 +270,13 @@ def _lay_out(
         ]
         if strings == chat:
             raise
-        text = _render(mllm, strings, tools)
+        text = _rendered(mllm.render, strings, tools)
         return text, list(_text_spans(mllm, strings, parts, text, tools))
 
 
-def _render(mllm: MLLM, chat: list[dict[str, Any]], tools: list[Any] | None = None) -> str:
-    with _refusing():
-        return mllm.render(chat, tools or [])
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
+def _rendered(render: Callable[..., str], *given: Any) -> str:
     try:
-        yield
+        return render(*given)
     except Exception as error:  # whatever a template raises is about the shape of the chat
         raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
 
@@ -320,7 +313,7 @@ def _encode(
 def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:
     """What the processor makes of one picture alone."""
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
-    return _encode(mllm, _render(mllm, chat), [picture], add_special_tokens=False)["pixel_values"]
+    return _encode(mllm, _rendered(mllm.render, chat, []), [picture], add_special_tokens=False)["pixel_values"]
 
 
 def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
@@ -348,8 +341,7 @@ def _text_spans(
         return [part if part["type"] == "image" else {**part, "text": marked(part["text"])} for part in content]
 
     form = [{**message, "content": marked(message["content"])} for message in chat]
-    with _refusing():
-        pieces = re.split(f"{MARK[0]}(\\d+){MARK[1]}", mllm.render_form(json.dumps([form, tools])))
+    pieces = re.split(f"{MARK[0]}(\\d+){MARK[1]}", _rendered(mllm.render_form, json.dumps([form, tools])))
     if missing := {number for number, part in enumerate(parts) if part.text.strip()} - set(map(int, pieces[1::2])):
         raise RequestError(
             f"The model's chat template leaves out the text {parts[min(missing)].text.strip()[:40]!r}.",

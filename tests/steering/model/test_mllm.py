@@ -14,6 +14,7 @@ import torch
 import steering
 from steering.decoder import attention
 from steering.prompt.layout import build_prompt
+from steering.tower import attention as tower
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain
 from tests.steering.plain import Plain
@@ -30,10 +31,13 @@ def copied(family: str, root: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", EVERY)
-def test_only_the_language_model_is_patched(family: str, load_mllm: LoadMLLM) -> None:
+def test_attention_is_ours_in_the_language_model_and_in_towers_that_pack_pictures(
+    family: str, load_mllm: LoadMLLM
+) -> None:
     mllm = load_mllm(family)
     assert mllm.text_config._attn_implementation == attention.NAME
-    assert mllm.model.config.vision_config._attn_implementation == "sdpa"
+    packs = "image_grid_thw" in mllm.processor.model_input_names
+    assert mllm.model.config.vision_config._attn_implementation == (tower.NAME if packs else "sdpa")
     assert not mllm.model.training
     assert not any(parameter.requires_grad for parameter in mllm.model.parameters())
 
