@@ -36,7 +36,7 @@ def main() -> int:
     store = Store(Path(job["folder"]))
     mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
     mllm.settle(compiled=True)
-    loops, weights = functools.cache(build_loops), PackedWeights(mllm)
+    loops, weights = functools.cache(build_loops), PackedWeights(mllm, job["dtypes"])
     for number, one in enumerate(job["steps"]):
         fault = None
         try:

@@ -126,6 +126,7 @@ class Compiling:
             "source": source._asdict(),
             "fingerprint": self._mllm.fingerprint,
             "threads": self._threads,
+            "dtypes": self._steps.weights.dtypes,
             "steps": [
                 {
                     "key": one.key,

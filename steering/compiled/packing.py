@@ -4,7 +4,7 @@ kernels do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -43,19 +43,24 @@ def _plain(layer: nn.Linear) -> bool:
 
 
 class PackedWeights:
-    """The weights of a model's linear layers for its steps, joined once for all of them. groups: which lie side by side."""
+    """The weights of a model's linear layers for its steps, joined once for all of them. groups: which lie side by side.
+    dtypes: those that they are kept in where this model's own are not read, as `dtypes` of one whose are."""
 
-    def __init__(self, mllm: MLLM):
+    def __init__(self, mllm: MLLM, dtypes: Mapping[str, str] | None = None):
         self.groups = groups_of([*mllm.layers, mllm.model.get_output_embeddings()], mllm.dtype)
-        self.tensors = joined(self.groups)
+        self.tensors = joined(self.groups, dtypes)
+        self.dtypes = {name: str(one.dtype).removeprefix("torch.") for name, one in self.tensors.items()}
 
 
-def joined(groups: Groups) -> dict[str, torch.Tensor]:
+def joined(groups: Groups, dtypes: Mapping[str, str] | None = None) -> dict[str, torch.Tensor]:
     """The weights of each group, those of float32 in blocks, and its biases (out,), one behind the other, by name."""
     tensors: dict[str, torch.Tensor] = {}
     for number, group in enumerate(groups):
-        weight = torch.cat([one.weight.detach() for one in group])
-        tensors[f"weight_{number}"] = packed_in_blocks(narrowest(weight)) if weight.dtype == torch.float32 else weight
+        name, weight = f"weight_{number}", torch.cat([one.weight.detach() for one in group])
+        if weight.dtype == torch.float32:
+            kept = narrowest(weight) if dtypes is None else weight.to(getattr(torch, dtypes[name]))
+            weight = packed_in_blocks(kept)
+        tensors[name] = weight
         if group[0].bias is not None:
             tensors[f"bias_{number}"] = torch.cat([one.bias.detach() for one in group])
     return tensors

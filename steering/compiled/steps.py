@@ -73,7 +73,8 @@ class CompiledSteps:
         return own
 
     @functools.cached_property
-    def _weights(self) -> PackedWeights:
+    def weights(self) -> PackedWeights:
+        """What its steps read."""
         return PackedWeights(self._mllm)
 
     def __len__(self) -> int:
@@ -81,7 +82,7 @@ class CompiledSteps:
 
     def wanted(self, variant: Variant) -> WantedStep:
         """The step that is asked for."""
-        step, _ = example_step(self._mllm, variant, self.axes, self._weights)
+        step, _ = example_step(self._mllm, variant, self.axes, self.weights)
         laid = manifest(step)
         about = {
             "kind": variant.kind,
@@ -98,7 +99,7 @@ class CompiledSteps:
 
     def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
         """A package of an entry, which is not in use yet; raises what `Package` raises."""
-        step = STEPS[wanted.variant.kind](self._mllm, wanted.shape, wanted.axes, self._weights)
+        step = STEPS[wanted.variant.kind](self._mllm, wanted.shape, wanted.axes, self.weights)
         if not self._reordered:
             self._reordered = {f"packed.{name}": reordered(one) for name, one in step.packed.named_buffers()}
         return Package(entry, wanted.shape, constants(step) | self._reordered, self._team)

@@ -8,6 +8,7 @@ from torch import nn
 
 from steering.compiled.packing import Packing, groups_of, joined, reordered
 from steering.decoder.packed import supported
+from steering.loops.linear import HALVES
 
 DTYPES = [torch.float32, *[one for one in (torch.bfloat16, torch.float16) if supported(one)]]
 
@@ -27,17 +28,22 @@ class Block(nn.Module):
         return self.norm(states + self.o_proj(query)) + self.gate_proj(states).sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "published"), [*((one, one) for one in DTYPES), *((torch.float32, one) for one in HALVES)], ids=str
+)
 @pytest.mark.parametrize(("bias", "value_bias"), [(True, True), (False, False), (True, False)])
-def test_products_are_those_of_the_layers(dtype: torch.dtype, bias: bool, value_bias: bool) -> None:
+def test_products_are_those_of_the_layers(
+    dtype: torch.dtype, published: torch.dtype, bias: bool, value_bias: bool
+) -> None:
     torch.manual_seed(0)
-    blocks = nn.Sequential(Block(bias, value_bias), Block(bias, value_bias)).to(dtype)
-    head = nn.Linear(24, 11, bias=False, dtype=dtype)
+    blocks = nn.Sequential(Block(bias, value_bias), Block(bias, value_bias)).to(published).to(dtype)
+    head = nn.Linear(24, 11, bias=False).to(published).to(dtype)
     groups = groups_of([blocks, head], dtype)
     assert [len(group) for group in groups] == ([3, 1, 1] * 2 if bias == value_bias else [1] * 10) + [1]
     weights = {name: reordered(one) for name, one in joined(groups).items()}
     packed = [one for name, one in weights.items() if name.startswith("weight")]
     assert all(one.ndim == 3 if dtype == torch.float32 else one.is_mkldnn for one in packed)
+    assert {one.dtype for one in packed} == {published}
     calls: list[str] = []
 
     def named(name: str) -> torch.Tensor | None:

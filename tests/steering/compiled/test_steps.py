@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import steering
-from steering.compiled.examples import EXAMPLES, example_step
+from steering.compiled.examples import EXAMPLES, INLINED, example_step, manifest
 from steering.compiled.packing import PackedWeights
-from steering.compiled.step import Kind, Variant
+from steering.compiled.step import Kind, Variant, constants
 from steering.compiled.steps import CODE, CompiledSteps
 from tests.steering.conftest import LoadMLLM
 
@@ -43,6 +43,22 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
             sys.setprofile(None)
     assert {Path("decoder/attention.py"), Path("interventions/think.py")} <= run
     assert {file.parts[0] for file in run} <= {*CODE}
+
+
+def test_who_has_not_read_the_weights_makes_the_same_step() -> None:
+    """As the process that compiles, which is told what it cannot see: in what numbers weights are kept."""
+    served = steering.load()
+    unread = steering.load(unread=served.fingerprint)
+    weights = PackedWeights(served)
+    assert {dtype for name, dtype in weights.dtypes.items() if name.startswith("weight")} == {"float16"}
+    made, own = (
+        example_step(mllm, Variant("decode"), None, packed)[0]
+        for mllm, packed in ((unread, PackedWeights(unread, weights.dtypes)), (served, weights))
+    )
+    for name, one in constants(own).items():
+        if one.numel() <= INLINED:
+            constants(made)[name].data.copy_(one)
+    assert manifest(made) == manifest(own)
 
 
 def test_one_package_alone_has_the_threads_that_it_was_loaded_for(load_mllm: LoadMLLM) -> None:
