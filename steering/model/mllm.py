@@ -223,17 +223,25 @@ class MLLM:
         self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
         return pool
 
-    def embed(self, inputs: Mapping[str, torch.Tensor], features: Any = None) -> Embedded:
+    def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """(axes, 1, n) on the CPU: the rotary positions of a prompt with pictures, for `embed`; None where the model makes
+        them itself. Any thread may ask."""
+        return self._geometry.rope_positions(inputs)
+
+    def embed(
+        self, inputs: Mapping[str, torch.Tensor], features: Any = None, rope: torch.Tensor | None = None
+    ) -> Embedded:
         """Run the wrapper up to its decoder call and return what the decoder would have received.
 
         No family needs code of its own: image features, multi-axis positions and special masks are the wrapper's work.
-        `features` of all images, where they were encoded before, are what `image_features` returns.
+        `features` of all images, where they were encoded before, are what `image_features` returns, and `rope` what
+        `rope_positions` does, where it was asked before.
         """
         arguments: dict[str, Any] = dict(inputs)
         if features is not None:
             arguments = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
         arguments = {name: sent(value, self.device) for name, value in arguments.items()}
-        positions = self._geometry.rope_positions(inputs)
+        positions = self.rope_positions(inputs) if rope is None else rope
         if positions is not None:
             arguments["position_ids"] = sent(positions, self.device)
         if features is not None:

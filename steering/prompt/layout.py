@@ -92,6 +92,8 @@ class Prompt:
     layout: Layout
     functions: Sequence[Mapping[str, Any]] = ()
     """What the chat template was given as tools."""
+    rope: torch.Tensor | None = None
+    """(axes, 1, n), where the model tells how rotary positions follow from these inputs."""
 
     @property
     def length(self) -> int:
@@ -185,7 +187,8 @@ def build_prompt(
     for number, own in enumerate(columns.split(counts)):
         spans[own] = FIRST_IMAGE + number
         image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own)))
-    return Prompt(ids, inputs, divide(inputs), Layout(spans, tuple(image_spans)), functions)
+    rope = mllm.rope_positions(inputs)
+    return Prompt(ids, inputs, divide(inputs), Layout(spans, tuple(image_spans)), functions, rope)
 
 
 def _normalise(

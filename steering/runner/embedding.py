@@ -50,7 +50,8 @@ class Embedder:
         features = self._images.get(self.mllm.image_features, pictures, unseen - seen)
         by_sequence = dict(zip(shown, features, strict=True))
         for sequence in sequences:
-            embedded = self.mllm.embed(sequence.prompt.inputs, by_sequence.get(sequence))
+            prompt = sequence.prompt
+            embedded = self.mllm.embed(prompt.inputs, by_sequence.get(sequence), prompt.rope)
             if sequence.spec.edit is not None:
                 embedded = replace(embedded, embeds=sequence.spec.edit(embedded.embeds))
             sequence.embedded, sequence.rope_delta = embedded, embedded.rope_delta
