@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AttentionInterface
 
+from steering.devices import sent
+
 NAME = "helmsight_packed_flash"
 """What has "flash" in its name is told by transformers where packed sequences end, instead of being called for each."""
 KEPT = 256
@@ -85,4 +87,4 @@ def packed_runs(ends: tuple[int, ...], device: torch.device) -> PackedRuns:
         return PackedRuns(runs, None, None)
     with torch.inference_mode(False):
         order = torch.tensor(places)
-        return PackedRuns(runs, order.to(device), order.argsort().to(device))
+        return PackedRuns(runs, sent(order, device), sent(order.argsort(), device))

@@ -54,8 +54,8 @@ class Geometry:
         if GRID not in pictures or tower is None or tower.config._attn_implementation not in (attention.NAME, "eager"):
             yield {}  # others compute with lengths
             return
-        tensors, there = self._made(tuple(map(tuple, pictures[GRID].tolist())), device)
-        known = {id(there[name]): tensors[name] for name in LENGTHS if name in there}
+        here, there = self._made(tuple(map(tuple, pictures[GRID].tolist())), device)
+        known = {id(there[name]): here[name] for name in LENGTHS if name in there}
 
         def swap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             return args, {name: known.get(id(value), value) for name, value in kwargs.items()}
@@ -67,10 +67,14 @@ class Geometry:
 
     def _packed(
         self, grid: tuple[tuple[int, ...], ...], device: torch.device
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    ) -> tuple[dict[str, torch.Tensor | int], dict[str, torch.Tensor | int]]:
         """What a tower makes of a grid, by name, on the CPU and on a device; pictures of a size come again and again."""
         with torch.inference_mode(False), torch.no_grad():  # what is kept is for all modes
             made: dict[str, Any] = {"grid_thw": torch.tensor(grid)}
             precompute_export_inputs(self._wrapper.visual, made)
-            tensors = {name: one for name, one in made.items() if isinstance(one, torch.Tensor) and name != "grid_thw"}
-            return tensors, {name: sent(one, device) for name, one in tensors.items()}
+            here = {
+                name: one for name, one in made.items() if isinstance(one, torch.Tensor | int) and name != "grid_thw"
+            }
+            return here, {
+                name: sent(one, device) if isinstance(one, torch.Tensor) else one for name, one in here.items()
+            }

@@ -11,11 +11,13 @@ from torch import nn
 from steering import Diagnose, Engine, Request, Sampling
 from steering.bench.shapes import SHAPES, random_model
 from steering.bench.speed import weights_read
-from steering.decoder.packed import PackedLinear, pack, packed_bytes, prepare
+from steering.decoder.packed import PackedLinear, pack, packed_bytes, prepare, supported
 from steering.prompt.layout import build_prompt
 from steering.runner.selfcheck import check_model, plain
 
 SHAPE = SHAPES["small"]
+DTYPES = [one for one in (torch.float32, torch.bfloat16) if supported(one)]
+"""Those for which this processor has such kernels."""
 
 
 class Model(nn.Module):
@@ -38,7 +40,7 @@ def model(dtype: torch.dtype) -> Model:
     return Model().to(dtype).requires_grad_(False)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_are_those_of_plain_layers(dtype: torch.dtype) -> None:
     plain = model(dtype)
     ours = copy.deepcopy(plain)
@@ -59,7 +61,7 @@ def test_products_are_those_of_plain_layers(dtype: torch.dtype) -> None:
         assert torch.equal(ours.small(rows), plain.small(rows))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_weights_are_held_once_and_can_be_read(dtype: torch.dtype) -> None:
     plain = model(dtype)
     ours = copy.deepcopy(plain)
@@ -77,7 +79,7 @@ def test_weights_are_held_once_and_can_be_read(dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_model_answers_as_the_plain_one(dtype: torch.dtype) -> None:
     mllm = random_model(SHAPE, torch.device("cpu"), dtype)
     read = weights_read(mllm)

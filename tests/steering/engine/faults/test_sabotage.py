@@ -23,8 +23,8 @@ class _Sabotage:
         real = mllm.embed
         self.marked: set[bytes] = set()
 
-        def embed(inputs: Any, features: Any = None) -> Any:
-            embedded = real(inputs, features)
+        def embed(inputs: Any, *beside: Any) -> Any:
+            embedded = real(inputs, *beside)
             if inputs["input_ids"].numpy().tobytes() in self.marked:
                 embedded = dataclasses.replace(embedded, embeds=embedded.embeds.clone())
                 damage(embedded.embeds)
