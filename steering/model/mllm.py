@@ -138,7 +138,10 @@ class MLLM:
         def rendered(form: str) -> str:
             return self.render(*json.loads(form))
 
-        return rendered if "strftime_now" in self.template else lru_cache(maxsize=64)(rendered)
+        templates = [
+            getattr(one, "chat_template", None) for one in (self.processor, self.tokenizer)
+        ]  # some have several
+        return rendered if "strftime_now" in str(templates) else lru_cache(maxsize=64)(rendered)
 
     @cached_property
     def image_tokens_of(self) -> Callable[[str], int]:

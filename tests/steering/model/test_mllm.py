@@ -218,3 +218,17 @@ def test_what_a_processor_adds_to_a_text_is_known_only_where_it_is_zeros(
         assert beside(refused) is None
     finally:
         vars(mllm).pop("beside_text", None)
+
+
+@pytest.mark.parametrize("clock", [False, True])
+def test_what_a_template_makes_of_a_form_is_kept_unless_it_knows_the_time(
+    clock: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mllm = steering.load(families.checkpoint("qwen2_vl", root))
+    if clock:
+        monkeypatch.setattr(mllm.processor, "chat_template", mllm.template + "{{ strftime_now('%Y') }}")
+    chat: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    expected, calls = mllm.render(chat, []), list[Any]()
+    monkeypatch.setattr(mllm, "render", lambda *given: calls.append(given) or expected)
+    assert [mllm.render_form(json.dumps([chat, []])) for _ in range(3)] == [expected] * 3
+    assert len(calls) == (3 if clock else 1)

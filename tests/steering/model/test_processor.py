@@ -218,3 +218,26 @@ def test_without_torchvision_videos_are_refused_and_nothing_stays_replaced(root:
 def test_tokenizer_is_fast(family: str, root: Path) -> None:
     tokenizer: PreTrainedTokenizerBase = load_processor(families.checkpoint(family, root)).tokenizer
     assert tokenizer.is_fast
+
+
+def test_arguments_are_sorted_once_and_nobody_changes_what_is_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = load_processor(families.checkpoint("qwen2_vl", root))
+    plain = type(processor).__mro__[1]
+    assert type(processor).__name__ == plain.__name__  # which a processor writes into its files
+    sort, sorted_ = plain._merge_kwargs, list[dict[str, Any]]()
+
+    def counted(self: Any, *given: Any, **named: Any) -> Any:
+        sorted_.append(named)
+        return sort(self, *given, **named)
+
+    monkeypatch.setattr(plain, "_merge_kwargs", counted)
+    for size in (None, {"shortest_edge": 784, "longest_edge": 7840}, None):
+        named = {"return_tensors": "pt", **({} if size is None else {"images_kwargs": {"size": size}})}
+        expected = sort(processor, processor.valid_processor_kwargs, processor.tokenizer.init_kwargs, **named)
+        for _ in range(2):
+            found = processor._merge_kwargs(
+                processor.valid_processor_kwargs, tokenizer_init_kwargs=processor.tokenizer.init_kwargs, **named
+            )
+            assert found == expected
+            found["images_kwargs"].clear()  # as a call takes what it needs out of it
+    assert len(sorted_) == 2
