@@ -18,7 +18,7 @@ constexpr int MOST = 10, PART = 6;
 constexpr int blocks_of(int rows) { return rows > PART ? 2 : rows > 1 ? 4 : 6; }
 #else
 constexpr int MOST = 12 / VECTORS, PART = MOST;
-constexpr int blocks_of(int rows) { return rows > 2 || rows * VECTORS > 4 ? 1 : 8 / (rows * VECTORS); }
+constexpr int blocks_of(int rows) { return rows > 2 ? 1 : 8 / (rows * VECTORS); }
 #endif
 
 // states: (rows, width), with a stride. weights: (blocks, width, 16). sums: (rows, blocks, 16).

@@ -120,10 +120,16 @@ class MLLM:
             packed.pack(self.model)
 
     @property
+    def _templates(self) -> list[Any]:
+        """Its chat templates; some models have several by name."""
+        held = (getattr(one, "chat_template", None) for one in (self.processor, self.tokenizer))
+        return [one for one in held if one]
+
+    @property
     def template(self) -> str:
         """Its chat template; "" where it has none, or several."""
-        found = getattr(self.processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
-        return found if isinstance(found, str) else ""
+        first = next(iter(self._templates), "")
+        return first if isinstance(first, str) else ""
 
     def render(self, chat: list[dict[str, Any]], tools: list[Any]) -> str:
         """What the chat template makes of a chat that is to be answered; raises whatever the template does."""
@@ -138,10 +144,7 @@ class MLLM:
         def rendered(form: str) -> str:
             return self.render(*json.loads(form))
 
-        templates = [
-            getattr(one, "chat_template", None) for one in (self.processor, self.tokenizer)
-        ]  # some have several
-        return rendered if "strftime_now" in str(templates) else lru_cache(maxsize=64)(rendered)
+        return rendered if "strftime_now" in str(self._templates) else lru_cache(maxsize=64)(rendered)
 
     @cached_property
     def image_tokens_of(self) -> Callable[[str], int]:

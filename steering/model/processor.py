@@ -56,13 +56,12 @@ def _sort_once(processor: ProcessorMixin) -> None:
             if len(sorted_before) >= _KEPT:
                 sorted_before.clear()
             found = plain._merge_kwargs(self, *kinds, tokenizer_init_kwargs=tokenizer_init_kwargs, **given)
-            sorted_before[key] = copy.deepcopy(found)
+            sorted_before[key] = found
         return copy.deepcopy(found)
 
     sorted_before: dict[tuple[Any, ...], dict[str, Any]] = {}
     # A class, as processors write out whatever they themselves hold.
-    made = type(plain.__name__, (plain,), {"_merge_kwargs": merged, "__module__": plain.__module__})
-    processor.__class__ = made
+    processor.__class__ = type(plain.__name__, (plain,), {"_merge_kwargs": merged, "__module__": plain.__module__})
 
 
 class NoVideo(VideoProcessorMixin):

@@ -54,27 +54,26 @@ class Geometry:
         if GRID not in pictures or tower is None or tower.config._attn_implementation not in (attention.NAME, "eager"):
             yield {}  # others compute with lengths
             return
-        here, there = self._made(tuple(map(tuple, pictures[GRID].tolist())), device)
-        known = {id(there[name]): here[name] for name in LENGTHS if name in there}
+        arguments, lengths = self._made(tuple(map(tuple, pictures[GRID].tolist())), device)
 
         def swap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            return args, {name: known.get(id(value), value) for name, value in kwargs.items()}
+            return args, {name: lengths.get(id(value), value) for name, value in kwargs.items()}
 
         with ExitStack() as stack:
             for block in tower.blocks:
                 stack.enter_context(block.register_forward_pre_hook(swap, with_kwargs=True))
-            yield {f"image_{name}": value for name, value in there.items()}
+            yield arguments
 
     def _packed(
         self, grid: tuple[tuple[int, ...], ...], device: torch.device
-    ) -> tuple[dict[str, torch.Tensor | int], dict[str, torch.Tensor | int]]:
-        """What a tower makes of a grid, by name, on the CPU and on a device; pictures of a size come again and again."""
+    ) -> tuple[dict[str, torch.Tensor | int], dict[int, torch.Tensor]]:
+        """What a tower makes of a grid, as arguments on a device, and by the id of those that are lengths the same on the
+        CPU; pictures of a size come again and again."""
         with torch.inference_mode(False), torch.no_grad():  # what is kept is for all modes
             made: dict[str, Any] = {"grid_thw": torch.tensor(grid)}
             precompute_export_inputs(self._wrapper.visual, made)
-            here = {
-                name: one for name, one in made.items() if isinstance(one, torch.Tensor | int) and name != "grid_thw"
-            }
-            return here, {
-                name: sent(one, device) if isinstance(one, torch.Tensor) else one for name, one in here.items()
-            }
+            del made["grid_thw"]
+            there = {name: sent(one, device) for name, one in made.items() if isinstance(one, torch.Tensor)}
+            numbers = {name: one for name, one in made.items() if isinstance(one, int)}
+            arguments: dict[str, torch.Tensor | int] = {f"image_{name}": one for name, one in (there | numbers).items()}
+            return arguments, {id(there[name]): made[name] for name in LENGTHS if name in there}

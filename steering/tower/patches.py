@@ -1,7 +1,7 @@
 """Convolutions of single patches as what they are, linear layers.
 
 Processors that cut pictures into patches leave a tower a convolution whose kernel covers its whole input. Libraries take the
-way of convolutions all the same: on a CPU it takes two to five times as long, and in bfloat16 on a GPU many times.
+way of convolutions all the same: on a CPU it takes two to four times as long.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def references(plain: Plain, full: dict[str, Any], twin: dict[str, Any], alpha: 
     return tokens, torch.stack(rows), changed
 
 
-def check(engine: Engine, chat: Any, contrast: Contrast, expected: Any) -> None:
+def check(engine: Engine, chat: Any, contrast: Contrast, expected: Any, tolerance: float = 1e-4) -> None:
     """Compare an answer with the reference's."""
     tokens, logprobs, changed = expected
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
@@ -66,7 +66,7 @@ def check(engine: Engine, chat: Any, contrast: Contrast, expected: Any) -> None:
     for got, row in zip(choice.logprobs, logprobs, strict=True):
         assert len(got.top) == min(5, int(row.isfinite().sum()))  # what is impossible is no alternative
         for other in (got, *got.top):
-            assert other.logprob == pytest.approx(float(row[other.token_id]), abs=2e-4)
+            assert other.logprob == pytest.approx(float(row[other.token_id]), abs=tolerance)
 
 
 @pytest.mark.parametrize("images", [1, 2])
@@ -107,7 +107,7 @@ def test_icd(family: str, images: int, load_plain: LoadPlain, make_engine: Any) 
     disturbed = families.example_messages(family, images, text="You see nothing at all.\nWhat is this?")
     plain = load_plain(family)
     expected = references(plain, plain.inputs(chat), plain.inputs(disturbed), 1.5, 0.3)
-    check(make_engine(family), chat, contrast, expected)
+    check(make_engine(family), chat, contrast, expected, tolerance=2e-4)  # roundings of the tower, four times as large
 
 
 class Amplified:
