@@ -38,6 +38,8 @@ ENVIRONMENT = {
     # This machine's node has the address 127.0.0.1 then, and Ray's own ports are open there alone, but for the replicas'.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
+    # On a busy machine Ray's own 5 seconds are over before its proxy has started: it would be killed, and the start fail.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
 """What Ray does otherwise, where the user's own environment says nothing."""
 

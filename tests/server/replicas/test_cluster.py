@@ -304,6 +304,7 @@ def test_the_application_for_a_cluster_answers_as_one_process_does(client: Flask
             PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]),
             RAY_TMPDIR=short,
             RAY_USAGE_STATS_ENABLED="0",
+            RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="60",
         )
         server.url = f"http://127.0.0.1:{PORT}"
         try:
