@@ -23,11 +23,13 @@ from typing import Any
 
 from server.apart.clock import StepClock
 from server.apart.link import Link, told
-from server.engine import ServedCompletion, ServedTurn
-from server.process.local import LocalEngine, is_light
+from server.engine import ServedCompletion
+from server.process.local import LocalEngine, LocalTurn, is_light
 from server.process.resources import Pump
 from steering import Auto, Choice, Chunk, Fault, Request
+from steering.prompt.layout import Prompt
 from steering.recorders.residual import Residual
+from steering.relay.prompts import received
 
 log = logging.getLogger("helmsight")
 
@@ -96,7 +98,7 @@ class Host:
         self._inbox: SimpleQueue[list[Any] | None] = SimpleQueue()
         self._running: dict[int, Sending] = {}
         self._deciding: dict[int, list[ServedCompletion] | None] = {}
-        self._turns: dict[int, tuple[ExitStack, ServedTurn]] = {}
+        self._turns: dict[int, tuple[ExitStack, LocalTurn]] = {}
         self._due: deque[Sending] = deque()
         self._out: list[Any] = []
         self._pool = ThreadPoolExecutor(_THREADS, "helmsight-prepare")
@@ -178,9 +180,19 @@ class Host:
                 self._stopping |= method == "stop"
                 self._pool.submit(self._call, number, method, args)
 
-    def _submit(self, number: int, turn: int, group: str, request: Request, *, light: bool, out: list[Any]) -> None:
+    def _submit(
+        self,
+        number: int,
+        turn: int,
+        group: str,
+        request: Request,
+        prompt: Prompt | None,
+        *,
+        light: bool,
+        out: list[Any],
+    ) -> None:
         try:
-            completion = self._turn(turn, group).submit(request)
+            completion = self._turn(turn, group).submit(request, None if prompt is None else received(prompt))
             sending = self._running[number] = Sending(number, completion, light, self._noted)
             out.append(["done", number, [completion.prompt_tokens, completion.max_tokens]])
             self._noted(sending)  # there may be something already
@@ -214,7 +226,7 @@ class Host:
                 message = self._link.receive()
                 if message[:1] == ["ask"]:
                     self._call(*message[1:])
-                elif message[:1] == ["submit"] and not is_light(message[-1]):
+                elif message[:1] == ["submit"] and not is_light(message[-2]):
                     self._pool.submit(self._prepare, *message[1:])
                 else:
                     self._inbox.put(message)
@@ -224,9 +236,9 @@ class Host:
             log.exception("what the worker has sent cannot be read")
         self._alone()
 
-    def _prepare(self, number: int, turn: int, group: str, request: Request) -> None:
+    def _prepare(self, number: int, *asked: Any) -> None:
         out: list[Any] = []
-        self._submit(number, turn, group, request, light=False, out=out)
+        self._submit(number, *asked, light=False, out=out)
         self._send(out)
         self._inbox.put(None)  # there is work
 
@@ -269,7 +281,7 @@ class Host:
         finally:
             del self._deciding[number]
 
-    def _turn(self, number: int, group: str) -> ServedTurn:
+    def _turn(self, number: int, group: str) -> LocalTurn:
         if number not in self._turns:
             stack = ExitStack()
             self._turns[number] = (stack, stack.enter_context(self._engine.turn(group)))

@@ -12,10 +12,10 @@ from server.engine import Capabilities
 from steering import Auto, Result, TextBounds, errors
 from steering.errors import Fault, SteeringError
 from steering.recorders.residual import Residual
-from steering.relay import relay
+from steering.relay import prompts, relay
 from steering.tools.calls import ToolCall
 
-KINDS = (Auto, Capabilities, Residual, Result, TextBounds, ToolCall)
+KINDS = (Auto, Capabilities, Residual, Result, TextBounds, ToolCall, *prompts.KINDS)
 """What is sent beside the parts of requests, and of what stands in their modules."""
 _HEAD = 8
 _BUFFER = 4 * 2**20

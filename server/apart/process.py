@@ -17,6 +17,7 @@ from pathlib import Path
 from server.apart import host
 from server.apart.clock import StepClock
 from server.apart.link import Link
+from server.apart.reading import PromptReader
 from server.apart.remote import RemoteEngine, connected
 from server.process import local
 from server.process.progress import Tell
@@ -56,7 +57,9 @@ class EngineProcess:
 
     def load(self, settings: Settings, tell: Tell) -> RemoteEngine:
         """Its engine, as `server.process.local.load` gives one of this process."""
-        return connected(self._link, self._clock, tell, local.longest_step(settings), self._ended)
+        engine = connected(self._link, self._clock, tell, local.longest_step(settings), self._ended)
+        engine.read = PromptReader(settings, engine.capabilities)
+        return engine
 
     def _ended(self) -> None:
         with contextlib.suppress(ChildProcessError):

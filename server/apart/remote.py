@@ -15,145 +15,24 @@ from typing import Any
 import torch
 
 from server.apart.clock import StepClock
+from server.apart.completion import RemoteCompletion
 from server.apart.link import Link, raised
 from server.apart.room import RemoteRoom
 from server.engine import Capabilities, EngineEnded, ServedCompletion
 from server.process.local import has_pictures, is_light
 from server.process.resources import prepared_at_once
-from steering import Auto, Bins, Busy, Chunk, Fault, Request, Result, Steer
-from steering.protocol.request import Choice
+from steering import Auto, Bins, Busy, Fault, Request, Steer
+from steering.prompt.layout import Prompt
+from steering.relay.prompts import sendable
 
 log = logging.getLogger("helmsight")
 
-PATIENCE, GLANCE = 2.0, 0.5
-"""Seconds that an answer to what takes no step may take, and one to which there is an older one."""
+GLANCE = 0.5
+"""Seconds that an answer may take to what there is an older answer to."""
 LAST = 0.75
 """Seconds more than running answers get, for an engine to stop; then they are ended here, within the worker's own `STOP`."""
 _GONE = "The engine's process has ended."
 _STOPS = "The server is shutting down."
-
-
-class RemoteCompletion:
-    """A `ServedCompletion` of what runs in the other process."""
-
-    def __init__(self, engine: RemoteEngine, number: int, n: int, group: str):
-        self.prompt_tokens = self.max_tokens = 0
-        self.first_at: float | None = None
-        self.n, self.group = n, group
-        self._engine = engine
-        self._number = number
-        self._events: SimpleQueue[Chunk | Exception | None] = SimpleQueue()
-        self._resume: Callable[[], object] | None = None
-        self._choices: dict[int, Choice] = {}
-        self._left = n
-        self._cached = 0
-        self._said: list[list[Any]] = []
-        self._given: dict[int, list[str]] = {}
-        self.settled = threading.Event()
-        self._cancelled = False
-
-    # -- by the thread that receives ---------------------------------------------------------------------------------------
-
-    def hear(self, name: str, *rest: Any) -> None:
-        """Take a message about it."""
-        match name:
-            case "began":
-                (self.first_at,) = rest
-                return
-            case "text":
-                self._tell(Chunk(*rest))
-            case "chunk":
-                chunk, self._cached = rest
-                self._left -= chunk.choice is not None
-                if not self._left:
-                    self.settled.set()
-                self._tell(chunk)
-            case "gone":
-                self.first_at, self._said = rest
-                self._end(None)
-            case "failed":
-                self._end(raised(rest[0]))
-
-    def fail(self, error: Exception) -> None:
-        """Nothing more comes."""
-        self._end(error)
-
-    def _end(self, last: Exception | None) -> None:
-        self.settled.set()
-        self._tell(last)
-
-    def _tell(self, event: Chunk | Exception | None) -> None:
-        self._events.put(event)
-        if self._resume is not None:
-            self._resume()
-
-    # -- by whoever consumes it --------------------------------------------------------------------------------------------
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return (chunk for chunk in self._chunks(waits=True) if chunk is not None)
-
-    def whole(self) -> Iterator[Chunk]:
-        """The last chunk of each choice: the other process sends no others from now on."""
-        self._engine.send("whole", self._number)
-        return (chunk for chunk in self if chunk.choice is not None)
-
-    def paused(self, resume: Callable[[], object]) -> Iterator[Chunk | None]:
-        """Chunks, None where there is none yet."""
-        self._resume = resume
-        return self._chunks(waits=False)
-
-    def _chunks(self, waits: bool) -> Iterator[Chunk | None]:
-        while len(self._choices) < self.n:
-            try:
-                event = self._events.get(block=waits)
-            except Empty:
-                yield None
-                continue
-            if event is None:
-                return
-            if isinstance(event, Exception):
-                raise event
-            if event.choice is not None:
-                self._choices[event.index] = event.choice
-            else:
-                self._given.setdefault(event.index, []).append(event.text)
-            yield event
-
-    def result(self) -> Result:
-        """Wait for the whole of it."""
-        for _ in self._chunks(waits=True):
-            pass
-        if len(self._choices) < self.n:
-            raise Fault("The request was cancelled.")
-        choices = tuple(self._choices[index] for index in sorted(self._choices))
-        generated = sum(len(choice.token_ids) for choice in choices)
-        return Result(choices, self.prompt_tokens, generated, self._cached)
-
-    def generated(self, index: int) -> int:
-        """Tokens of a choice: all of one that ended; of another, as many as there were when it was cancelled, and where the
-        other process cannot say that any more, as many pieces as were taken of it: nearly all are of one token."""
-        choice = self._choices.get(index)
-        return len(choice.token_ids) if choice is not None else int(self._so_far(index)[0])
-
-    def said(self, index: int) -> str:
-        """The text of a choice, as `generated` counts it."""
-        choice = self._choices.get(index)
-        return choice.text if choice is not None else str(self._so_far(index)[1])
-
-    def _so_far(self, index: int) -> list[Any]:
-        if self._cancelled:
-            self.settled.wait(PATIENCE)
-        if self._said:
-            return self._said[index]
-        given = self._given.get(index, [])
-        return [len(given), "".join(given)]
-
-    def cancel(self) -> None:
-        """Stop generating; harmless at the end."""
-        if not self.settled.is_set():
-            self._cancelled = True
-            self._tell(None)
-            self._engine.send("cancel", self._number, self.n)
 
 
 class RemoteTurn:
@@ -169,10 +48,13 @@ class RemoteTurn:
         self._engine.check(self.group)
 
     def submit(self, request: Request) -> ServedCompletion:
-        """Have the other process prepare and queue a request."""
+        """Have the other process queue a request, and prepare it where that is not done here."""
         self.known = True
         with self._engine.preparing(request):
-            return self._engine.submit(self, request)
+            prompt = self._engine.read(request)
+            if prompt is None:  # the other process is to read it
+                return self._engine.submit(self, request)
+        return self._engine.submit(self, request, sendable(prompt))
 
     def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
         """Have the other process find the way."""
@@ -199,6 +81,7 @@ class RemoteEngine:
         self._running: dict[int, RemoteCompletion] = {}
         self._room = RemoteRoom()
         self._stopping = self._gone = False
+        self.read: Callable[[Request], Prompt | None] = lambda request: None  # what reads prompts in this process
         self._pictures, self._texts = (threading.BoundedSemaphore(prepared_at_once()) for _ in range(2))
 
     def start(self) -> None:
@@ -213,8 +96,9 @@ class RemoteEngine:
     def stop(self, drain: float = 0.0) -> None:
         """Let running answers end for so long; then the other process is gone."""
         self._stopping = True
-        asking = threading.Thread(target=self._ask_to_stop, args=(drain,), daemon=True)
-        asking.start()  # where the other process hangs, not even the asking may come to an end
+        (
+            asking := threading.Thread(target=self._ask_to_stop, args=(drain,), daemon=True)
+        ).start()  # where the other process hangs, not even the asking may come to an end
         asking.join(drain + LAST)
         self._fail(Fault(_STOPS))
         self._link.close()
@@ -250,13 +134,15 @@ class RemoteEngine:
             return nullcontext()
         return self._pictures if has_pictures(request) else self._texts
 
-    def submit(self, turn: RemoteTurn, request: Request) -> RemoteCompletion:
-        """Queue a request in a turn; raises what the other engine raises."""
+    def submit(self, turn: RemoteTurn, request: Request, prompt: Prompt | None = None) -> RemoteCompletion:
+        """Queue a request in a turn; raises what the other engine raises. prompt: its own, where it was read here."""
         self._room.take(turn.group, request.n)
         number = next(self._numbers)
-        completion = self._running[number] = RemoteCompletion(self, number, request.n, turn.group)
+        completion = self._running[number] = RemoteCompletion(self.send, number, request.n, turn.group)
         try:
-            found = self._ask("submit", turn.number, turn.group, request, number=number, patience=self._max_step)
+            found = self._ask(
+                "submit", turn.number, turn.group, request, prompt, number=number, patience=self._max_step
+            )
         except Exception as error:
             self._running.pop(number, None)
             if isinstance(error, Fault):  # it may be queued yet
@@ -270,7 +156,7 @@ class RemoteEngine:
     ) -> Request:
         """The request, steered as the other process finds; `begun` is given what cancels that."""
         number = next(self._numbers)
-        begun(RemoteCompletion(self, number, 0, turn.group))
+        begun(RemoteCompletion(self.send, number, 0, turn.group))
         found = self._ask("call", "decide", [turn.number, turn.group, request, auto], number=number)
         return replace(request, interventions=found)
 

@@ -22,6 +22,7 @@ from steering import Auto, Request, Steer
 from steering.engine.compilation import pays
 from steering.prompt.bounds import texts_of
 from steering.prompt.chat import pictures_of
+from steering.prompt.layout import Prompt
 from steering.runner import selfcheck
 from steering.tools.formats import format_of
 
@@ -46,9 +47,10 @@ class LocalTurn:
     def check(self) -> None:
         self._turn.check()
 
-    def submit(self, request: Request) -> ServedCompletion:
+    def submit(self, request: Request, prompt: Prompt | None = None) -> ServedCompletion:
+        """As a `server.engine.ServedTurn`; `prompt` is the request's, where it was read already."""
         with self._preparing:
-            return self._turn.submit(request)
+            return self._turn.submit(request, prompt)
 
     def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
         return steering.decide(self._turn, request, auto, begun)

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -53,19 +54,40 @@ class Admitted:
     forced: tuple[int, ...]
 
 
-def admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
+def admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt | None = None) -> Admitted:
     """Tokenise and check a request; raises RequestError, ContextOverflow or VectorError when it is wrong, Fault when a
-    library panics over it."""
-    with panics_raise(lambda panic: Fault(f"The request could not be prepared: {panic}")):
+    library panics over it. prompt: what `read_prompt` made of it, if that was asked before."""
+    prompt = prompt or read_prompt(mllm, request, limits.length)
+    with panics_raise(_unprepared):
+        return _admit(mllm, _told(mllm, request), limits, prompt)
+
+
+def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
+    """The prompt of a request, for a context of so many tokens: what takes longest of admitting it, for which a model's
+    processor is enough. Raises as `admit`."""
+    with panics_raise(_unprepared):
         texts = texts_of(request.messages) + [text for one in request.asked.values() for text in one.texts]
         texts += [text for text in (request.reply, request.forced) if isinstance(text, str)]
         texts += told_of_tools(mllm, request)
-        TextBounds.of(mllm, limits.length).check(texts)
-        count_ahead(mllm, texts, limits.length, None if request.clamp else request.sampling.max_tokens)
-        form = format_of(mllm)
-        if form is not None and form.short_ids:
-            request = replace(request, messages=with_short_ids(request.messages))
-        return _admit(mllm, request, limits)
+        TextBounds.of(mllm, length).check(texts)
+        count_ahead(mllm, texts, length, None if request.clamp else request.sampling.max_tokens)
+        return build_prompt(mllm, _told(mllm, request).chat, request.reply, _functions(request))
+
+
+def _unprepared(panic: str) -> Fault:
+    return Fault(f"The request could not be prepared: {panic}")
+
+
+def _told(mllm: MLLM, request: Request) -> Request:
+    """The request as the model is told of it."""
+    form = format_of(mllm)
+    if form is not None and form.short_ids:
+        return replace(request, messages=with_short_ids(request.messages))
+    return request
+
+
+def _functions(request: Request) -> list[dict[str, Any]]:
+    return [] if request.tools is None else request.tools.told
 
 
 def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
@@ -86,11 +108,10 @@ def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
     )
 
 
-def _admit(mllm: MLLM, request: Request, limits: Limits) -> Admitted:
-    functions = [] if request.tools is None else request.tools.told
-    prompt = baseline_prompt = build_prompt(mllm, request.chat, request.reply, functions)
+def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admitted:
+    baseline_prompt = prompt
     if request.baseline and request.chat is not request.messages:
-        baseline_prompt = build_prompt(mllm, request.messages, request.reply, functions)
+        baseline_prompt = build_prompt(mllm, request.messages, request.reply, _functions(request))
     forced = forced_tokens(mllm, request.forced) if isinstance(request.forced, str) else request.forced
     longest = request.sampling.max_tokens
     if longest is None and isinstance(request.forced, str):
@@ -156,10 +177,11 @@ def prepare(
     grammars: Grammars,
     waited: bool = False,
     group: str = "",
+    prompt: Prompt | None = None,
 ) -> Completion:
     """The completion of a request, with a sequence for each of its answers and baselines; raises as `admit`. token_text: the
-    text and the bytes of a token. cancel: ends its sequences early. waited, group: as of `Sequence`."""
-    admitted = admit(mllm, request, limits)
+    text and the bytes of a token. cancel: ends its sequences early. waited, group: as of `Sequence`; prompt: of `admit`."""
+    admitted = admit(mllm, request, limits, prompt)
     form, grammar, tools = format_of(mllm), request.grammar, request.tools
     special, parts = {}, None
     if form is not None and tools is not None:

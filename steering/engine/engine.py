@@ -24,6 +24,7 @@ from steering.engine.turn import Turn
 from steering.errors import Fault, RequestError
 from steering.grammar.compiled import Grammars
 from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt
 from steering.protocol import intervention, readout
 from steering.protocol.request import Request, Result
 from steering.protocol.sequence import Sequence
@@ -41,16 +42,15 @@ class Engine:
 
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
     prompt tokens of one step. Once the engine was started, as servers do, a step beside running answers takes in so few that
-    it is at most about `max_stall` times as long as one without (None: it is not bounded).
-    `max_waiting` answers may wait for a slot, and with `max_wait` none that would wait longer than so many seconds, as far
-    as is known: nobody waits before a first answer has ended.
-    On a GPU keys and values are allotted at once, in at most `kv_share` of the memory that the model leaves: where `slots`
-    need more, there are fewer.
-    `prefix_cache_bytes` keep the beginnings of prompts (0: none, so that no answer depends, by roundings, on those before).
-    `focus_layers` is N of the focus metrics (default: the model's own). What was registered by now can be asked for:
-    `interventions` and `readouts` are its names. `compiled` has the decode step compiled, as `steering.engine.compilation`
-    tells; what was is kept in `compiled_folder` (None: the user's cache, "off": nowhere). `died` is called where the thread
-    that steps ends by a fault; one that has been at a step for more than `max_step` seconds hangs, and is not `healthy`.
+    it is at most about `max_stall` times as long as one without (None: it is not bounded). `max_waiting` answers may wait
+    for a slot, and with `max_wait` none that would wait longer than so many seconds, as far as is known: nobody waits before
+    a first answer has ended. On a GPU keys and values are allotted at once, in at most `kv_share` of the memory that the
+    model leaves: where `slots` need more, there are fewer. `prefix_cache_bytes` keep the beginnings of prompts (0: none, so
+    that no answer depends, by roundings, on those before). `focus_layers` is N of the focus metrics (default: the model's
+    own). What was registered by now can be asked for: `interventions` and `readouts` are its names. `compiled` has the
+    decode step compiled, as `steering.engine.compilation` tells; what was is kept in `compiled_folder` (None: the user's
+    cache, "off": nowhere). `died` is called where the thread that steps ends by a fault; one that has been at a step for
+    more than `max_step` seconds hangs, and is not `healthy`.
     Raises UnsupportedModel when the self-check finds a difference from the plain model.
     """
 
@@ -116,14 +116,12 @@ class Engine:
 
     # -- for callers ---------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, turn: Turn | None = None) -> Completion:
-        """Queue a request; it is prepared (tokenised, validated) in the calling thread. `turn` is whose place it takes.
-
-        Raises RequestError, ContextOverflow or VectorError when it is wrong, Busy when the queue is full.
-        """
+    def submit(self, request: Request, turn: Turn | None = None, prompt: Prompt | None = None) -> Completion:
+        """Queue a request; it is prepared (tokenised, validated) in the calling thread. `turn` is whose place it takes,
+        `prompt` what `read_prompt` made of it. Raises as that, VectorError when it is wrong, Busy when the queue is full."""
         check_request(request)
         self.check(turn, count_answers(request, self._scheduler.slots))  # before the work of preparing
-        return self._enqueue(request, lambda answers: self._refuse(answers, turn), turn)
+        return self._enqueue(request, lambda answers: self._refuse(answers, turn), turn, prompt)
 
     def check(self, turn: Turn | None, answers: int = 1) -> None:
         """Raise Busy where so many more answers, those of a turn or of nobody's, may not join now."""
@@ -242,9 +240,8 @@ class Engine:
     @property
     def healthy(self) -> bool:
         """Whether requests are being worked on."""
-        hangs = time.monotonic() - self._stepping_since > self._max_step
-        alive = self._thread is not None and self._thread.is_alive()
-        return alive and not hangs and not self._stopping and self._fatal is None
+        works = self._thread is not None and self._thread.is_alive() and not self._stopping and self._fatal is None
+        return works and time.monotonic() - self._stepping_since <= self._max_step
 
     def stats(self) -> dict[str, float]:
         """Counters since the start and gauges of now."""
@@ -271,7 +268,9 @@ class Engine:
         for bins in self.bins.values():
             bins.clear()
 
-    def _enqueue(self, request: Request, refuse: Callable[[int], None], turn: Turn | None = None) -> Completion:
+    def _enqueue(
+        self, request: Request, refuse: Callable[[int], None], turn: Turn | None = None, prompt: Prompt | None = None
+    ) -> Completion:
         waited = turn is not None and turn.served
         group = "" if turn is None else turn.group
         written = b""
@@ -280,7 +279,7 @@ class Engine:
                 raise RuntimeError("Requests are for the first rank's engine, which this one follows.")
             request = seeded(request)
             written = relay.written(request)
-        completion = self._prepared(request, waited, group)
+        completion = self._prepared(request, waited, group, prompt)
         with self._changed:
             refuse(len(completion.sequences))
             if turn is not None:
@@ -292,9 +291,9 @@ class Engine:
             self._changed.notify_all()
         return completion
 
-    def _prepared(self, request: Request, waited: bool, group: str) -> Completion:
+    def _prepared(self, request: Request, waited: bool, group: str, prompt: Prompt | None = None) -> Completion:
         own = (self.limits, self._steps.token_text, self._cancel, self._grammars)
-        return prepare(self.mllm, request, *own, waited, group)
+        return prepare(self.mllm, request, *own, waited, group, prompt)
 
     def _take(self, completion: Completion) -> None:
         self._scheduler.enqueue(completion.sequences)

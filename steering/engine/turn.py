@@ -7,6 +7,7 @@ from typing import Protocol
 
 from steering.engine.completion import Completion
 from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt
 from steering.protocol.request import Request, Result
 
 
@@ -15,7 +16,7 @@ class Queue(Protocol):
 
     mllm: MLLM
 
-    def submit(self, request: Request, turn: Turn | None = None) -> Completion:
+    def submit(self, request: Request, turn: Turn | None = None, prompt: Prompt | None = None) -> Completion:
         """Queue a request in the place of a turn."""
 
     def check(self, turn: Turn) -> None:
@@ -41,9 +42,9 @@ class Turn:
         """Raise Busy where no answer more may join now, before anything is prepared; Fault when the engine is closed."""
         self._engine.check(self)
 
-    def submit(self, request: Request) -> Completion:
+    def submit(self, request: Request, prompt: Prompt | None = None) -> Completion:
         """As `Engine.submit`, in this turn."""
-        return self._engine.submit(request, self)
+        return self._engine.submit(request, self, prompt)
 
     def generate(
         self, requests: Iterable[Request], begun: Callable[[Completion], object] | None = None

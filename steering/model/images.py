@@ -41,7 +41,7 @@ class Picture:
         """Several pictures that are encoded, and kept, as one."""
         pictures = list(pictures)
         key = hashlib.sha256(b"".join(picture.key for picture in pictures)).digest()
-        return pictures[0] if len(pictures) == 1 else cls(key, _joined(pictures))
+        return pictures[0] if len(pictures) == 1 else cls(key, joined(pictures))
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -49,7 +49,10 @@ class Picture:
         return tuple((name, value.dtype, *value.shape[1:]) for name, value in sorted(self.tensors.items()))
 
 
-def _joined(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+def joined(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+    """The processor's tensors of several pictures, which `divide` made of them."""
+    if len(pictures) == 1:
+        return dict(pictures[0].tensors)
     return {name: torch.cat([picture.tensors[name] for picture in pictures]) for name in pictures[0].tensors}
 
 
@@ -136,7 +139,7 @@ class ImageCache:
                 shape = picture.shape if self._separable else (picture.key,)
                 missing.setdefault(shape, {})[picture.key] = picture
         for pictures in missing.values():
-            encoded = encode(_joined(list(pictures.values())))
+            encoded = encode(joined(list(pictures.values())))
             parts = _separate(encoded, len(pictures)) if self._separable else [encoded]
             if parts is None:  # found out at the first image that a model sees
                 self._separable = False

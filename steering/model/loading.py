@@ -54,7 +54,8 @@ def load(
     process, which torchrun has started as one of N, takes its share of every layer; the engines of the others follow that of
     the first (see `Engine.follow`). With `quantization` "int8" the language model's layers compute in integers of 8 bits
     from its engine's self-check on, which compares them with what they were. `unread`, the model's fingerprint, leaves its
-    weights unread, for whoever asks how it is built: they are memory that nobody wrote. No code from the checkpoint is run.
+    weights unread, for whoever asks how it is built: they are memory that nobody wrote, or none on the device "meta", where
+    it is enough to read prompts with. No code from the checkpoint is run.
     Raises UnsupportedModel when the model's structure cannot be served or there is no such device or dtype, OSError when the
     files are missing.
     """
@@ -90,7 +91,7 @@ def load(
     options |= {"dtype": dtype, "attn_implementation": {"text_config": attention.NAME}}
     try:
         model = (
-            _unwritten(config, dtype)
+            _unwritten(config, dtype, device)
             if unread is not None
             else AutoModelForImageTextToText.from_pretrained(
                 path, config=config, use_safetensors=True, device_map=device_map, **options
@@ -121,13 +122,14 @@ def load(
     return mllm
 
 
-def _unwritten(config: Any, dtype: Any) -> Any:
+def _unwritten(config: Any, dtype: Any, device: torch.device) -> Any:
     """The model of a config, whose weights are memory that nobody wrote, and that the system therefore need not have."""
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(
             config, dtype=dtype, attn_implementation={"text_config": attention.NAME}
         )
-    model.to_empty(device="cpu").tie_weights()
+    if device.type != "meta":
+        model.to_empty(device="cpu").tie_weights()
     return model
 
 

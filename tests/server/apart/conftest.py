@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ import steering
 from server.apart import host
 from server.apart.clock import StepClock
 from server.apart.link import Link
+from server.apart.reading import PromptReader
 from server.apart.remote import RemoteEngine, connected
 from server.process.local import LocalEngine
+from server.settings import Settings
 from tests.server.fakes import checkpoint
 
 
@@ -36,9 +40,25 @@ def model() -> steering.MLLM:
     return steering.load(checkpoint(), device="cpu")
 
 
+def reader_of(folder: Path, fingerprint: str, length: int = 4096) -> PromptReader:
+    """One that has loaded."""
+    able: Any = SimpleNamespace(fingerprint=fingerprint, context_length=length)
+    made = PromptReader(Settings(model=str(folder)), able)
+    for thread in threading.enumerate():
+        if thread.name == "helmsight-reader":
+            thread.join()
+    return made
+
+
+@pytest.fixture(scope="session")
+def reader(model: steering.MLLM) -> PromptReader:
+    assert model.path is not None
+    return reader_of(model.path, model.fingerprint)
+
+
 @pytest.fixture
-def apart(model: steering.MLLM) -> Iterator[Callable[..., Apart]]:
-    """Engines with the options that are given, each served by a host."""
+def apart(model: steering.MLLM, reader: PromptReader) -> Iterator[Callable[..., Apart]]:
+    """Engines with the options that are given, each served by a host; prompts with pictures are read on this side."""
     with ExitStack() as stack:
 
         def made(**options: Any) -> Apart:
@@ -54,6 +74,7 @@ def apart(model: steering.MLLM) -> Iterator[Callable[..., Apart]]:
             stepping = threading.Thread(target=serve, daemon=True)
             stepping.start()
             engine = connected(ours, clock, lambda stage, share: None, 60.0, died.set)
+            engine.read = reader
             engine.start()
 
             def stop() -> None:

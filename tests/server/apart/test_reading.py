@@ -1,0 +1,103 @@
+"""Prompts that the worker's process reads, compared with those that the engine would read itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import steering
+from server.apart.reading import PromptReader
+from steering import ContextOverflow, Diagnose, Request, Sampling
+from steering.engine import admission
+from steering.engine.admission import read_prompt
+from steering.model.checkpoint import embedded
+from steering.prompt.layout import Prompt, build_prompt
+from steering.relay import relay
+from steering.relay.prompts import KINDS, received, sendable
+from tests import families
+from tests.server.apart.conftest import Apart, reader_of
+
+Make = Callable[..., Apart]
+
+
+def picture(colour: str = "red", size: tuple[int, int] = (84, 56)) -> dict[str, Any]:
+    return {"type": "image", "image": Image.new("RGB", size, colour)}
+
+
+def about(*parts: dict[str, Any], **fields: Any) -> Request:
+    text = {"type": "text", "text": "Text context: It is green.\nWhat is it?"}
+    return Request([{"role": "user", "content": [*parts, text]}], Sampling(max_tokens=6, temperature=0), **fields)
+
+
+def same(one: Prompt, other: Prompt) -> bool:
+    tensors = [(one.ids, other.ids), (one.layout.spans, other.layout.spans)]
+    tensors += [(a.columns, b.columns) for a, b in zip(one.layout.images, other.layout.images, strict=True)]
+    tensors += [(one.inputs[name], other.inputs[name]) for name in one.inputs.keys() | other.inputs.keys()]
+    if one.rope is not None and other.rope is not None:
+        tensors.append((one.rope, other.rope))
+    assert [image.grid for image in one.layout.images] == [image.grid for image in other.layout.images]
+    assert [image.key for image in one.pictures] == [image.key for image in other.pictures]
+    assert (one.rope is None) == (other.rope is None)
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in tensors)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_prompt_is_the_one_that_the_engine_reads(family: str, root: Path) -> None:
+    folder = families.checkpoint(family, root)
+    whole = steering.load(folder, device="cpu")
+    unread = steering.load(folder, device="meta", dtype="float32", unread=whole.fingerprint)
+    assert all(one.is_meta for one in unread.model.parameters())
+    for images in ([picture()], [picture("blue"), picture("white", (56, 112))]):
+        if family in families.IMAGE_ONLY and len(images) > 1:
+            continue
+        request = about(*images)
+        read = read_prompt(unread, request, 4096)
+        sent = received(relay.read(relay.written(sendable(read), KINDS), KINDS))
+        assert same(sent, read_prompt(whole, request, 4096))
+
+
+def test_pictures_travel_once(reader: PromptReader) -> None:
+    prompt = reader(about(picture(), picture("blue")))
+    assert prompt is not None
+    pixels = prompt.inputs["pixel_values"].nbytes
+    assert pixels < len(relay.written(sendable(prompt), KINDS)) < 1.2 * pixels
+
+
+def test_the_engine_reads_no_prompt_with_pictures(apart: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, stepping = apart(), threading.get_ident()
+
+    def build(*given: Any) -> Prompt:
+        assert threading.get_ident() == stepping, "the engine has read a prompt"
+        return build_prompt(*given)
+
+    monkeypatch.setattr(admission, "build_prompt", build)
+    with there.engine.turn() as turn:
+        assert turn.submit(about(picture(), diagnose=Diagnose())).result().choices[0].diagnostics
+        with pytest.raises(AssertionError, match="has read"):
+            turn.submit(Request([{"role": "user", "content": "Hi!"}]))
+
+
+def test_what_cannot_be_read_is_refused_as_the_engine_refuses_it(apart: Make, reader: PromptReader) -> None:
+    there = apart(max_length=64)
+    refused = []
+    for read in (reader_of(embedded(), there.own.mllm.fingerprint, 64), lambda request: None):
+        there.engine.read = read
+        with there.engine.turn() as turn, pytest.raises(ContextOverflow) as refusal:
+            turn.submit(about(picture(), {"type": "text", "text": "a " * 300}))
+        refused.append((str(refusal.value), vars(refusal.value)))
+    assert refused[0] == refused[1]
+
+
+def test_a_reader_that_cannot_load_leaves_prompts_to_the_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "helmsight"):
+        assert reader_of(tmp_path, "unread")(about(picture())) is None
+    assert "prepares all prompts" in caplog.text
