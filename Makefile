@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: serve test first-hour lint format bench clean
+.PHONY: serve test test-long lint format bench clean
 serve: $(VENV)/.installed
 	$(BIN)/helmsight serve
 
@@ -16,9 +16,9 @@ serve: $(VENV)/.installed
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# What a newcomer does, from a clone: both commands for real, with an environment of their own. Takes half an hour.
-first-hour: $(VENV)/.installed
-	$(BIN)/python -m pytest -m clone tests/first_hour
+# What takes too long for each change: both commands in a clone with an environment of its own, and more of Ray. An hour.
+test-long: $(VENV)/.installed
+	$(BIN)/python -m pytest -m long
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

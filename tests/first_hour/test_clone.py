@@ -25,7 +25,7 @@ class Newcomer(Reader):
         return self.program(Block("sh", shlex.join(["helmsight", *words])))
 
 
-@pytest.mark.clone
+@pytest.mark.long
 def test_a_clone_serves_what_the_readme_shows_and_passes_its_tests(tmp_path: Path) -> None:
     clone, home = tmp_path / "clone", tmp_path / "home"
     home.mkdir()
