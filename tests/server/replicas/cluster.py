@@ -21,7 +21,7 @@ from tests.server.process.servers import PATIENCE, Server
 from tests.server.process.test_gunicorn import ENDLESS
 
 REPLICA = "ray::ServeReplica:helmsight:Replica"
-SERVE = ["serve", "--threads", "1", "--slots", "2", "--graceful-timeout", "20"]
+SERVE = ["serve", "--threads", "1", "--slots", "2", "--graceful-timeout", "60"]
 LONG, SHORT = 400, 12
 """Tokens of an answer that is streamed, and of one that is not."""
 
