@@ -131,6 +131,7 @@ def watched(app: AppContext, give_up: Callable[[], object]) -> Iterator[Callable
             if watch.outcome:
                 app.metrics.disconnects.labels(watch.outcome).inc()
             check_watch(app, watch)
+            app.runtime.serving()  # while it drains, what the engine does not have yet is refused
 
         yield check
 

@@ -29,6 +29,11 @@ class PictureTurns:
         self._at_work = 0
         self._seconds = 0.0
 
+    @property
+    def held(self) -> int:
+        """How many are at work, or wait."""
+        return self._at_work + sum(map(len, list(self._waiting.values())))
+
     @contextmanager
     def turn(self, group: str = "", check: Callable[[], object] = lambda: None) -> Iterator[None]:
         """Within, it is a group's turn. `check` raises where who waits need wait no longer; Busy where too many do."""

@@ -85,6 +85,8 @@ class EngineCollector(Collector):
         for name, (called, text) in _GAUGES.items():
             if name in stats:
                 yield GaugeMetricFamily(f"helmsight_{called}", text, stats[name])
+        reading = "Requests whose pictures are decoded and read, or wait for that; the engine knows none of them yet"
+        yield GaugeMetricFamily("helmsight_reading", reading, self.runtime.loaded.pictures.held)
         for name, text in _COUNTERS.items():
             if name in stats:
                 yield CounterMetricFamily(f"helmsight_{name}", text, stats[name])

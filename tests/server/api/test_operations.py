@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import pytest
@@ -13,12 +14,14 @@ from pydantic import SecretStr
 
 import steering
 from server.app import create_app
+from server.process.resources import prepared_at_once
 from server.process.runtime import Runtime, Serving
 from server.settings import Settings
 from steering.auto import reliability
 from steering.protocol import intervention, readout
 from steering.protocol.readout import FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
+from tests.server.api.test_streams import wait_for
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
 
@@ -131,6 +134,26 @@ def test_ready_follows_the_life_of_the_model(fake: FakeEngine) -> None:
     assert fake.stopped == 1.5
     assert (status("/health"), status("/ready")) == ((200, "ok"), (503, "draining"))
     assert ask(client).json["error"]["code"] == "model_draining"
+
+
+def test_pictures_that_wait_are_counted_and_refused_at_once_when_the_server_drains(fake: FakeEngine) -> None:
+    serving = Serving(fake, steering.VectorStore())  # type: ignore[arg-type]
+    runtime = Runtime(Settings(), loader=lambda settings: serving)
+    client = create_app(Settings(), runtime=runtime).test_client()
+    runtime.start()
+    wait_for(lambda: runtime.state == "ready")
+    answers: list[Any] = []
+    with ExitStack() as held:
+        for _ in range(prepared_at_once()):
+            held.enter_context(serving.pictures.turn("others"))
+        waiting = threading.Thread(target=lambda: answers.append(ask(client, data_uri())))
+        waiting.start()
+        reading = f"helmsight_reading {prepared_at_once() + 1}.0"
+        wait_for(lambda: reading in client.get("/metrics").text)
+        runtime.drain(0)
+        waiting.join(10)
+        assert [(one.status_code, one.json["error"]["code"]) for one in answers] == [(503, "model_draining")]
+    assert serving.pictures.held == 0
 
 
 def test_a_dead_engine_is_neither_ready_nor_healthy(fake: FakeEngine) -> None:
