@@ -68,10 +68,10 @@ def build_loops(threads: int, room: Path) -> None:
     flags = ["-std=c++20", "-O3", "-march=native", "-fPIC", f"-DTHREADS={threads}"]
     flags += [] if threads == 1 else ["-fopenmp"]
     folders = [f"-I{folder}" for folder in include_paths()]
-    made = {str(room / f"{one.stem}.o"): str(one) for one in sources()}
-    for to, source in made.items():
-        _run([*compiler, *flags, *folders, "-c", source, "-o", to])
-    _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), *made])
+    whole, made = room / f"{LOOPS}.cpp", str(room / f"{LOOPS}.o")
+    whole.write_text("".join(f'#include "{one}"\n' for one in sources()))  # one after the other takes twice as long
+    _run([*compiler, *flags, *folders, "-c", str(whole), "-o", made])
+    _run(["ar", "rcs", str(room / f"lib{LOOPS}.a"), made])
 
 
 def _rows(program: ExportedProgram) -> dict[str, list[int | None]]:

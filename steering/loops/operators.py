@@ -53,5 +53,5 @@ def _made(function: Callable[P, T], shaped: Callable[..., object], changes: tupl
 
 
 def sources() -> list[Path]:
-    """What the loops are written in, a file to compile each."""
+    """What the loops are written in, files that can be compiled as one."""
     return sorted(FOLDER.glob("*.cpp"))
