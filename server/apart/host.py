@@ -27,9 +27,7 @@ from server.engine import ServedCompletion
 from server.process.local import LocalEngine, LocalTurn, is_light
 from server.process.resources import Pump
 from steering import Auto, Choice, Chunk, Fault, Request
-from steering.prompt.layout import Prompt
 from steering.recorders.residual import Residual
-from steering.relay.prompts import received
 
 log = logging.getLogger("helmsight")
 
@@ -181,18 +179,11 @@ class Host:
                 self._pool.submit(self._call, number, method, args)
 
     def _submit(
-        self,
-        number: int,
-        turn: int,
-        group: str,
-        request: Request,
-        prompt: Prompt | None,
-        *,
-        light: bool,
-        out: list[Any],
+        self, number: int, turn: int, group: str, request: Request, prompt: Any, *, light: bool, out: list[Any]
     ) -> None:
         try:
-            completion = self._turn(turn, group).submit(request, None if prompt is None else received(prompt))
+            place = self._turn(turn, group)
+            completion = place.submit(request) if prompt is None else place.submit_read(request, prompt)
             sending = self._running[number] = Sending(number, completion, light, self._noted)
             out.append(["done", number, [completion.prompt_tokens, completion.max_tokens]])
             self._noted(sending)  # there may be something already

@@ -1,21 +1,20 @@
 """Prompts with pictures are read in the worker's process: in the engine's, that would share the interpreter with the thread
-that steps. It needs the model's processor, and none of its weights."""
+that steps."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-import steering
 from server.engine import Capabilities
-from server.process.local import has_pictures
+from server.process.local import has_pictures, prompt_reader
 from server.process.resources import keep_what_is_loaded
 from server.settings import Settings
 from steering import Request
-from steering.engine.admission import read_prompt
-from steering.prompt.layout import Prompt
 
 log = logging.getLogger("helmsight")
 
@@ -25,27 +24,19 @@ class PromptReader:
 
     def __init__(self, settings: Settings, able: Capabilities):
         self._settings, self._able = settings, able
-        self._mllm: steering.MLLM | None = None
+        self._read: Callable[[Request], Any] | None = None
         torch.set_num_threads(1)  # there is one for each request, and the engine's process has those for computing
         threading.Thread(target=self._load, name="helmsight-reader", daemon=True).start()
 
-    def __call__(self, request: Request) -> Prompt | None:
-        """The prompt of a request with pictures; raises what preparing it raises. None where the engine is to read it."""
-        if self._mllm is None or not has_pictures(request):
-            return None
-        return read_prompt(self._mllm, request, self._able.context_length)
+    def __call__(self, request: Request) -> Any:
+        """The prompt of a request with pictures, for `LocalTurn.submit_read`; raises what preparing it raises. None where
+        the engine is to read it."""
+        return self._read(request) if self._read is not None and has_pictures(request) else None
 
     def _load(self) -> None:
         try:
-            mllm = steering.load(
-                self._settings.model,
-                dtype="float32",
-                device="meta",
-                local_files_only=not self._settings.download,
-                unread=self._able.fingerprint,
-            )
+            self._read = prompt_reader(self._settings, self._able)
         except Exception as error:  # nothing is lost but time
             log.warning("the engine's process prepares all prompts, as this one cannot: %s", error)
             return
-        self._mllm = mllm
         keep_what_is_loaded()

@@ -22,8 +22,6 @@ from server.engine import Capabilities, EngineEnded, ServedCompletion
 from server.process.local import has_pictures, is_light
 from server.process.resources import prepared_at_once
 from steering import Auto, Bins, Busy, Fault, Request, Steer
-from steering.prompt.layout import Prompt
-from steering.relay.prompts import sendable
 
 log = logging.getLogger("helmsight")
 
@@ -54,7 +52,7 @@ class RemoteTurn:
             prompt = self._engine.read(request)
             if prompt is None:  # the other process is to read it
                 return self._engine.submit(self, request)
-        return self._engine.submit(self, request, sendable(prompt))
+        return self._engine.submit(self, request, prompt)
 
     def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
         """Have the other process find the way."""
@@ -81,7 +79,7 @@ class RemoteEngine:
         self._running: dict[int, RemoteCompletion] = {}
         self._room = RemoteRoom()
         self._stopping = self._gone = False
-        self.read: Callable[[Request], Prompt | None] = lambda request: None  # what reads prompts in this process
+        self.read: Callable[[Request], Any] = lambda request: None  # what reads prompts in this process
         self._pictures, self._texts = (threading.BoundedSemaphore(prepared_at_once()) for _ in range(2))
 
     def start(self) -> None:
@@ -134,7 +132,7 @@ class RemoteEngine:
             return nullcontext()
         return self._pictures if has_pictures(request) else self._texts
 
-    def submit(self, turn: RemoteTurn, request: Request, prompt: Prompt | None = None) -> RemoteCompletion:
+    def submit(self, turn: RemoteTurn, request: Request, prompt: Any = None) -> RemoteCompletion:
         """Queue a request in a turn; raises what the other engine raises. prompt: its own, where it was read here."""
         self._room.take(turn.group, request.n)
         number = next(self._numbers)

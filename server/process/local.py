@@ -19,10 +19,12 @@ from server.process.progress import Tell, weights_told
 from server.process.resources import prepared_at_once, processors
 from server.settings import Settings
 from steering import Auto, Request, Steer
+from steering.engine.admission import read_prompt
 from steering.engine.compilation import pays
 from steering.prompt.bounds import texts_of
 from steering.prompt.chat import pictures_of
 from steering.prompt.layout import Prompt
+from steering.relay import prompts
 from steering.runner import selfcheck
 from steering.tools.formats import format_of
 
@@ -47,10 +49,14 @@ class LocalTurn:
     def check(self) -> None:
         self._turn.check()
 
-    def submit(self, request: Request, prompt: Prompt | None = None) -> ServedCompletion:
-        """As a `server.engine.ServedTurn`; `prompt` is the request's, where it was read already."""
+    def submit(self, request: Request) -> ServedCompletion:
         with self._preparing:
-            return self._turn.submit(request, prompt)
+            return self._turn.submit(request)
+
+    def submit_read(self, request: Request, prompt: Prompt) -> ServedCompletion:
+        """The same of a request whose prompt `prompt_reader`'s function has read."""
+        with self._preparing:
+            return self._turn.submit(request, prompts.received(prompt))
 
     def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
         return steering.decide(self._turn, request, auto, begun)
@@ -196,6 +202,19 @@ def load(
     """Load the model of the settings, check it, and make an engine, which is not started yet; `tell` hears how far it is.
     Raises steering.UnsupportedModel and what loading raises."""
     return LocalEngine(make_engine(settings, tell, died), preparing)
+
+
+def prompt_reader(settings: Settings, able: Capabilities) -> Callable[[Request], Prompt]:
+    """What reads prompts as the engine of these settings does, for `LocalTurn.submit_read`: it has the model's processor and
+    none of its weights. Raises what loading raises."""
+    mllm = steering.load(
+        settings.model,
+        dtype="float32",
+        device="meta",
+        local_files_only=not settings.download,
+        unread=able.fingerprint,
+    )
+    return lambda request: prompts.sendable(read_prompt(mllm, request, able.context_length))
 
 
 def make_engine(
