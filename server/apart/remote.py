@@ -79,7 +79,8 @@ class RemoteEngine:
         self._running: dict[int, RemoteCompletion] = {}
         self._room = RemoteRoom()
         self._stopping = self._gone = False
-        self.read: Callable[[Request], Any] = lambda request: None  # what reads prompts in this process
+        self.read: Callable[[Request], Any] = lambda request: None
+        """What reads prompts in this process; None for those that the other process is to read."""
         self._pictures, self._texts = (threading.BoundedSemaphore(prepared_at_once()) for _ in range(2))
 
     def start(self) -> None:
@@ -94,9 +95,8 @@ class RemoteEngine:
     def stop(self, drain: float = 0.0) -> None:
         """Let running answers end for so long; then the other process is gone."""
         self._stopping = True
-        (
-            asking := threading.Thread(target=self._ask_to_stop, args=(drain,), daemon=True)
-        ).start()  # where the other process hangs, not even the asking may come to an end
+        asking = threading.Thread(target=self._ask_to_stop, args=(drain,), daemon=True)
+        asking.start()  # where the other process hangs, not even the asking may come to an end
         asking.join(drain + LAST)
         self._fail(Fault(_STOPS))
         self._link.close()
