@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from server.apart.link import raised
-from steering import Chunk, Fault, Result
+from steering import Chunk, Result
 from steering.protocol.request import Choice
 
 PATIENCE = 2.0
@@ -105,11 +105,7 @@ class RemoteCompletion:
         """Wait for the whole of it."""
         for _ in self._chunks(waits=True):
             pass
-        if len(self._choices) < self.n:
-            raise Fault("The request was cancelled.")
-        choices = tuple(self._choices[index] for index in sorted(self._choices))
-        generated = sum(len(choice.token_ids) for choice in choices)
-        return Result(choices, self.prompt_tokens, generated, self._cached)
+        return Result.of(self._choices, self.n, self.prompt_tokens, self._cached)
 
     def generated(self, index: int) -> int:
         """Tokens of a choice: all of one that ended; of another, as many as there were when it was cancelled, and where the

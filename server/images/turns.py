@@ -32,7 +32,8 @@ class PictureTurns:
     @property
     def held(self) -> int:
         """How many are at work, or wait."""
-        return self._at_work + sum(map(len, list(self._waiting.values())))
+        with self._lock:
+            return self._at_work + self._count()
 
     @contextmanager
     def turn(self, group: str = "", check: Callable[[], object] = lambda: None) -> Iterator[None]:
@@ -59,6 +60,10 @@ class PictureTurns:
                     self._seconds += _WEIGHT * (took - self._seconds) if self._seconds else took
                 self._call()
 
+    def _count(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._waiting.values()))
+
     def _call(self) -> None:
         """Have those begin whose turn it is."""
         while self._waiting and self._at_work < self._at_once:
@@ -77,7 +82,7 @@ class PictureTurns:
 
     def _refuse(self, group: str) -> None:
         """Raise Busy where one more of a group may not wait."""
-        waiting = sum(map(len, self._waiting.values()))
+        waiting = self._count()
         if not waiting and self._at_work < self._at_once:
             return
         wait = (waiting // self._at_once + 1) * self._seconds

@@ -7,7 +7,6 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from steering.errors import Fault
 from steering.protocol.intervention import applied
 from steering.protocol.readout import FinishedAnswer, Surroundings
 from steering.protocol.request import Choice, Chunk, Result, Timing, TokenLogprob
@@ -141,11 +140,7 @@ class Completion:
         """Wait for the whole request; raises Fault when it failed or was cancelled."""
         for _ in self.whole():
             pass
-        if len(self._choices) < self._n:
-            raise Fault("The request was cancelled.")
-        choices = tuple(self._choices[index] for index in sorted(self._choices))
-        generated = sum(len(choice.token_ids) for choice in choices)
-        return Result(choices, self.prompt_tokens, generated, self.sequences[0].reused)
+        return Result.of(self._choices, self._n, self.prompt_tokens, self.sequences[0].reused)
 
     def _answers(self, index: int) -> list[Sequence]:
         """The sequence of choice `index`; none where there is no such choice."""

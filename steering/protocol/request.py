@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from steering.errors import RequestError
+from steering.errors import Fault, RequestError
 from steering.grammar.grammar import Grammar
 from steering.protocol.asked import Asked, Part
 from steering.protocol.messages import chat_of
@@ -346,3 +346,11 @@ class Result:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, choices: Mapping[int, Choice], n: int, prompt_tokens: int, cached_tokens: int) -> Result:
+        """That of `n` choices by index; raises Fault where some of them never came."""
+        if len(choices) < n:
+            raise Fault("The request was cancelled.")
+        generated = sum(len(choice.token_ids) for choice in choices.values())
+        return cls(tuple(choices[index] for index in sorted(choices)), prompt_tokens, generated, cached_tokens)
