@@ -192,6 +192,9 @@ class Placed(_OfPrompts):
             seen = kernels.visible(filled, self.columns, heads.window)[:, None]
             self._masks[heads.window] = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -torch.inf)
         keys, values = (pooled[:, :, : self.columns].index_select(0, self.slots) for pooled in (keys, values))
+        if self.hooks.attention or self.hooks.observers:  # grouped, a compiler finds no simple strides in their weights
+            group = query.shape[1] // kv_heads
+            keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
         return self._hooked(heads, query, keys, values, self._masks[heads.window])
 
 

@@ -176,9 +176,9 @@ class SeeRows(AttentionHook):
         """Enhanced weights of shallow layers, and of deeper ones where the queries are generated tokens."""
         if not self.generated and layer >= self.depth:
             return weights
-        rows, heads, n, columns = weights.shape
+        n, columns = weights.shape[2:]
         own = self._on(weights.device, columns)
-        masses = (weights.view(rows, -1, columns) @ own.masks).view(rows, heads, n, -1)
+        masses = (weights[:, :, 0] @ own.masks)[:, :, None] if n == 1 else weights @ own.masks[:, None]
         seen = masses[..., :1]
         alpha = self._alpha(own, layer, seen)
         up, down, total = self._factors(own, alpha, seen, masses[..., 1:])
