@@ -74,7 +74,10 @@ class Settings(BaseModel):
         default=3.0, gt=2, allow_inf_nan=False,
         description="how long running answers may wait for a token while a prompt comes in, in times of a step without",
     )  # fmt: skip
-    image_cache: int = Field(default=256 * MEBI, ge=0, description="bytes for cached image embeddings")
+    image_cache: int = Field(
+        default=256 * MEBI, ge=0,
+        description="bytes for cached image embeddings, and as many for images as the processor made them",
+    )  # fmt: skip
     kv_share: float = Field(
         default=0.9, gt=0, le=1, allow_inf_nan=False,
         description="share of a GPU's memory, of what the model leaves, that keys and values may take: fewer --slots where "

@@ -58,7 +58,8 @@ class EngineProcess:
     def load(self, settings: Settings, tell: Tell) -> RemoteEngine:
         """Its engine, as `server.process.local.load` gives one of this process."""
         engine = connected(self._link, self._clock, tell, local.longest_step(settings), self._ended)
-        engine.read = PromptReader(settings, engine.capabilities)
+        engine.read = reader = PromptReader(settings, engine.capabilities)
+        engine.read_stats = reader.stats
         return engine
 
     def _ended(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from server.engine import Capabilities
-from server.process.local import has_pictures, prompt_reader
+from server.process.local import LocalReader, has_pictures
 from server.process.resources import keep_what_is_loaded
 from server.settings import Settings
 from steering import Request
@@ -24,18 +24,22 @@ class PromptReader:
 
     def __init__(self, settings: Settings, able: Capabilities):
         self._settings, self._able = settings, able
-        self._read: Callable[[Request], Any] | None = None
+        self._reader: LocalReader | None = None
         torch.set_num_threads(1)  # there is one for each request, and the engine's process has those for computing
         threading.Thread(target=self._load, name="helmsight-reader", daemon=True).start()
 
     def __call__(self, request: Request) -> Any:
         """The prompt of a request with pictures, for `LocalTurn.submit_read`; raises what preparing it raises. None where
         the engine is to read it."""
-        return self._read(request) if self._read is not None and has_pictures(request) else None
+        return self._reader(request) if self._reader is not None and has_pictures(request) else None
+
+    def stats(self) -> Mapping[str, float]:
+        """What it keeps and counts."""
+        return {} if self._reader is None else self._reader.stats()
 
     def _load(self) -> None:
         try:
-            self._read = prompt_reader(self._settings, self._able)
+            self._reader = LocalReader(self._settings, self._able)
         except Exception as error:  # nothing is lost but time
             log.warning("the engine's process prepares all prompts, as this one cannot: %s", error)
             return

@@ -81,6 +81,8 @@ class RemoteEngine:
         self._stopping = self._gone = False
         self.read: Callable[[Request], Any] = lambda request: None
         """What reads prompts in this process; None for those that the other process is to read."""
+        self.read_stats: Callable[[], Mapping[str, float]] = dict
+        """What that counts."""
         self._pictures, self._texts = (threading.BoundedSemaphore(prepared_at_once()) for _ in range(2))
 
     def start(self) -> None:
@@ -159,9 +161,9 @@ class RemoteEngine:
         return replace(request, interventions=found)
 
     def stats(self) -> Mapping[str, float]:
-        """The engine's; those that were found last where it does not say."""
+        """The engine's, with what is counted here; those that were found last where it does not say."""
         self._look()
-        return self._stats
+        return {**self._stats, **{name: self._stats.get(name, 0) + count for name, count in self.read_stats().items()}}
 
     @property
     def bins(self) -> Mapping[str, Bins]:

@@ -204,17 +204,27 @@ def load(
     return LocalEngine(make_engine(settings, tell, died), preparing)
 
 
-def prompt_reader(settings: Settings, able: Capabilities) -> Callable[[Request], Prompt]:
-    """What reads prompts as the engine of these settings does, for `LocalTurn.submit_read`: it has the model's processor and
-    none of its weights. Raises what loading raises."""
-    mllm = steering.load(
-        settings.model,
-        dtype="float32",
-        device="meta",
-        local_files_only=not settings.download,
-        unread=able.fingerprint,
-    )
-    return lambda request: prompts.sendable(read_prompt(mllm, request, able.context_length))
+class LocalReader:
+    """Reads prompts as the engine of these settings does, for `LocalTurn.submit_read`: it has the model's processor and none
+    of its weights. Raises what loading raises."""
+
+    def __init__(self, settings: Settings, able: Capabilities):
+        self._length = able.context_length
+        self._mllm = steering.load(
+            settings.model,
+            dtype="float32",
+            device="meta",
+            local_files_only=not settings.download,
+            unread=able.fingerprint,
+        )
+        self._mllm.seen.capacity = settings.image_cache
+
+    def __call__(self, request: Request) -> Prompt:
+        return prompts.sendable(read_prompt(self._mllm, request, self._length))
+
+    def stats(self) -> Mapping[str, float]:
+        """What is kept of pictures, and counted."""
+        return self._mllm.seen.stats()
 
 
 def make_engine(

@@ -24,6 +24,7 @@ from steering.devices import sent
 from steering.model.calibration import Calibration
 from steering.model.embedded import Embedded, Overlay
 from steering.model.pixels import PixelBounds
+from steering.model.seen import SeenPictures
 from steering.tower import attention, patches
 from steering.tower.geometry import Geometry
 
@@ -69,6 +70,7 @@ class MLLM:
         self.source: Source | None = None
         self.model = model
         self.processor = processor
+        self.seen = SeenPictures(processor)
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.path = path
         self.text_config = model.config.get_text_config()

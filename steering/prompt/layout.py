@@ -154,7 +154,8 @@ def build_prompt(
     if reply is not None:
         text = text[: text_spans[-1][1]]
     bos = mllm.tokenizer.bos_token
-    encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)), size=size)
+    with mllm.seen.noting() as seen:
+        encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)), size=size)
     replaced = encoded.pop(
         "text_replacement_offsets", None
     )  # some families give none, or an empty tensor, without images
@@ -188,7 +189,7 @@ def build_prompt(
         spans[own] = FIRST_IMAGE + number
         image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own)))
     rope = mllm.rope_positions(inputs)
-    return Prompt(ids, inputs, divide(inputs), Layout(spans, tuple(image_spans)), functions, rope)
+    return Prompt(ids, inputs, tuple(seen) or divide(inputs), Layout(spans, tuple(image_spans)), functions, rope)
 
 
 def _normalise(

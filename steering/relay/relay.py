@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from pydantic import BaseModel
 
 from steering.errors import RequestError
 from steering.grammar.grammar import Grammar
+from steering.model.images import Picture
 from steering.protocol import intervention
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request
@@ -51,6 +53,8 @@ def parts(value: Any, more: Sequence[type] = (), shared: Shared | None = None) -
         if shared is not None:
             shared.forget()  # some may have been counted as told
         raise
+    if shared is not None:
+        shared.was_told()
     return [len(head).to_bytes(_HEAD, "big") + head, *writer.blobs]
 
 
@@ -66,30 +70,67 @@ def read(data: bytes | bytearray, more: Sequence[type] = (), shared: Shared | No
 
 
 class Shared:
-    """The steering vectors that one end of a stream has told the other whole, and was told: few are used again and again,
-    and each is large. What was told is spoken of by its number; the least recently used one's is given to the next."""
+    """The steering vectors and pictures that one end of a stream has told the other whole, and was told: few are used again
+    and again, and each is large. What was told is spoken of by its number, until the end that told of it has both let go of
+    it: the least recently used, where there are `MOST`, or more than so many `BYTES`."""
 
-    MOST = 32
+    MOST, BYTES = 32, 128 * 2**20
+    KINDS = (SteeringVector, Picture)
 
     def __init__(self) -> None:
-        self._told: OrderedDict[int, tuple[int, SteeringVector]] = OrderedDict()  # by id, which no other has meanwhile
-        self.heard: dict[int, SteeringVector] = {}
+        self._told: OrderedDict[int, _Told] = OrderedDict()  # by id, which no other has meanwhile
+        self._bytes = 0
+        self._numbers = itertools.count()
+        self._gone: list[int] = []
+        self.heard: dict[int, Any] = {}
 
-    def number(self, vector: SteeringVector) -> tuple[int, bool]:
-        """A vector's number, and whether the other end knows it by now."""
-        known = id(vector) in self._told
-        if known:
-            self._told.move_to_end(id(vector))
-        elif len(self._told) < self.MOST:
-            self._told[id(vector)] = len(self._told), vector
-        else:
-            _, (number, _) = self._told.popitem(last=False)
-            self._told[id(vector)] = number, vector
-        return self._told[id(vector)][0], known
+    def tell(self, one: Any) -> tuple[int, list[int] | None] | None:
+        """Its number and, where the other end does not know it, those that it is to let go of; None for what is too large to
+        be kept. What was said counts once it `was_told`."""
+        if (known := self._told.get(id(one))) is not None:
+            self._told.move_to_end(id(one))
+            return known.number, None
+        if (size := _bytes(one)) > self.BYTES:
+            return None
+        while self._told and (len(self._told) >= self.MOST or self._bytes + size > self.BYTES):
+            self._let_go(next(iter(self._told)))
+        self._told[id(one)] = told = _Told(next(self._numbers), one, size)
+        self._bytes += size
+        return told.number, [*self._gone]
+
+    def was_told(self) -> None:
+        self._gone.clear()
+
+    def hear(self, number: int, gone: Sequence[int], first: Any) -> Any:
+        """What the other end has told of."""
+        for one in gone:
+            self.heard.pop(one, None)
+        self.heard[number] = first
+        return first
 
     def forget(self) -> None:
         """Tell all of them whole again."""
-        self._told.clear()
+        for one in list(self._told):
+            self._let_go(one)
+
+    def _let_go(self, one: int) -> None:
+        told = self._told.pop(one)
+        self._bytes -= told.bytes
+        self._gone.append(told.number)
+
+
+class _Told(NamedTuple):
+    number: int
+    one: Any
+    bytes: int
+
+
+def _bytes(one: Any) -> int:
+    """Of its tensors, and those in its mappings."""
+    values = [
+        part for value in vars(one).values() for part in (value.values() if isinstance(value, Mapping) else [value])
+    ]
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
 class _Writer:
@@ -124,10 +165,12 @@ class _Writer:
             return {"set": [self.plain(one) for one in sorted(value)]}
         if isinstance(value, Sequence):
             return [self.plain(one) for one in value]
-        if self._shared is not None and isinstance(value, SteeringVector):
-            number, known = self._shared.number(value)
-            return {"known": number} if known else {"known": number, "first": self._made(value)}
-        return self._made(value)
+        if self._shared is None or not isinstance(value, Shared.KINDS):
+            return self._made(value)
+        if (told := self._shared.tell(value)) is None:
+            return self._made(value)
+        number, gone = told
+        return {"known": number} if gone is None else {"known": number, "gone": gone, "first": self._made(value)}
 
     def _made(self, value: Any) -> dict[str, Any]:
         name = f"{type(value).__module__}:{type(value).__qualname__}"
@@ -146,7 +189,7 @@ class _Reader:
 
     def __init__(self, modules: frozenset[str], blobs: Sequence[memoryview], shared: Shared | None):
         self._blobs = blobs
-        self._modules, self._heard = modules, {} if shared is None else shared.heard
+        self._modules, self._shared = modules, shared
 
     def made(self, value: Any) -> Any:
         """The value that was told of."""
@@ -159,11 +202,10 @@ class _Reader:
                 return tuple(self.made(members))
             case {"made": str(name), "of": dict(fields)} if (kind := _kind(name, self._modules)) is not None:
                 return kind(**{key: self.made(one) for key, one in fields.items()})
-            case {"known": int(number), "first": dict(first)}:
-                self._heard[number] = self.made(first)
-                return self._heard[number]
-            case {"known": int(number)} if number in self._heard:
-                return self._heard[number]
+            case {"known": int(number), "gone": list(gone), "first": dict(first)} if self._shared is not None:
+                return self._shared.hear(number, gone, self.made(first))
+            case {"known": int(number)} if self._shared is not None and number in self._shared.heard:
+                return self._shared.heard[number]
             case {"dict": list(pairs)}:
                 return {self.made(key): self.made(one) for key, one in pairs}
             case {"set": list(members)}:

@@ -59,6 +59,7 @@ class Runner:
         self.mllm = mllm
         self._threads = PassThreads(mllm)
         self.image_cache = ImageCache(image_cache_bytes)
+        mllm.seen.capacity = image_cache_bytes
         kept = image_cache_bytes + prefix_cache_bytes
         self.pool = allotted(mllm, slots, length, graphs, share, kept)
         slots, length = self.pool.slots, self.pool.length
@@ -86,11 +87,12 @@ class Runner:
 
     def stats(self) -> dict[str, int]:
         """Bytes of all slots: of keys and values, on a CPU made at the first prompt, with how many tokens fit; and of all
-        else. What both caches keep and count."""
+        else. What all caches keep and count."""
         parts = [part for slots in self._every for part in vars(slots).values()]
         state = sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
         kv = {"kv_bytes": self.pool.bytes, "kv_max_tokens": self.pool.slots * self.pool.length}
-        return {**kv, "state_bytes": state, **self.image_cache.stats(), **self.prefixes.stats()}
+        caches = {**self.image_cache.stats(), **self.mllm.seen.stats(), **self.prefixes.stats()}
+        return {**kv, "state_bytes": state, **caches}
 
     @torch.inference_mode()
     def embed(self, sequences: Iterable[Sequence]) -> None:

@@ -70,6 +70,37 @@ def test_pictures_travel_once(reader: PromptReader) -> None:
     assert pixels < len(relay.written(prompt, KINDS)) < 1.2 * pixels
 
 
+def test_a_picture_that_is_asked_about_again_is_neither_processed_nor_sent_again(
+    apart: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = apart()
+    there.engine.read = read = reader_of(embedded(), there.own.mllm.fingerprint)
+    there.engine.read_stats = read.stats
+    sent: list[int] = []
+    real = relay.parts
+
+    def parts(*given: Any) -> list[bytes]:
+        written = real(*given)
+        if "submit" in given[0]:
+            sent.append(sum(map(len, written)))
+        return written
+
+    monkeypatch.setattr(relay, "parts", parts)
+    alone = about(picture("green"))
+    asked = [alone, about(picture("blue"), picture("green")), alone]
+    expected = there.own.generate(asked)
+    counted = there.engine.stats()
+    with there.engine.turn() as turn:
+        found = [turn.submit(request).result() for request in asked]
+    stats = there.engine.stats()
+    assert [one.choices[0].token_ids for one in found] == [one.choices[0].token_ids for one in expected]
+    pixels = sum(one.nbytes for one in build_prompt(there.own.mllm, alone.messages).pictures[0].tensors.values())
+    assert sent[0] > pixels
+    assert pixels < sent[1] < 1.7 * pixels  # of two
+    assert sent[2] < pixels / 2  # with the picture itself
+    assert [stats[name] - counted[name] for name in ("processed_images_hits", "processed_images_misses")] == [2, 2]
+
+
 def test_the_engine_reads_no_prompt_with_pictures(apart: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     there, stepping = apart(), threading.get_ident()
 

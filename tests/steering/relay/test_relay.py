@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 import steering
 from steering import Diagnose, Earlier, Request, RequestError, Sampling, Tools
+from steering.model.images import Picture
 from steering.protocol import intervention
 from steering.relay import relay
 from steering.vectors.vector import SteeringVector
@@ -105,6 +106,35 @@ def test_both_ends_let_go_of_the_same_vectors() -> None:
     for one in (*vectors, vectors[0], *vectors[-relay.Shared.MOST :], *vectors):
         assert same(relay.read(b"".join(relay.parts(one, shared=here)), shared=there), one)
     assert len(there.heard) == len(here._told) == relay.Shared.MOST
+
+
+def processed(seed: int, tokens: int = 4) -> Picture:
+    pixels = torch.randn(tokens, 6, generator=torch.Generator().manual_seed(seed))
+    return Picture.of({"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 2, tokens // 2]])})
+
+
+def test_a_stream_tells_a_picture_once_and_keeps_no_more_than_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay.Shared, "BYTES", 4 * 200)
+    here, there = relay.Shared(), relay.Shared()
+
+    def sent(one: Any) -> tuple[Any, int]:
+        written = b"".join(relay.parts(["submit", one], (Picture,), here))
+        return relay.read(written, (Picture,), there)[1], len(written)
+
+    small = [processed(seed) for seed in range(12)]  # of 120 bytes
+    for one in (*small, small[11], small[0], small[6]):
+        heard, _ = sent(one)
+        assert heard.key == one.key
+        assert torch.equal(heard.tensors["pixel_values"], one.tensors["pixel_values"])
+        assert here._bytes == sum(map(relay._bytes, there.heard.values())) <= 800
+    assert sent(small[11])[1] < sent(processed(12))[1] / 2
+    with pytest.raises(RequestError, match="cannot be sent"):
+        relay.parts([processed(13), object()], (Picture,), here)
+    assert sent(small[11])[0].key == small[11].key
+    assert [*there.heard] == [told.number for told in here._told.values()]  # and nothing that was told before
+    large = processed(14, 40)
+    assert sent(large)[0].key == large.key
+    assert len(there.heard) == 1
 
 
 def test_what_was_not_sent_after_all_is_told_again() -> None:

@@ -1,0 +1,109 @@
+"""Pictures that a processor has seen before are not processed again: a chat shows its own anew with each question."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from PIL import Image
+from transformers import BatchFeature
+
+from steering.model.images import Picture, joined
+
+CAPACITY = 256 * 2**20
+
+Made = TypeVar("Made", Picture, dict[str, Any])
+
+
+class SeenPictures:
+    """What the image processor of a model made of pictures, by their pixels and by what it was told, the least recently used
+    let go first, bounded in bytes. Within `noting` it is asked before the processor is. Any thread may.
+
+    Where pictures have grids (`image_grid_thw`) they are processed one by one and kept apart; of others all of one call are
+    kept as one, because how one is cut may depend on those beside it.
+    """
+
+    def __init__(self, processor: Any, capacity: int = CAPACITY):
+        self.capacity = capacity
+        self.bytes = self.hits = self.misses = 0
+        self._entries: OrderedDict[bytes, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._noted = threading.local()
+        images = getattr(processor, "image_processor", None)
+        if images is not None:
+            self._apart = "image_grid_thw" in getattr(images, "model_input_names", ())
+            self._ask_first(images)
+
+    def stats(self) -> dict[str, int]:
+        """What is counted, and the bytes kept now."""
+        return {f"processed_images_{name}": getattr(self, name) for name in ("hits", "misses", "bytes")}
+
+    @contextmanager
+    def noting(self) -> Iterator[list[Picture]]:
+        """Within, this thread's calls of the processor are answered from what is kept. The list holds the pictures of such a
+        call afterwards, if they are kept apart."""
+        self._noted.pictures = pictures = list[Picture]()
+        try:
+            yield pictures
+        finally:
+            del self._noted.pictures
+
+    def _ask_first(self, images: Any) -> None:
+        plain = type(images)
+
+        def called(own: Any, given: Any, *args: Any, **told: Any) -> BatchFeature:
+            flat, noted = _flat(given), getattr(self._noted, "pictures", None)
+            # What other modes look like does not follow from their pixels alone.
+            if noted is None or args or not all(isinstance(one, Image.Image) and one.mode == "RGB" for one in flat):
+                return plain.__call__(own, given, *args, **told)
+            asked = repr(sorted(told.items()))
+
+            def processed(some: Any) -> dict[str, Any]:
+                return dict(plain.__call__(own, some, **told))
+
+            if not self._apart:
+                return BatchFeature(self._kept(asked, flat, lambda _: processed(given)))
+            pictures = [self._kept(asked, [one], lambda alone: Picture.of(processed(alone))) for one in flat]
+            noted += pictures
+            return BatchFeature(joined(pictures))
+
+        # A class, as processors write out whatever they themselves hold.
+        images.__class__ = type(plain.__name__, (plain,), {"__call__": called, "__module__": plain.__module__})
+
+    def _kept(self, asked: str, images: list[Image.Image], make: Callable[[list[Image.Image]], Made]) -> Made:
+        """What is made of pictures where the processor is asked so."""
+        hasher = hashlib.sha256(asked.encode())
+        for image in images:
+            hasher.update(f"{image.size}".encode() + image.tobytes())
+        key = hasher.digest()
+        with self._lock:
+            found: Made | None = self._entries.get(key)
+            if found is not None:
+                self._entries.move_to_end(key)
+                self.hits += len(images)
+                return found
+            self.misses += len(images)
+        made = make(images)
+        size = _bytes(made)
+        with self._lock:
+            if size <= self.capacity and key not in self._entries:
+                self._entries[key] = made
+                self.bytes += size
+            while self.bytes > self.capacity:
+                self.bytes -= _bytes(self._entries.popitem(last=False)[1])
+        return made
+
+
+def _bytes(made: Picture | dict[str, Any]) -> int:
+    tensors = made.tensors if isinstance(made, Picture) else made
+    return sum(value.nbytes for value in tensors.values() if isinstance(value, torch.Tensor))
+
+
+def _flat(images: Any) -> list[Any]:
+    """The pictures in lists of lists of them."""
+    return [one for part in images for one in _flat(part)] if isinstance(images, Sequence) else [images]

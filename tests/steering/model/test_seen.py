@@ -1,0 +1,165 @@
+"""Pictures that were processed before, compared with what transformers' processor makes of them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import steering
+from steering.prompt.layout import Prompt, build_prompt
+from tests import families
+from tests.steering.conftest import LoadMLLM
+
+GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+SEVERAL = [family for family in families.FAMILIES if family not in families.IMAGE_ONLY]
+
+
+@pytest.fixture
+def mllm(root: Path) -> steering.MLLM:
+    """One of its own, which has seen nothing."""
+    return steering.load(families.checkpoint("qwen2_vl", root), device="cpu")
+
+
+@pytest.fixture
+def processed(mllm: steering.MLLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many pictures each call of transformers' own processor has got."""
+    counts: list[int] = []
+    plain = type(mllm.processor.image_processor).__mro__[1]
+    real = plain.preprocess
+
+    def preprocess(own: Any, images: Any, *args: Any, **told: Any) -> Any:
+        counts.append(len(images) if isinstance(images, list) else 1)
+        return real(own, images, *args, **told)
+
+    monkeypatch.setattr(plain, "preprocess", preprocess)
+    return counts
+
+
+def picture(shade: int, size: tuple[int, int] = (84, 56)) -> Image.Image:
+    return Image.linear_gradient("L").resize(size).convert("RGB").point(lambda level: (level + 40 * shade) % 256)
+
+
+def chat(*pictures: Image.Image, **bounds: int) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": one, **bounds} for one in pictures]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
+
+
+def same(one: Prompt, other: Prompt) -> bool:
+    assert one.inputs.keys() == other.inputs.keys()
+    assert [each.key for each in one.pictures] == [each.key for each in other.pictures]
+    for a, b in zip(one.pictures, other.pictures, strict=True):
+        assert all(torch.equal(a.tensors[name], b.tensors[name]) for name in a.tensors.keys() | b.tensors.keys())
+    return all(torch.equal(value, other.inputs[name]) for name, value in one.inputs.items())
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_a_prompt_is_the_same_when_its_pictures_were_seen(
+    family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mllm = load_mllm(family)
+    chats = [chat(picture(0))]
+    if family in SEVERAL:
+        chats += [chat(picture(1), picture(0, (56, 112))), chat(picture(0), picture(1), picture(0))]
+    with monkeypatch.context() as patched:  # as transformers has it
+        patched.setattr(mllm.processor.image_processor, "__class__", type(mllm.processor.image_processor).__mro__[1])
+        plain = [build_prompt(mllm, one) for one in chats]
+    for _ in range(2):
+        for one, other in zip(chats, plain, strict=True):
+            assert same(build_prompt(mllm, one), other)
+    before = mllm.seen.hits, mllm.seen.misses
+    for one in chats:
+        build_prompt(mllm, one)
+    assert (mllm.seen.hits - before[0], mllm.seen.misses - before[1]) == (6 if family in SEVERAL else 1, 0)
+
+
+def test_each_picture_is_processed_once(mllm: steering.MLLM, processed: list[int]) -> None:
+    first = build_prompt(mllm, chat(picture(0), picture(1), picture(0)))
+    again = build_prompt(mllm, chat(picture(1), picture(2)))
+    assert processed == [1, 1, 1]
+    assert first.pictures[0] is first.pictures[2]
+    assert again.pictures[0] is first.pictures[1]
+    kept = [*first.pictures[:2], again.pictures[1]]
+    assert mllm.seen.stats() == {
+        "processed_images_hits": 2,
+        "processed_images_misses": 3,
+        "processed_images_bytes": sum(value.nbytes for one in kept for value in one.tensors.values()),
+    }
+
+
+def test_pixels_sizes_and_bounds_are_told_apart(mllm: steering.MLLM) -> None:
+    asked = [
+        chat(picture(0)),
+        chat(picture(1)),
+        chat(picture(0, (56, 84))),
+        chat(picture(0), max_pixels=800),
+        chat(picture(0), min_pixels=9000),
+    ]
+    for _ in range(2):
+        assert len({build_prompt(mllm, one).pictures[0].key for one in asked}) == 5
+    black = [Image.new("RGB", size) for size in ((56, 84), (84, 56))]  # whose pixels are the same
+    assert [build_prompt(mllm, chat(one)).layout.images[0].grid for one in black] == [(4, 3), (3, 4)]
+
+
+def test_the_least_recently_used_is_let_go_first(mllm: steering.MLLM, processed: list[int]) -> None:
+    build_prompt(mllm, chat(picture(0)))
+    mllm.seen.capacity = 2 * mllm.seen.bytes
+    for shade in (1, 0, 2, 0, 1):  # 2 takes the place of 1, which takes that of 2
+        build_prompt(mllm, chat(picture(shade)))
+    assert (len(processed), mllm.seen.hits) == (4, 2)
+    assert mllm.seen.bytes == mllm.seen.capacity
+    build_prompt(mllm, chat(picture(3), min_pixels=40_000))  # more than all that is kept
+    build_prompt(mllm, chat(picture(0)))
+    assert mllm.seen.hits == 3
+    mllm.seen.capacity = 0
+    build_prompt(mllm, chat(picture(4)))
+    assert mllm.seen.bytes == 0
+
+
+def test_what_a_palette_colours_is_not_known_by_its_pixels(mllm: steering.MLLM) -> None:
+    def of(*palette: int) -> Image.Image:
+        one = Image.new("P", (56, 56))
+        one.putpalette(palette)
+        return one
+
+    red, blue = (build_prompt(mllm, chat(of(*palette))) for palette in ((255, 0, 0), (0, 0, 255)))
+    assert red.pictures[0].key != blue.pictures[0].key
+    assert mllm.seen.misses == 0
+
+
+def test_whoever_calls_the_processor_otherwise_gets_what_it_makes(
+    mllm: steering.MLLM, processed: list[int], tmp_path: Path
+) -> None:
+    build_prompt(mllm, chat(picture(0)))
+    for _ in range(2):
+        assert mllm.processor.image_processor(picture(0), return_tensors="np")["pixel_values"].shape == (48, 294)
+    assert len(processed) == 3
+    mllm.processor.save_pretrained(tmp_path)
+    assert "seen" not in (tmp_path / "processor_config.json").read_text()
+
+
+def test_many_threads_ask_together(mllm: steering.MLLM) -> None:
+    plain = [build_prompt(mllm, chat(picture(shade))) for shade in range(4)]
+    mllm.seen.capacity = mllm.seen.bytes // 2
+    build_prompt(mllm, chat(picture(4)))
+    wrong: list[int] = []
+
+    def ask(first: int) -> None:
+        for number in range(40):
+            shade = (first + number) % 4
+            if not same(build_prompt(mllm, chat(picture(shade))), plain[shade]):
+                wrong.append(shade)
+
+    threads = [threading.Thread(target=ask, args=(first,)) for first in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert mllm.seen.hits + mllm.seen.misses == 5 + 6 * 40
+    assert 0 < mllm.seen.hits < 6 * 40
+    assert mllm.seen.bytes <= mllm.seen.capacity
