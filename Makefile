@@ -12,9 +12,9 @@ serve: $(VENV)/.installed
 	$(BIN)/helmsight serve
 
 # Processes with a thread each, a file in one of them: the models are small, and tests of one file share theirs. One more than
-# two processors: some tests wait for seconds to pass.
+# two processors: some tests wait for seconds to pass. Bytecode is kept, as they start many processes.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # What takes too long for each change: both commands in a clone with an environment of its own, and more of Ray. An hour.
 test-long: $(VENV)/.installed
