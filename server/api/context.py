@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from flask import current_app
 
 from server.api.comparison import AnswerStates
 from server.images import remote
+from server.images.decoded import DecodedPictures
 from server.images.load import ImageLoader
 from server.journal.writer import Journal
 from server.presets.presets import Presets
@@ -48,12 +49,17 @@ class AppContext:
         """Readouts that are computed for the journal whatever the client asks for."""
         return frozenset(self.settings.journal_readouts if self.journal.enabled else ())
 
+    @cached_property
+    def decoded(self) -> DecodedPictures:
+        """The pictures that requests have sent lately."""
+        return DecodedPictures(self.settings.image_cache // 4)
+
     def image_loader(self) -> ImageLoader:
         """A loader for the images of one request."""
         if not self.settings.allow_remote_images:
-            return ImageLoader(self.settings)
+            return ImageLoader(self.settings, None, self.decoded)
         max_bytes, timeout = self.settings.max_image_bytes, self.settings.remote_image_timeout
-        return ImageLoader(self.settings, partial(remote.fetch, max_bytes=max_bytes, timeout=timeout))
+        return ImageLoader(self.settings, partial(remote.fetch, max_bytes=max_bytes, timeout=timeout), self.decoded)
 
 
 def context() -> AppContext:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 from collections.abc import Callable, Iterable
 
@@ -15,6 +16,7 @@ from PIL import Image
 
 from server.errors import BadRequest
 from server.images.container import Reads, TooComplex, check, ends_early
+from server.images.decoded import DecodedPictures
 from server.settings import Settings
 from steering.pictures import upright_rgb
 from steering.protocol.wording import cut
@@ -31,12 +33,19 @@ _DATA_URI = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)
 class ImageLoader:
     """Loads the images of one request and keeps count of their number and pixels.
 
-    `fetch` gets (url, param) of a remote image and returns its bytes; None where remote images are off.
+    `fetch` gets (url, param) of a remote image and returns its bytes; None where remote images are off. `decoded` is what
+    other requests' loaders share.
     """
 
-    def __init__(self, settings: Settings, fetch: Callable[[str, str], bytes] | None = None):
+    def __init__(
+        self,
+        settings: Settings,
+        fetch: Callable[[str, str], bytes] | None = None,
+        decoded: DecodedPictures | None = None,
+    ):
         self.settings = settings
         self.fetch = fetch
+        self.decoded = decoded or DecodedPictures(0)
         self.count = 0
         self.pixels = 0
         self.check: Callable[[], object] = lambda: None
@@ -57,7 +66,15 @@ class ImageLoader:
         self.count += 1
         if self.count > self.settings.max_images:
             raise self._too_many()
-        return self._decode(self._bytes(url, param), param)
+        file = self._bytes(url, param)
+        key = hashlib.sha256(file).digest()
+        picture = self.decoded.get(key)
+        if picture is not None:
+            self._count_pixels(picture.width * picture.height, param)
+        else:
+            picture = self._decode(file, param)
+            self.decoded.keep(key, picture)
+        return picture
 
     def _bytes(self, url: str, param: str) -> bytes:
         limit = self.settings.max_image_bytes

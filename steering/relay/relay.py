@@ -70,12 +70,12 @@ def read(data: bytes | bytearray, more: Sequence[type] = (), shared: Shared | No
 
 
 class Shared:
-    """The steering vectors and pictures that one end of a stream has told the other whole, and was told: few are used again
+    """The steering vectors and pictures that one end of a stream has told the other whole, and was told: they are used again
     and again, and each is large. What was told is spoken of by its number, until the end that told of it has both let go of
     it: the least recently used, where there are `MOST`, or more than so many `BYTES`."""
 
     MOST, BYTES = 32, 128 * 2**20
-    KINDS = (SteeringVector, Picture)
+    KINDS = (SteeringVector, Picture, Image.Image)
 
     def __init__(self) -> None:
         self._told: OrderedDict[int, _Told] = OrderedDict()  # by id, which no other has meanwhile
@@ -126,7 +126,9 @@ class _Told(NamedTuple):
 
 
 def _bytes(one: Any) -> int:
-    """Of its tensors, and those in its mappings."""
+    """Of a picture's pixels; of tensors, and those in mappings."""
+    if isinstance(one, Image.Image):
+        return one.width * one.height * len(one.getbands())
     values = [
         part for value in vars(one).values() for part in (value.values() if isinstance(value, Mapping) else [value])
     ]
@@ -144,6 +146,13 @@ class _Writer:
         """A value as JSON."""
         if type(value) in _SCALARS:
             return value
+        told = self._shared.tell(value) if self._shared is not None and isinstance(value, Shared.KINDS) else None
+        if told is None:
+            return self._whole(value)
+        number, gone = told
+        return {"known": number} if gone is None else {"known": number, "gone": gone, "first": self._whole(value)}
+
+    def _whole(self, value: Any) -> Any:
         if isinstance(value, list | tuple):
             parts = list(value) if _SCALARS.issuperset(map(type, value)) else [self.plain(one) for one in value]
             return {"tuple": parts} if isinstance(value, tuple) else parts
@@ -165,14 +174,6 @@ class _Writer:
             return {"set": [self.plain(one) for one in sorted(value)]}
         if isinstance(value, Sequence):
             return [self.plain(one) for one in value]
-        if self._shared is None or not isinstance(value, Shared.KINDS):
-            return self._made(value)
-        if (told := self._shared.tell(value)) is None:
-            return self._made(value)
-        number, gone = told
-        return {"known": number} if gone is None else {"known": number, "gone": gone, "first": self._made(value)}
-
-    def _made(self, value: Any) -> dict[str, Any]:
         name = f"{type(value).__module__}:{type(value).__qualname__}"
         if (kind := _kind(name, self._modules)) is None:
             raise RequestError(f"{type(value).__name__} cannot be sent to the other processes that run this model.")
