@@ -52,8 +52,10 @@ def _pictured(seed: int) -> Messages:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": _short(seed)[0]["content"]}]}]
 
 
-def _same_picture(seed: int) -> Messages:
-    return [{"role": "user", "content": [*_pictured(0)[0]["content"][:1], *_pictured(seed)[0]["content"][1:]]}]
+def _asked_again(about: Messages, seed: int) -> Messages:
+    """Another question about the same pictures."""
+    pictures = [part for part in about[0]["content"] if part["type"] == "image_url"]
+    return [{"role": "user", "content": [*pictures, {"type": "text", "text": _short(seed)[0]["content"]}]}]
 
 
 def _album(seed: int) -> Messages:
@@ -66,9 +68,10 @@ WORKLOADS: dict[str, Callable[[int], Messages]] = {
     "long": _long,
     "shared": _shared,
     "picture": _pictured,
-    "same-picture": _same_picture,
+    "same-picture": lambda seed: _asked_again(_pictured(0), seed),
     "album": _album,
+    "same-album": lambda seed: _asked_again(_album(0), seed),
 }
 """The chat of a seed: a short text, one of 1,200 words, a short one behind a system prompt of 600 that all have, a picture
 of its own or the same one with a short question, four large ones behind which are 400 words (2,000 tokens of the models of
-`benchmarks.models`)."""
+`benchmarks.models`), the same four with a short question."""

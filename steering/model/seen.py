@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from transformers import BatchFeature
 from steering.model.images import Picture, joined
 
 CAPACITY = 256 * 2**20
+"""Bytes, where nobody says how many."""
 
 Made = TypeVar("Made", Picture, dict[str, Any])
 
@@ -57,7 +58,7 @@ class SeenPictures:
         plain = type(images)
 
         def called(own: Any, given: Any, *args: Any, **told: Any) -> BatchFeature:
-            flat, noted = _flat(given), getattr(self._noted, "pictures", None)
+            noted, flat = getattr(self._noted, "pictures", None), _flat(given)
             # What other modes look like does not follow from their pixels alone.
             if noted is None or args or not all(isinstance(one, Image.Image) and one.mode == "RGB" for one in flat):
                 return plain.__call__(own, given, *args, **told)
@@ -106,4 +107,4 @@ def _bytes(made: Picture | dict[str, Any]) -> int:
 
 def _flat(images: Any) -> list[Any]:
     """The pictures in lists of lists of them."""
-    return [one for part in images for one in _flat(part)] if isinstance(images, Sequence) else [images]
+    return [one for part in images for one in _flat(part)] if isinstance(images, list | tuple) else [images]

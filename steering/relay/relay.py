@@ -74,7 +74,7 @@ class Shared:
     and again, and each is large. What was told is spoken of by its number, until the end that told of it has both let go of
     it: the least recently used, where there are `MOST`, or more than so many `BYTES`."""
 
-    MOST, BYTES = 32, 128 * 2**20
+    MOST, BYTES = 256, 128 * 2**20
     KINDS = (SteeringVector, Picture, Image.Image)
 
     def __init__(self) -> None:

@@ -138,6 +138,8 @@ def test_whoever_calls_the_processor_otherwise_gets_what_it_makes(
     for _ in range(2):
         assert mllm.processor.image_processor(picture(0), return_tensors="np")["pixel_values"].shape == (48, 294)
     assert len(processed) == 3
+    with pytest.raises(ValueError, match="image"):
+        mllm.processor.image_processor("a text")
     mllm.processor.save_pretrained(tmp_path)
     assert "seen" not in (tmp_path / "processor_config.json").read_text()
 
