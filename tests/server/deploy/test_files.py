@@ -39,7 +39,8 @@ SECONDS = Settings().graceful_timeout + DRAIN_MARGIN
 
 
 def texts() -> dict[str, str]:
-    return {str(file.relative_to(DEPLOY)): file.read_text() for file in DEPLOY.rglob("*") if file.is_file()}
+    files = (file for file in DEPLOY.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    return {str(file.relative_to(DEPLOY)): file.read_text() for file in files}
 
 
 def objects() -> dict[str, Any]:
