@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ import torch
 
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Processor outputs with one value a token; everything else describes the images."""
+
+PIXELS = "pixel_values"
+"""How the names of those begin that are what pictures look like."""
 
 BLANKS = 4096
 """Pictures of which it is known how large their features are."""
@@ -51,9 +54,30 @@ class Picture:
 
 def joined(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
     """The processor's tensors of several pictures, which `divide` made of them."""
-    if len(pictures) == 1:
-        return dict(pictures[0].tensors)
-    return {name: torch.cat([picture.tensors[name] for picture in pictures]) for name in pictures[0].tensors}
+    return dict(Inputs({}, pictures))
+
+
+class Inputs(Mapping[str, torch.Tensor]):
+    """A processor's tensors of a prompt. Those of several pictures are put together where one is asked for: once a model's
+    features of them are known, nobody does."""
+
+    def __init__(self, text: Mapping[str, torch.Tensor], pictures: Sequence[Picture]):
+        own = pictures[0].tensors if pictures else {}
+        self._made = {name: one for name, one in text.items() if name not in own}
+        self._pictures = pictures
+        self._names = dict.fromkeys([*self._made, *own])
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._made and name in self._names:
+            parts = [picture.tensors[name] for picture in self._pictures]
+            self._made[name] = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def divide(inputs: Mapping[str, torch.Tensor]) -> tuple[Picture, ...]:

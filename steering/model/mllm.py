@@ -23,6 +23,7 @@ from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
 from steering.model.calibration import Calibration
 from steering.model.embedded import Embedded, Overlay
+from steering.model.images import PIXELS
 from steering.model.pixels import PixelBounds
 from steering.model.seen import SeenPictures
 from steering.tower import attention, patches
@@ -245,10 +246,8 @@ class MLLM:
         `features` of all images, where they were encoded before, are what `image_features` returns, and `rope` what
         `rope_positions` does, where it was asked before.
         """
-        arguments: dict[str, Any] = dict(inputs)
-        if features is not None:
-            arguments = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
-        arguments = {name: sent(value, self.device) for name, value in arguments.items()}
+        names = [name for name in inputs if features is None or not name.startswith(PIXELS)]
+        arguments: dict[str, Any] = {name: sent(inputs[name], self.device) for name in names}
         positions = self.rope_positions(inputs) if rope is None else rope
         if positions is not None:
             arguments["position_ids"] = sent(positions, self.device)

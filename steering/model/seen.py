@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from transformers import BatchFeature
 
-from steering.model.images import Picture, joined
+from steering.model.images import PIXELS, Picture
 
 CAPACITY = 256 * 2**20
 """Bytes, where nobody says how many."""
@@ -71,7 +71,9 @@ class SeenPictures:
                 return BatchFeature(self._kept(asked, flat, lambda _: processed(given)))
             pictures = [self._kept(asked, [one], lambda alone: Picture.of(processed(alone))) for one in flat]
             noted += pictures
-            return BatchFeature(joined(pictures))
+            return BatchFeature(
+                {name: _together(name, [one.tensors[name] for one in pictures]) for name in pictures[0].tensors}
+            )
 
         # A class, as processors write out whatever they themselves hold.
         images.__class__ = type(plain.__name__, (plain,), {"__call__": called, "__module__": plain.__module__})
@@ -98,6 +100,13 @@ class SeenPictures:
             while self.bytes > self.capacity:
                 self.bytes -= _bytes(self._entries.popitem(last=False)[1])
         return made
+
+
+def _together(name: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    """Those of several pictures. What nobody reads who makes a prompt of them takes no memory here: `Inputs` has it."""
+    if name.startswith(PIXELS):
+        return parts[0].new_zeros(()).expand(sum(map(len, parts)), *parts[0].shape[1:])
+    return torch.cat(parts)
 
 
 def _bytes(made: Picture | dict[str, Any]) -> int:

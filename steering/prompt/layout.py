@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from steering.errors import RequestError, panics_raise
-from steering.model.images import Picture, divide
+from steering.model.images import Inputs, Picture, divide
 from steering.model.mllm import MLLM
 from steering.prompt.blocks import block_names
 from steering.prompt.characters import MARK, CharSpans, as_json, as_text, without_insertions
@@ -87,7 +87,7 @@ class Prompt:
     """A tokenised chat. ids: (n,) int64; inputs: everything the model's wrapper takes, on the CPU; pictures: its images."""
 
     ids: torch.Tensor
-    inputs: dict[str, torch.Tensor]
+    inputs: Mapping[str, torch.Tensor]
     pictures: tuple[Picture, ...]
     layout: Layout
     functions: Sequence[Mapping[str, Any]] = ()
@@ -189,7 +189,9 @@ def build_prompt(
         spans[own] = FIRST_IMAGE + number
         image_spans.append(ImageSpan(own, _grid(mllm, inputs, number, len(images), own)))
     rope = mllm.rope_positions(inputs)
-    return Prompt(ids, inputs, tuple(seen) or divide(inputs), Layout(spans, tuple(image_spans)), functions, rope)
+    shown = tuple(seen) or divide(inputs)
+    given = Inputs(inputs, shown) if seen else inputs
+    return Prompt(ids, given, shown, Layout(spans, tuple(image_spans)), functions, rope)
 
 
 def _normalise(

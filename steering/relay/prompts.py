@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from steering.model.images import TEXT_INPUTS, Picture, joined
+from steering.model.images import TEXT_INPUTS, Inputs, Picture
 from steering.prompt.layout import Prompt
 
 KINDS = (Prompt, Picture)
@@ -13,9 +13,9 @@ KINDS = (Prompt, Picture)
 
 def sendable(prompt: Prompt) -> Prompt:
     """The same with the tensors of its pictures once: they stand among its inputs, too."""
-    return replace(prompt, inputs={name: one for name, one in prompt.inputs.items() if name in TEXT_INPUTS})
+    return replace(prompt, inputs={name: prompt.inputs[name] for name in prompt.inputs if name in TEXT_INPUTS})
 
 
 def received(prompt: Prompt) -> Prompt:
     """What it was before `sendable`."""
-    return replace(prompt, inputs={**prompt.inputs, **joined(prompt.pictures)}) if prompt.pictures else prompt
+    return replace(prompt, inputs=Inputs(prompt.inputs, prompt.pictures))
