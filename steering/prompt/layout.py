@@ -302,16 +302,14 @@ def _encode(
             if not images and mllm.beside_text is not None:  # takes a quarter of the time
                 encoded = {name: torch.tensor(value) for name, value in mllm.tokenizer([text], **read).items()}
                 return encoded | {name: torch.zeros_like(encoded["input_ids"]) for name in mllm.beside_text}
-            return dict(
-                mllm.processor(
-                    text=[text],
-                    images=[images] if images else None,
-                    return_text_replacement_offsets=True,
-                    return_tensors="pt",
-                    **read,
-                    **({} if size is None else {"images_kwargs": {"size": size}}),
-                )
+            bounds: dict[str, Any] = {} if size is None else {"size": size}
+            shown: dict[str, Any] = (
+                {"images": [images], "images_kwargs": {"return_tensors": "pt", **bounds}} if images else {}
             )
+            found = mllm.processor(text=[text], return_text_replacement_offsets=True, **shown, **read)
+            # Asked for tensors of all, transformers looks at each token's offsets by themselves.
+            numbers = {name: value for name, value in found.items() if name != "text_replacement_offsets"}
+            return {**found, **{name: torch.as_tensor(value) for name, value in numbers.items()}}
     except ValueError as error:
         raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
 
