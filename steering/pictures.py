@@ -23,13 +23,15 @@ def opened(source: str | Path | bytes) -> Image.Image:
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """The first frame as RGB, turned as its EXIF data says, transparency flattened on white."""
+    """The first frame as RGB, turned as its EXIF data says, transparency flattened on white; nothing else of its file, whose
+    profiles and texts may be megabytes."""
     with contextlib.suppress(Exception):  # a picture with damaged EXIF data is still a picture
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # Pillow would clip 16-bit grey to 255 instead of scaling it
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    rgb = image.convert("RGB")  # a copy
+    rgb.info.clear()
+    return rgb

@@ -7,6 +7,9 @@ from collections import OrderedDict
 
 from PIL import Image
 
+OBJECTS = 2048
+"""Bytes, of a picture however small."""
+
 
 class DecodedPictures:
     """Upright RGB pictures by a hash of their files, the least recently used let go first, of so many bytes at most. Whoever
@@ -38,4 +41,5 @@ class DecodedPictures:
 
 
 def _bytes(picture: Image.Image) -> int:
-    return picture.width * picture.height * len(picture.getbands())
+    """As Pillow has it, which takes four bytes for a pixel."""
+    return OBJECTS + 4 * picture.width * picture.height

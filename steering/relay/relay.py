@@ -126,9 +126,9 @@ class _Told(NamedTuple):
 
 
 def _bytes(one: Any) -> int:
-    """Of a picture's pixels; of tensors, and those in mappings."""
+    """Of a picture's pixels, for each of which Pillow takes four; of tensors, and those in mappings."""
     if isinstance(one, Image.Image):
-        return one.width * one.height * len(one.getbands())
+        return 4 * one.width * one.height
     values = [
         part for value in vars(one).values() for part in (value.values() if isinstance(value, Mapping) else [value])
     ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import io
+
 import pytest
 from PIL import Image
 
 from server.errors import BadRequest
-from server.images.decoded import DecodedPictures
+from server.images.decoded import OBJECTS, DecodedPictures
 from server.images.load import ImageLoader
 from server.settings import Settings
 from tests.server.conftest import data_uri
 
-SQUARE = 10 * 10 * 3
+SQUARE = 10 * 10 * 4 + OBJECTS
 """Bytes of a picture of ten times ten pixels."""
 
 
@@ -37,7 +40,7 @@ def test_the_least_recently_used_is_let_go_first_and_what_is_too_large_is_not_ke
     loader.load(uri(3), "c")
     assert loader.load(uri(1), "a") is one
     assert loader.load(uri(2), "b") is not two
-    loader.load(uri(4, side=20), "d")
+    loader.load(uri(4, side=60), "d")
     assert decoded.bytes == 2 * SQUARE
 
 
@@ -48,6 +51,21 @@ def test_bounds_hold_for_pictures_that_are_known() -> None:
     loader.load(uri(1), "a")
     with pytest.raises(BadRequest, match="together"):
         loader.load(uri(1), "b")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_nothing_but_pixels_is_kept_of_a_file(kind: str) -> None:
+    """Profiles of megabytes would count for nothing."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 40), "red").save(buffer, kind, icc_profile=bytes(2**20), exif=Image.Exif())
+    url = "data:image;base64," + base64.b64encode(buffer.getvalue()).decode()
+    kept = ImageLoader(Settings(), None, DecodedPictures(2**20)).load(
+        url.replace("image;", f"image/{kind.lower()};"), "a"
+    )
+    assert type(kept) is Image.Image
+    assert kept.info == {}
+    held = [value for value in vars(kept).values() if isinstance(value, bytes | dict | list)]
+    assert sum(len(value) for value in held) == 0
 
 
 def test_without_room_each_is_decoded() -> None:
