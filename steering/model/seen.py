@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import torch
 from PIL import Image
 from transformers import BatchFeature
 
+from steering.kept import Kept
 from steering.model.images import PIXELS, Picture
 
 CAPACITY = 256 * 2**20
@@ -21,7 +21,7 @@ CAPACITY = 256 * 2**20
 Made = TypeVar("Made", Picture, dict[str, Any])
 
 
-class SeenPictures:
+class SeenPictures(Kept[Any]):
     """What the image processor of a model made of pictures, by their pixels and by what it was told, the least recently used
     let go first, bounded in bytes. Within `noting` it is asked before the processor is. Any thread may.
 
@@ -30,10 +30,8 @@ class SeenPictures:
     """
 
     def __init__(self, processor: Any, capacity: int = CAPACITY):
-        self.capacity = capacity
-        self.bytes = self.hits = self.misses = 0
-        self._entries: OrderedDict[bytes, Any] = OrderedDict()
-        self._lock = threading.Lock()
+        super().__init__(capacity, _bytes)
+        self.hits = self.misses = 0
         self._noted = threading.local()
         images = getattr(processor, "image_processor", None)
         if images is not None:
@@ -84,21 +82,14 @@ class SeenPictures:
         for image in images:
             hasher.update(f"{image.size}".encode() + image.tobytes())
         key = hasher.digest()
+        found: Made | None = self.get(key)
         with self._lock:
-            found: Made | None = self._entries.get(key)
-            if found is not None:
-                self._entries.move_to_end(key)
-                self.hits += len(images)
-                return found
-            self.misses += len(images)
+            self.hits += len(images) if found is not None else 0
+            self.misses += len(images) if found is None else 0
+        if found is not None:
+            return found
         made = make(images)
-        size = _bytes(made)
-        with self._lock:
-            if size <= self.capacity and key not in self._entries:
-                self._entries[key] = made
-                self.bytes += size
-            while self.bytes > self.capacity:
-                self.bytes -= _bytes(self._entries.popitem(last=False)[1])
+        self.keep(key, made)
         return made
 
 

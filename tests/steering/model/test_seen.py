@@ -15,7 +15,6 @@ from steering.prompt.layout import Prompt, build_prompt
 from tests import families
 from tests.steering.conftest import LoadMLLM
 
-GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 SEVERAL = [family for family in families.FAMILIES if family not in families.IMAGE_ONLY]
 
 

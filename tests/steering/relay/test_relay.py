@@ -132,7 +132,7 @@ def test_a_stream_tells_a_picture_once_and_keeps_no_more_than_so_many_bytes(monk
         relay.parts([processed(13), object()], (Picture,), here)
     assert sent(small[11])[0].key == small[11].key
     assert [*there.heard] == [told.number for told in here._told.values()]  # and nothing that was told before
-    photo = Image.new("RGB", (10, 10), "red")  # of 300 bytes
+    photo = Image.new("RGB", (10, 10), "red")  # of 400 bytes
     for _ in range(2):
         heard, size = sent(photo)
         assert heard.tobytes() == photo.tobytes()
