@@ -42,7 +42,7 @@ def example_step(
     mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, sizes: StepSizes = EXAMPLES[0]
 ) -> tuple[Step, list[torch.Tensor]]:
     """The step that is asked for, and the tensors of its hooks in an example of these sizes."""
-    shape, given = taken_apart(_hooks(mllm, variant, sizes))
+    shape, given = taken_apart([] if variant.kind == "pictures" else _hooks(mllm, variant, sizes))
     return STEPS[variant.kind](mllm, shape, axes, weights), given
 
 

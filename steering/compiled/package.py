@@ -74,6 +74,11 @@ class Package:
         `PrefillStep`, hooks, columns and shares as those of a decode."""
         return self._run(hooks, given, [embeds, positions, slots, starts, last], columns, pool, shares, by_slot=False)
 
+    def encode(self, given: list[torch.Tensor], shares: list[slice]) -> torch.Tensor:
+        """(pictures, tokens, d) of what a `PicturesStep` is given. shares: the pictures that each thread takes."""
+        (features,) = self._passed(given, [], shares, by_slot=False)
+        return features
+
     def _run(
         self,
         hooks: list[Hook],
@@ -87,15 +92,20 @@ class Package:
         """by_slot: row i is slot i."""
         if len(self._column) < pool.length:
             self._column = torch.zeros(pool.length)
-        inputs, pooled = [*fed, self._column[:columns], *given], [*pool.tensors]
+        hidden, logits, *made = self._passed([*fed, self._column[:columns], *given], [*pool.tensors], shares, by_slot)
+        self._mould.change(hooks, self._changes, [*given, *made])
+        return hidden, logits
+
+    def _passed(
+        self, inputs: list[torch.Tensor], pooled: list[torch.Tensor], shares: list[slice], by_slot: bool
+    ) -> list[torch.Tensor]:
+        """What the library says of inputs, each thread of its share."""
         if len(shares) == 1:
             calls = [partial(self._library, [*map(torch.Tensor.contiguous, inputs), *pooled])]
         else:
             calls = [partial(self._library, self._part(share, inputs, pooled, by_slot)) for share in shares]
         found = self._team.run(calls)
-        hidden, logits, *made = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True), self._outputs)
-        self._mould.change(hooks, self._changes, [*given, *made])
-        return hidden, logits
+        return found[0] if len(found) == 1 else [*map(torch.cat, zip(*found, strict=True), self._outputs)]
 
     def _part(
         self, rows: slice, inputs: list[torch.Tensor], pooled: list[torch.Tensor], by_slot: bool

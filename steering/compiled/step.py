@@ -13,10 +13,13 @@ from steering.compiled.tensors import Hole, Made, Pattern, put_together, taken_a
 from steering.decoder.attention import Decode, Placed
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
+from steering.model.images import PIXELS
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Scope
+from steering.tower.attention import packed_tower
+from steering.tower.geometry import GRID
 
-Kind = Literal["decode", "prefill"]
+Kind = Literal["decode", "prefill", "pictures"]
 
 
 class Variant(NamedTuple):
@@ -27,8 +30,8 @@ class Variant(NamedTuple):
 
 
 class StepSizes(NamedTuple):
-    """What varies from one pass to the next, and from one engine to another; width: tokens of each row; spans: of a prompt
-    with as many images as there may be."""
+    """What varies from one pass to the next, and from one engine to another; rows: pictures where these are encoded; width:
+    tokens of each row; spans: of a prompt with as many images as there may be."""
 
     rows: int
     width: int
@@ -39,7 +42,7 @@ class StepSizes(NamedTuple):
 
 
 class Step(nn.Module):
-    """A pass of one kind under hooks of one shape.
+    """A pass of one kind, through the decoder under hooks of one shape.
 
     axes: how many axes rotary positions have, None for one that is not told apart. weights: those that its linear layers
     read, where it calls our own loops; None where it is made of the model's operations alone. Called once, it knows
@@ -51,8 +54,6 @@ class Step(nn.Module):
     def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, weights: PackedWeights | None):
         super().__init__()
         self._fused = weights is not None
-        self.decoder = mllm.decoder
-        self.output = mllm.model.get_output_embeddings()
         self.shape = shape
         self._mllm, self._axes = [mllm], axes  # in a list, as it is no part of what is compiled
         self._groups = [] if weights is None else weights.groups
@@ -64,11 +65,23 @@ class Step(nn.Module):
         return self._note.left
 
     @abstractmethod
+    def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
+        """All arguments of a call of these sizes. given: the hooks' tensors."""
+
+
+class DecoderStep(Step):
+    """A pass through the decoder."""
+
+    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, weights: PackedWeights | None):
+        super().__init__(mllm, shape, axes, weights)
+        self.decoder = mllm.decoder
+        self.output = mllm.model.get_output_embeddings()
+
+    @abstractmethod
     def example(self, sizes: StepSizes) -> tuple[torch.Tensor, ...]:
         """What is fed, and where that lies: the first arguments of a call of these sizes."""
 
     def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
-        """All arguments of a call of these sizes. given: the hooks' tensors."""
         (mllm,) = self._mllm
         column = torch.zeros(sizes.columns, device=mllm.device)
         pooled = [
@@ -109,7 +122,7 @@ class Step(nn.Module):
         return [hidden, logits, *made]
 
 
-class DecodeStep(Step):
+class DecodeStep(DecoderStep):
     """One token for each of the first rows of the pool."""
 
     kind: ClassVar[Kind] = "decode"
@@ -141,7 +154,7 @@ class DecodeStep(Step):
         return self._run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, given)
 
 
-class PrefillStep(Step):
+class PrefillStep(DecoderStep):
     """Some tokens of some prompts, a prompt a row."""
 
     kind = "prefill"
@@ -173,7 +186,43 @@ class PrefillStep(Step):
         return self._run(embeds, positions, step, last, hooks, given)
 
 
-STEPS: dict[Kind, type[Step]] = {one.kind: one for one in (PrefillStep, DecodeStep)}
+class PicturesStep(Step):
+    """Pictures of one size through the tower that packs them, which has no hooks."""
+
+    kind = "pictures"
+
+    def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, weights: PackedWeights | None):
+        super().__init__(mllm, shape, axes, weights)
+        self.tower = packed_tower(mllm.model.model)
+
+    def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
+        (mllm,) = self._mllm
+        merged = self.tower.spatial_merge_size
+        grid = torch.tensor([[1, merged, merged * sizes.width]] * sizes.rows)
+        patches = sizes.rows * sizes.width * merged**2
+        weight = self.tower.patch_embed.proj.weight
+        pixels = torch.zeros(patches, weight[0].numel(), dtype=weight.dtype)
+        fed = mllm.alike({GRID: grid, PIXELS: pixels})
+        assert fed is not None
+        return tuple(fed)
+
+    def forward(self, pixels: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
+        """What `MLLM.alike` gives of pictures -> (pictures, tokens, d)."""
+        pictures, width = pixels.shape[:2]
+        with Packing(self._groups, self.packed.named):
+            made = self.tower(
+                pixels.flatten(0, 2),
+                grid_thw=None,
+                position_ids=positions.flatten(0, 2),
+                cu_seqlens=positions.new_zeros(2),  # which nobody reads who knows that they are `alike`
+                max_seqlen=0,
+                alike=pictures,
+            )
+        self._note.left = self.shape.tree
+        return [made.pooler_output.unflatten(0, (pictures, width))]
+
+
+STEPS: dict[Kind, type[Step]] = {one.kind: one for one in (PrefillStep, DecodeStep, PicturesStep)}
 
 
 class _Tensors(nn.Module):

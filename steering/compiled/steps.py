@@ -7,6 +7,7 @@ import hashlib
 import json
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -21,12 +22,13 @@ from steering.compiled.store import StoredStep
 from steering.compiled.tensors import Bound, Pattern
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
+from steering.model.images import Features
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, PrefillChunk, Scope
 from steering.team import Team
 
-FORMAT = 4
-CODE = ("compiled", "decoder", "interventions", "loops", "measures.py", "model", "recorders")
+FORMAT = 5
+CODE = ("compiled", "decoder", "interventions", "loops", "measures.py", "model", "recorders", "tower")
 """Of this package, what a step's computations are written in."""
 SOURCES = (".py", ".cpp", ".h")
 LONGEST = 512
@@ -35,7 +37,9 @@ needs no mask."""
 SHARED_ROWS = 3
 """Rows of a decode that a thread takes at least where several share it."""
 SHARED_TOKENS = 32
-"""Tokens of prompts, likewise."""
+"""Tokens of prompts, and patches of pictures, likewise."""
+MOST_PATCHES = 1024
+"""Patches of pictures that are encoded compiled: of more, arithmetic is all that takes time."""
 
 
 class WantedStep(NamedTuple):
@@ -164,6 +168,16 @@ class CompiledSteps:
             own, given, embeds, positions, slots, starts, chunk.last, columns, pool, shares
         )
         return Computed(hidden, logits if chunk.complete else None)
+
+    def features(self, pictures: Mapping[str, torch.Tensor]) -> Features | None:
+        """Of pictures of one size, as `MLLM.image_features`; None where no step for them is ready."""
+        package = next(iter(self._ready.get(("pictures", self.axes), ())), None)
+        given = None if package is None else self._mllm.alike(pictures)
+        if package is None or given is None or given[0].shape[:3].numel() > MOST_PATCHES:
+            return None
+        self.taken += 1
+        least = -(-SHARED_TOKENS // given[0].shape[1:3].numel())
+        return Features([*package.encode(given, self._team.shares(len(given[0]), least))])
 
     def _found(
         self, kind: Kind, hooks: Bound, axes: int | None

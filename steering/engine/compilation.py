@@ -11,10 +11,10 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 from steering.compiled.compiling import Compiling
-from steering.compiled.step import Kind, Variant
+from steering.compiled.step import Variant
 from steering.compiled.steps import CompiledSteps
 from steering.errors import Fault, UnsupportedModel
 from steering.model.mllm import MLLM
@@ -43,7 +43,8 @@ def pays(mllm: MLLM) -> bool:
     return here and size <= COPIED and shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
-VARIANTS = [Variant(kind, scope) for scope in SCOPES for kind in get_args(Kind)]
+VARIANTS = [Variant("decode"), Variant("prefill"), Variant("pictures")]
+VARIANTS += [Variant(kind, scope) for scope in SCOPES[1:] for kind in ("decode", "prefill")]
 """The steps that are worth compiling, the most wanted first."""
 
 
@@ -67,7 +68,7 @@ class Compilation:
             rehearsal = Rehearsal(mllm)
             threads = PassThreads(mllm).of(1)
             self.steps = steps = CompiledSteps(mllm, threads, rehearsal.axes)
-            wanted = [steps.wanted(one) for one in VARIANTS]
+            wanted = [steps.wanted(one) for one in VARIANTS if one.kind != "pictures" or rehearsal.pictures]
             for one in wanted:
                 rehearsal.rehearse(one)
             self._compiling = Compiling(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers.utils import ModelOutput
 
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Processor outputs with one value a token; everything else describes the images."""
@@ -21,6 +22,13 @@ BLANKS = 4096
 
 Encode = Callable[[Mapping[str, torch.Tensor]], Any]
 """From the processor's tensors to what the model's `get_image_features` returns."""
+
+
+@dataclass
+class Features(ModelOutput):
+    """What a model's `get_image_features` returns, as far as it is used: of each picture (tokens, d)."""
+
+    pooler_output: Sequence[torch.Tensor] = ()
 
 
 @dataclass(frozen=True)

@@ -299,6 +299,10 @@ class MLLM:
         with self._geometry.on_the_host(pictures, self.device) as made:
             return self.model.model.get_image_features(**arguments, **made, return_dict=True)
 
+    def alike(self, pictures: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
+        """As `steering.tower.geometry.Geometry`."""
+        return self._geometry.alike(pictures, self.device)
+
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""
         logits = self.model.get_output_embeddings()(hidden)

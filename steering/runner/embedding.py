@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
+import torch
+
+from steering.compiled.steps import CompiledSteps
 from steering.model.images import ImageCache, Picture
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
@@ -12,10 +16,12 @@ from steering.runner.prefix import PrefixCache
 
 
 class Embedder:
-    """Embeds prompts of a model. `rope_axes` is how many axes rotary positions have, once a prompt had several."""
+    """Embeds prompts of a model. `rope_axes` is how many axes rotary positions have, once a prompt had several. steps: those
+    that are compiled."""
 
-    def __init__(self, mllm: MLLM, images: ImageCache, prefixes: PrefixCache):
+    def __init__(self, mllm: MLLM, images: ImageCache, prefixes: PrefixCache, steps: CompiledSteps | None = None):
         self.mllm = mllm
+        self._steps = steps
         self.rope_axes: int | None = None
         self._images = images
         self._prefixes = prefixes
@@ -26,7 +32,11 @@ class Embedder:
 
     def encode_next(self, sequence: Sequence) -> bool:
         """Encode the first new picture of a prompt that is to be embedded; False where there is none."""
-        return self._images.encode_next(self.mllm.image_features, self._looked_at(sequence))
+        return self._images.encode_next(self._features, self._looked_at(sequence))
+
+    def _features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
+        compiled = None if self._steps is None else self._steps.features(pictures)
+        return self.mllm.image_features(pictures) if compiled is None else compiled
 
     def _looked_at(self, sequence: Sequence) -> tuple[Picture, ...]:
         if sequence.embedded is not None or not sequence.prompt.pictures or not self.mllm.takes_image_features:
@@ -47,7 +57,7 @@ class Embedder:
             unseen |= {picture.key for picture in before}
             seen |= {picture.key for picture in sequence.prompt.pictures[len(before) :]}
         pictures = [sequence.prompt.pictures for sequence in shown]
-        features = self._images.get(self.mllm.image_features, pictures, unseen - seen)
+        features = self._images.get(self._features, pictures, unseen - seen)
         by_sequence = dict(zip(shown, features, strict=True))
         for sequence in sequences:
             prompt = sequence.prompt

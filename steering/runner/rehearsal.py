@@ -3,7 +3,8 @@ no slot is any request's."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,12 +13,15 @@ from steering.compiled.step import Variant
 from steering.compiled.steps import CompiledSteps, WantedStep
 from steering.errors import UnsupportedModel
 from steering.model.embedded import Embedded
+from steering.model.images import PIXELS, Encode, Features
 from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, PrefillChunk, Scope
 from steering.runner.runner import Runner
 from steering.runner.selfcheck import HALF_TOLERANCE, STEPS, TOLERANCE, checked_prompts, checked_sequence
 
+Made = TypeVar("Made")
 Told = list[tuple[torch.Tensor, ...]]
 """By pass: logits (rows, vocabulary), then, of a decode, all that its parts hold, and of a prefill the keys and values that
 it left behind."""
@@ -32,11 +36,23 @@ class _Sole(CompiledSteps):
     def prefill(self, *args: Any) -> Computed:
         return _there(super().prefill(*args))
 
+    def features(self, pictures: Mapping[str, torch.Tensor]) -> Features:
+        return _there(super().features(pictures))
 
-def _there(computed: Computed | None) -> Computed:
+
+def _there(computed: Made | None) -> Made:
     if computed is None:
         raise UnsupportedModel("The compiled step is of other hooks than it is for.")
     return computed
+
+
+def _pictures(prompt: Prompt) -> list[Mapping[str, torch.Tensor]]:
+    """The inputs of a prompt's picture, and of it beside two others of its size."""
+    if not prompt.pictures:
+        return []
+    first = prompt.pictures[0].tensors
+    others = [{name: one.flip(0) if name == PIXELS else one for name, one in first.items()}] * 2
+    return [first, {name: torch.cat([one[name] for one in (first, *others)]) for name in first}]
 
 
 class Rehearsal:
@@ -64,6 +80,8 @@ class Rehearsal:
         self._left = [one.clone() for one in self._runner.pool.tensors]
         self._neutral = [one.clone() for one in self._state()]
         self._expected: dict[Variant, list[Told]] = {}
+        self.pictures = [one for one in _pictures(prompts[0]) if mllm.alike(one) is not None]
+        """Inputs of one picture, and of several of its size; none where no step is made for such."""
 
     @property
     def axes(self) -> int | None:
@@ -72,13 +90,14 @@ class Rehearsal:
 
     def rehearse(self, wanted: WantedStep) -> None:
         """Run what a compiled step will be compared with."""
-        self._expected[wanted.variant] = self._said(wanted.variant)
+        self._expected[wanted.variant] = self._said(wanted.variant, self._runner.mllm.image_features)
 
     def check(self, steps: CompiledSteps, wanted: WantedStep, package: Package) -> None:
         """Raise UnsupportedModel where a package's steps are not the plain ones. One thread at a time."""
         self._runner.passes.steps = sole = _Sole.of(steps, wanted, package)
         try:
-            for expected, told in zip(self._expected[wanted.variant], self._said(wanted.variant), strict=True):
+            told_of = self._said(wanted.variant, sole.features)
+            for expected, told in zip(self._expected[wanted.variant], told_of, strict=True):
                 self._compare(expected, told)
             if not sole.taken:
                 raise UnsupportedModel("The compiled step was not run.")
@@ -93,7 +112,9 @@ class Rehearsal:
                     raise UnsupportedModel(f"Compiled, pass {step} is {off:.1e} of its range off.")
 
     @torch.inference_mode()
-    def _said(self, variant: Variant) -> list[Told]:
+    def _said(self, variant: Variant, encode: Encode) -> list[Told]:
+        if variant.kind == "pictures":
+            return [[tuple(encode(pictures).pooler_output)] for pictures in self.pictures]
         if variant.kind == "prefill":
             return [self._prefilled(variant.scope)]
         return [self._decoded(rows, variant.scope) for rows in (1, len(self._sequences))]

@@ -75,7 +75,7 @@ class Runner:
         self._held: defaultdict[str, set[int]] = defaultdict(set)  # by part, the slots that are not neutral
         self.concerns = Concerns(self.recorders, self.interventions)
         self.prefixes = PrefixCache(self.pool, self.concerns, prefix_cache_bytes if mllm.rotates_alike else 0)
-        self.embedder = Embedder(mllm, self.image_cache, self.prefixes)
+        self.embedder = Embedder(mllm, self.image_cache, self.prefixes, steps)
         if steps is not None:  # a text's positions are the same on each axis
             self.embedder.rope_axes = steps.axes
         taken = DecodeGraphs(mllm) if graphs else steps

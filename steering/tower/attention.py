@@ -54,24 +54,33 @@ def attend(
     *,
     cu_seq_lens_q: torch.Tensor,
     scaling: float | None = None,
+    alike: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query, key, value: (1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim), of each sequence within itself.
 
-    cu_seq_lens_q: (sequences + 1,), where they begin and the last one ends; read, so that it is better on the CPU.
+    cu_seq_lens_q: (sequences + 1,), where they begin and the last one ends; read, so that it is better on the CPU. alike:
+    how many sequences of one length there are, where that is known without reading.
     """
+    if alike is not None:
+        return _in_runs([one[0] for one in (query, key, value)], alike, scaling)[None], None
     runs, order, back = packed_runs(tuple(cu_seq_lens_q.tolist()), query.device)
     given = [one[0] if order is None else one[0, :, order] for one in (query, key, value)]
     begin, parts = 0, []
     for sequences, length in runs:
         end = begin + sequences * length
-        own = [one[:, begin:end].unflatten(1, (sequences, length)).transpose(0, 1) for one in given]
-        shared = query.shape[1] != key.shape[1]
-        out = F.scaled_dot_product_attention(own[0], own[1], own[2], scale=scaling, enable_gqa=shared)
-        parts.append(out.transpose(1, 2).flatten(0, 1))
+        parts.append(_in_runs([one[:, begin:end] for one in given], sequences, scaling))
         begin = end
     whole = parts[0] if len(parts) == 1 else torch.cat(parts)
     return (whole if back is None else whole[back])[None], None
+
+
+def _in_runs(given: list[torch.Tensor], sequences: int, scaling: float | None) -> torch.Tensor:
+    """(tokens, heads, head_dim) of queries, keys and values (heads, tokens, head_dim) of so many sequences of one length."""
+    query, key, value = (one.unflatten(1, (sequences, -1)).transpose(0, 1) for one in given)
+    shared = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=shared)
+    return out.transpose(1, 2).flatten(0, 1)
 
 
 @functools.lru_cache(maxsize=KEPT)

@@ -20,6 +20,8 @@ GRID = "image_grid_thw"
 """By what processors tell how many patches each picture has, (pictures, 3)."""
 LENGTHS = ("cu_seqlens", "cu_window_seqlens")
 """Where a tower's packed pictures and windows end, of which its layers read their lengths."""
+POSITIONS = "image_position_ids"
+"""Rows and columns of patches, (patches, 2)."""
 KEPT = 64
 """Grids of which what follows is kept."""
 
@@ -63,6 +65,23 @@ class Geometry:
             for block in tower.blocks:
                 stack.enter_context(block.register_forward_pre_hook(swap, with_kwargs=True))
             yield arguments
+
+    def alike(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor] | None:
+        """What the tower is given of pictures of one size, (pictures, tokens, patches of a token, ...): pixels, positions.
+        None of others, and where it takes more than these, or does not attend to each picture as a whole."""
+        tower = attention.packed_tower(self._wrapper)
+        merged = getattr(tower, "spatial_merge_size", None)
+        if GRID not in pictures or merged is None or tower.config._attn_implementation != attention.NAME:
+            return None
+        grids = tuple(map(tuple, pictures[GRID].tolist()))
+        made, _ = self._made(grids, device)
+        tensors = {name: one for name, one in made.items() if isinstance(one, torch.Tensor)}
+        frames, height, width = grids[0]
+        if len({*grids}) > 1 or frames > 1 or {*tensors} != {f"image_{LENGTHS[0]}", POSITIONS}:
+            return None
+        pixels = sent(pictures["pixel_values"].to(tower.dtype), device)
+        sizes = len(grids), height * width // merged**2, merged**2
+        return [one.unflatten(0, sizes) for one in (pixels, tensors[POSITIONS])]
 
     def _packed(
         self, grid: tuple[tuple[int, ...], ...], device: torch.device

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -24,6 +25,7 @@ from steering.compiled.package import Package
 from steering.compiled.step import Variant
 from steering.compiled.steps import SHARED_ROWS
 from steering.engine import compilation
+from steering.model.images import joined
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
 from steering.team import Team
@@ -31,6 +33,7 @@ from steering.vectors.vector import SteeringVector
 from tests.steering.conftest import LoadMLLM
 
 VARIANTS = [Variant("decode"), Variant("prefill"), Variant("decode", "every"), Variant("prefill", "every")]
+VARIANTS += [Variant("pictures")]
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
 
 
@@ -273,6 +276,42 @@ def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
     compiled_too._runner.passes.steps = compiled.compilation.steps
     (one,), (other,) = plain.generate([asked]), compiled_too.generate([asked])
     assert one.choices[0].token_ids == other.choices[0].token_ids
+
+
+def test_pictures_of_one_size_are_encoded_as_the_plain_tower_encodes_them(
+    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One, and as many as threads share; others, and more than are worth it, by the plain one."""
+    mllm, steps = compiled.mllm, compiled.compilation.steps
+    assert steps is not None
+
+    def inputs(*sizes: tuple[int, int]) -> dict[str, torch.Tensor]:
+        rng = np.random.default_rng(0)
+        shown = [Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)) for size in sizes]
+        parts = [{"type": "image", "image": one} for one in shown]
+        return joined(build_prompt(mllm, [{"role": "user", "content": parts}]).pictures)
+
+    for sizes in ([(56, 84)], [(84, 56)] * 5, [(28, 28)] * 2, [(112, 112)]):
+        before, given = steps.taken, inputs(*sizes)
+        with torch.inference_mode():
+            found, expected = steps.features(given), mllm.image_features(given).pooler_output
+        assert found is not None
+        assert steps.taken == before + 1
+        for one, other in zip(found.pooler_output, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert steps.features(inputs((56, 84), (84, 56))) is None
+    monkeypatch.setattr("steering.compiled.steps.MOST_PATCHES", 4 * 6)
+    assert steps.features(inputs((56, 84))) is not None
+    assert steps.features(inputs((56, 84), (56, 84))) is None
+
+
+def test_a_new_picture_is_encoded_by_the_compiled_step(
+    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Image.effect_noise((84, 84), 80).convert("RGB")
+    monkeypatch.setattr(type(compiled.mllm), "image_features", lambda *_: pytest.fail("it ran as it is"))
+    words = [{"role": "user", "content": [{"type": "image", "image": plain}, {"type": "text", "text": "what?"}]}]
+    compiled.generate([Request(words, Sampling(max_tokens=2, ignore_eos=True))])
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import FrameType, SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +13,14 @@ import torch
 import steering
 from steering.compiled.examples import EXAMPLES, INLINED, example_step, manifest
 from steering.compiled.packing import PackedWeights
-from steering.compiled.step import Kind, Variant, constants
+from steering.compiled.step import Variant, constants
 from steering.compiled.steps import CODE, CompiledSteps
 from tests.steering.conftest import LoadMLLM
 
 ROOT = Path(steering.__file__).parent
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "llava"])
 def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_mllm: LoadMLLM) -> None:
     run: set[Path] = set()
 
@@ -29,10 +29,8 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
         if event == "call" and file.is_relative_to(ROOT):
             run.add(file.relative_to(ROOT))
 
-    for variant in [
-        Variant("prefill", "usual"),
-        *(Variant(one, "every") for one in get_args(Kind) if one != "prefill"),
-    ]:
+    variants = [Variant("prefill", "usual"), Variant("decode", "every")]
+    for variant in [*variants, *([Variant("pictures")] if family == "qwen2_vl" else [])]:
         step, given = example_step(load_mllm(family), variant, None, PackedWeights(load_mllm(family)))
         arguments = step.arguments(EXAMPLES[0], given)
         sys.setprofile(note)
@@ -42,6 +40,7 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
         finally:
             sys.setprofile(None)
     assert {Path("decoder/attention.py"), Path("interventions/think.py")} <= run
+    assert (Path("tower/attention.py") in run) is (family == "qwen2_vl")
     assert {file.parts[0] for file in run} <= {*CODE}
 
 

@@ -27,3 +27,23 @@ def test_features_are_the_plain_models_whatever_came_before(
     pixels = pictures["pixel_values"].clone().requires_grad_()  # what is kept was first made in another mode
     sum(one.sum() for one in mllm.image_features({**pictures, "pixel_values": pixels}).pooler_output).backward()
     assert pixels.grad is not None
+
+
+def test_pictures_of_one_size_are_told_apart_for_a_tower_that_takes_each_whole(load_mllm: LoadMLLM) -> None:
+    def given(family: str, *grids: tuple[int, int, int]) -> list[torch.Tensor] | None:
+        mllm, sizes = load_mllm(family), torch.tensor(grids)
+        patches = int(sizes.prod(-1).sum())
+        pixels = torch.arange(patches * 1176.0).view(patches, 1176)
+        return mllm.alike({"image_grid_thw": sizes, "pixel_values": pixels})
+
+    fed = given("qwen2_vl", (1, 4, 6), (1, 4, 6))
+    assert fed is not None
+    pixels, positions = fed
+    assert (pixels.shape, positions.shape) == ((2, 6, 4, 1176), (2, 6, 4, 2))
+    assert torch.equal(pixels.flatten(), torch.arange(2 * 24 * 1176.0))
+    assert positions[0, :2].tolist() == [[[0, 0], [0, 1], [1, 0], [1, 1]], [[0, 2], [0, 3], [1, 2], [1, 3]]]
+    assert torch.equal(positions[0], positions[1])
+    assert given("qwen2_vl", (1, 4, 6), (1, 6, 4)) is None
+    assert given("qwen2_vl", (2, 4, 6)) is None  # frames, each of which is looked at by itself
+    assert given("qwen2_5_vl", (1, 4, 6)) is None  # windows
+    assert given("llava", (1, 4, 6)) is None
