@@ -225,8 +225,12 @@ class _Reader:
 
 def _modules(more: Sequence[type]) -> frozenset[str]:
     """In which modules kinds may be that are sent."""
-    of = (Request, Diagnose, Grammar, Tools, SteeringVector, *(asked for asked, _ in intervention.REGISTRY.values()))
-    return frozenset(kind.__module__ for kind in (*of, *more))
+    return _modules_of((*more, *(asked for asked, _ in intervention.REGISTRY.values())))
+
+
+@lru_cache(maxsize=64)
+def _modules_of(kinds: tuple[type, ...]) -> frozenset[str]:
+    return frozenset(kind.__module__ for kind in (Request, Diagnose, Grammar, Tools, SteeringVector, *kinds))
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from steering.team import Team
+from steering.team import TRIED, Team
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,27 @@ def test_what_one_raises_is_raised_once_the_others_have_ended() -> None:
         with pytest.raises(ValueError, match="no"):
             Team(2).run(calls)
     assert ended == [1, 2]
+
+
+def test_one_thread_runs_most_passes_while_the_others_are_late() -> None:
+    times: list[float] = []
+    team = Team(2, clock=lambda: times.pop(0))
+
+    def threads(passes: int, late: float) -> list[int]:
+        """Of each pass, where its own share takes whoever runs it a second, and the others are late by so many."""
+        counts = []
+        for _ in range(passes):
+            times[:] = [0.0, 1.0, 1.0 + late]
+            shares = team.shares(8, 3)
+            team.run([lambda: None] * len(shares))
+            counts.append(len(shares))
+        return counts
+
+    assert threads(100, late=0.3) == [2] * 100
+    assert threads(1, late=1e6) == [2]  # as of a pause of the machine
+    assert threads(20, late=0.3) == [2] * 20
+    counts = threads(40 * TRIED, late=1.0)
+    assert 0 < counts.index(1) < 10
+    assert sum(counts[2 * TRIED :]) == 38 * (TRIED + 1)
+    back = threads(40 * TRIED, late=0.1)
+    assert set(back[10 * TRIED :]) == {2}
