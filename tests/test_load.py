@@ -257,6 +257,21 @@ def test_the_table_and_the_file(url: str, tmp_path: Path, capsys: pytest.Capture
         run.main(["--clients", "x", *sides])
 
 
+def test_answers_of_different_lengths_are_as_long_from_every_server(url: str) -> None:
+    sides = [f"one={url}=m", f"other={url}=m2"]
+    rest = ["--rest", "0", "--clients", "2", "--repeats", "1", "--requests", "40"]
+    assert run.main([*sides, *rest, "--tokens", "5-9"]) == 0
+    lengths = [
+        {json.dumps(body["messages"]): body["max_tokens"] for body in ASKED if body["model"] == model}
+        for model in ("m", "m2")
+    ]
+    assert lengths[0] == lengths[1]
+    assert set(lengths[0].values()) == {5, 6, 7, 8, 9}
+    for wrong in ("9-5", "0", "x"):
+        with pytest.raises(SystemExit):
+            run.main([*sides, *rest, "--tokens", wrong])
+
+
 def test_workloads_are_the_same_for_every_server() -> None:
     for name, workload in WORKLOADS.items():
         assert workload(3) == workload(3)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -70,7 +71,10 @@ def _options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["short"])
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16, 64])
-    parser.add_argument("--tokens", type=int, default=64, help="of every answer")
+    parser.add_argument(
+        "--tokens", type=lengths_of, default="64", metavar="N", help="of every answer, or LEAST-MOST of each as its "
+        "number draws: of equal ones those that begin together end together, and ask together for the next",
+    )  # fmt: skip
     parser.add_argument("--requests", type=int, help="in each repeat (default: 4 a client, at least 8)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--whole", action="store_true", help="answers in one piece, not as streams")
@@ -99,6 +103,15 @@ def fields_of(text: str) -> list[dict[str, Any]]:
     return fields if isinstance(fields, list) else [fields]
 
 
+def lengths_of(text: str) -> range:
+    """How many tokens an answer may have, of "N" or "LEAST-MOST"; raises ValueError for anything else."""
+    least, _, most = text.partition("-")
+    lengths = range(int(least), int(most or least) + 1)
+    if not lengths or lengths[0] < 1:
+        raise ValueError(f"no answer has {text} tokens")
+    return lengths
+
+
 def shape(tokens: int, stream: bool) -> dict[str, Any]:
     """Fields of a request whose answer has so many tokens, whatever the model says."""
     fields: dict[str, Any] = {
@@ -114,7 +127,11 @@ def _compared(servers: Sequence[Server], options: Any, workload: str, clients: i
     found: dict[str, list[Outcome]] = {server.name: [] for server in servers}
     for repeat in range(-1, options.repeats):
         seeds = range(repeat * count, (repeat + 1) * count) if repeat >= 0 else range(10**6, 10**6 + min(count, 4))
-        bodies = [{"messages": WORKLOADS[workload](seed), **shape(options.tokens, not options.whole)} for seed in seeds]
+        drawn = [random.Random(f"tokens {seed}").choice(options.tokens) for seed in seeds]
+        bodies = [
+            {"messages": WORKLOADS[workload](seed), **shape(tokens, not options.whole)}
+            for seed, tokens in zip(seeds, drawn, strict=True)
+        ]
         for server in servers if repeat % 2 else reversed(servers):
             time.sleep(options.rest)
             outcome = send(server, Load(bodies, clients, options.leaving), key)
