@@ -158,14 +158,14 @@ class Compiling:
                     assert process.stdout is not None
                     process.stdin.write(json.dumps(job) + "\n")
                     process.stdin.flush()
-                    pending = dict(enumerate(missing))
+                    pending, faults = dict(enumerate(missing)), []
                     for line in process.stdout:
                         number, fault = json.loads(line)
-                        if fault is not None:
-                            return str(fault)
                         if not self._found(pending.pop(number)):
-                            return "what was compiled cannot be used"
+                            faults.append(fault or "what was compiled cannot be used")
                     process.wait()
+                    if faults:
+                        return str(faults[0])
                     if pending:
                         errors.seek(0)
                         return (errors.read().strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
@@ -179,7 +179,7 @@ class Compiling:
         elif state == "ready":
             log.info("steps are compiled, after %.1f s", time.monotonic() - self._begun)
         else:
-            log.warning("steps are not compiled, and run as they are: %s", reason)
+            log.warning("steps are not compiled but %d, and the others run as they are: %s", len(self._steps), reason)
         self._leave()
         with self._changed:
             self.state = state

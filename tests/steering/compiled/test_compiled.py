@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import subprocess
 import threading
@@ -19,7 +20,7 @@ import torch
 from PIL import Image
 
 import steering
-from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, See, Think, Vcd
+from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, See, Think, Vcd, team
 from steering.compiled import compiling
 from steering.compiled.package import Package
 from steering.compiled.step import Variant
@@ -49,6 +50,7 @@ def few() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compilation, "VARIANTS", VARIANTS)
         patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))
+        patch.setattr(team, "LATE", math.inf)  # passes are shared, whatever runs beside
         own = torch.get_num_threads()
         torch.set_num_threads(2)  # which share passes of many rows
         yield
@@ -300,7 +302,7 @@ def test_pictures_of_one_size_are_encoded_as_the_plain_tower_encodes_them(
         for one, other in zip(found.pooler_output, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert steps.features(inputs((56, 84), (84, 56))) is None
-    monkeypatch.setattr("steering.compiled.steps.MOST_PATCHES", 4 * 6)
+    monkeypatch.setattr("steering.compiled.steps.MOST_PATCHES", 6 * 8)
     assert steps.features(inputs((56, 84))) is not None
     assert steps.features(inputs((56, 84), (56, 84))) is None
 
@@ -324,6 +326,28 @@ def test_the_next_start_finds_them(load_mllm: LoadMLLM, folder: Path) -> None:
     assert again.stats()["compiled_steps"] == 4
     again.generate(requests(again.mllm, 1, False))
     assert again.stats()["compiled_steps"] > 4
+
+
+@pytest.mark.usefixtures("compiled")
+def test_one_that_cannot_be_compiled_keeps_no_other_from_use(
+    load_mllm: LoadMLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first, of a process that has the others from where they lie."""
+    child = f"""
+import hashlib, json, shutil, sys
+job = json.loads(sys.stdin.readline())
+for number, one in enumerate(job["steps"]):
+    name = hashlib.sha256(one["key"].encode()).hexdigest()
+    if number:
+        shutil.copytree({str(folder)!r} + "/" + name, job["folder"] + "/" + name)
+    print(json.dumps([number, None if number else "it is too hard"]), flush=True)
+"""
+    monkeypatch.setattr(compiling, "_CHILD", child)
+    made = engine(load_mllm("qwen2_vl"), tmp_path)
+    assert not made.compilation.wait(60)
+    assert made.compilation.state == "failed"
+    assert made.stats()["compiled_in_use"] == len(VARIANTS) - 1
+    assert "it is too hard" in caplog.text
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
@@ -356,6 +380,8 @@ def test_a_step_that_computes_something_else_is_not_used(
             return hidden, logits + 0.01 * logits.abs().max()
 
         monkeypatch.setattr(Package, kind, off)
+    encode = Package.encode
+    monkeypatch.setattr(Package, "encode", lambda *args: 1.01 * encode(*args))
     made = engine(load_mllm("qwen2_vl"), copy)
     assert not made.compilation.wait(60)
     assert made.stats()["compiled_in_use"] == 0
