@@ -33,7 +33,7 @@ CODE = ("compiled", "decoder", "interventions", "loops", "measures.py", "model",
 SOURCES = (".py", ".cpp", ".h")
 LONGEST = 512
 """Columns that a compiled prefill reads at most: where there are more, arithmetic is all that takes time, and a plain one
-needs no mask."""
+needs no mask. A single prompt may have more, known ones, where its new tokens are as many times fewer."""
 SHARED_ROWS = 3
 """Rows of a decode that a thread takes at least where several share it."""
 SHARED_TOKENS = 32
@@ -141,7 +141,9 @@ class CompiledSteps:
 
     def may_run(self, chunk: PrefillChunk, pool: KVPool) -> bool:
         """Whether a part of some prompts is one that compiled steps are for."""
-        return _columns(chunk) <= min(LONGEST, pool.length) and pool.layers == self._mllm.num_layers
+        columns = _columns(chunk)
+        short = columns <= LONGEST or (len(chunk.sequences) == 1 and columns * chunk.width <= LONGEST**2)
+        return short and columns <= pool.length and pool.layers == self._mllm.num_layers
 
     def prefill(
         self,

@@ -316,6 +316,42 @@ def test_a_new_picture_is_encoded_by_the_compiled_step(
     compiled.generate([Request(words, Sampling(max_tokens=2, ignore_eos=True))])
 
 
+def test_what_is_new_behind_a_long_prompt_is_compiled(
+    compiled: steering.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a further turn of a chat; many new tokens, or several such prompts at once, run as they are."""
+    steps = compiled.compilation.steps
+    assert steps is not None
+    monkeypatch.setattr("steering.compiled.steps.LONGEST", 100)
+    options = {"slots": 3, "max_length": 512, "self_check": False, "prefix_cache_bytes": 2**24}
+    plain, ours = (steering.Engine(compiled.mllm, **options) for _ in range(2))  # type: ignore[arg-type]
+    ours._runner.passes.steps, ours._runner.embedder.rope_axes = steps, steps.axes
+    widths: list[int] = []
+    prefill = Package.prefill
+
+    def noted(package: Package, hooks: Any, given: Any, embeds: torch.Tensor, *rest: Any) -> Any:
+        widths.append(embeds.shape[1])
+        return prefill(package, hooks, given, embeds, *rest)
+
+    monkeypatch.setattr(Package, "prefill", noted)
+
+    def asked(*endings: str) -> list[Request]:
+        texts = [f"{'word ' * 70}{ending}" for ending in endings]
+        return [Request([{"role": "user", "content": text}], Sampling(max_tokens=5, ignore_eos=True)) for text in texts]
+
+    for requests_, compiles in (
+        (asked("a"), False),
+        (asked("b"), True),
+        (asked("c " * 60), False),
+        (asked("d", "e"), False),
+    ):
+        widths.clear()
+        said = [[answer.choices[0].token_ids for answer in one.generate(requests_)] for one in (plain, ours)]
+        assert said[0] == said[1]
+        assert bool(widths) is compiles
+    assert ours.stats()["prefix_cache_hits"] == 4
+
+
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
 def test_the_next_start_finds_them(load_mllm: LoadMLLM, folder: Path) -> None:
     again = engine(load_mllm("qwen2_vl"), folder)
