@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,83 +17,21 @@ import torch
 from PIL import Image
 
 import steering
-from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, See, Think, Vcd, team
+from steering import Diagnose, Generate, Request, Sage, Sampling, See, Think
 from steering.compiled import compiling
 from steering.compiled.package import Package
-from steering.compiled.step import Variant
 from steering.compiled.steps import SHARED_ROWS
-from steering.engine import compilation
 from steering.model.images import joined
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
 from steering.team import Team
-from steering.vectors.vector import SteeringVector
+from tests.steering.compiled.conftest import VARIANTS, engine, numbers, requests
 from tests.steering.conftest import LoadMLLM
 
-VARIANTS = [Variant("decode"), Variant("prefill"), Variant("decode", "every"), Variant("prefill", "every")]
-VARIANTS += [Variant("pictures")]
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few() -> Iterator[None]:
-    """One step of each kind, the least and the most that one has hooks for (`test_graphs` has those between); made beside
-    other tests as soon as they are."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "VARIANTS", VARIANTS)
-        patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))
-        patch.setattr(team, "LATE", math.inf)  # passes are shared, whatever runs beside
-        own = torch.get_num_threads()
-        torch.set_num_threads(2)  # which share passes of many rows
-        yield
-        torch.set_num_threads(own)
-
-
-@pytest.fixture(scope="module")
-def compiled(load_mllm: LoadMLLM, folder: Path) -> steering.Engine:
-    """An engine whose steps were compiled."""
-    made = engine(load_mllm("qwen2_vl"), folder)
-    assert made.compilation.wait(1200)
-    return made
-
-
-def engine(mllm: MLLM, folder: Path | str, **options: Any) -> steering.Engine:
-    return steering.Engine(
-        mllm, slots=4, max_length=512, self_check=False, compiled=True, compiled_folder=str(folder), **options
-    )
-
-
-@pytest.fixture
-def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **options: object) -> None:
-        raise OSError("there is no compiler")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-
-
-def requests(mllm: MLLM, count: int, diagnose: bool) -> list[Request]:
-    """Prompts of different lengths and settings, every other one steered, some contrasted, the last with diagnostics."""
-    ones = torch.ones(mllm.num_layers)
-    direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
-    vector = SteeringVector("v", direction, ones, ones.clone(), ones.clone(), (1,), mllm.fingerprint)
-    return [
-        Request(
-            [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "what " * i}]}],
-            Sampling(max_tokens=40, ignore_eos=True, logprobs=2),
-            interventions=[
-                (steering.Steer(vector, 0.5),) * (i % 2),
-                Sage(generate=Generate(refresh=6)) if i == 1 else None,
-                Vcd() if i == 2 else None,
-            ],
-            diagnose=Diagnose() if diagnose and i == count - 1 else None,
-        )
-        for i, picture in enumerate(Image.linear_gradient("L").resize((112, 84)).convert("RGB") for _ in range(count))
-    ]
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++"),
+    pytest.mark.usefixtures("few"),
+]
 
 
 def test_answers_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
@@ -257,15 +192,6 @@ def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
         ended.set()
         watcher.join()
     assert during > 5
-
-
-def numbers(value: Any) -> list[float]:
-    """All numbers in a diagnosis, in order."""
-    if isinstance(value, dict):
-        return [number for one in value.values() for number in numbers(one)]
-    if isinstance(value, list | tuple):
-        return [number for one in value for number in numbers(one)]
-    return [float(value)] if isinstance(value, int | float) else []
 
 
 def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
