@@ -127,10 +127,12 @@ def _compared(servers: Sequence[Server], options: Any, workload: str, clients: i
     found: dict[str, list[Outcome]] = {server.name: [] for server in servers}
     for repeat in range(-1, options.repeats):
         seeds = range(repeat * count, (repeat + 1) * count) if repeat >= 0 else range(10**6, 10**6 + min(count, 4))
-        drawn = [random.Random(f"tokens {seed}").choice(options.tokens) for seed in seeds]
         bodies = [
-            {"messages": WORKLOADS[workload](seed), **shape(tokens, not options.whole)}
-            for seed, tokens in zip(seeds, drawn, strict=True)
+            {
+                "messages": WORKLOADS[workload](seed),
+                **shape(random.Random(f"tokens {seed}").choice(options.tokens), not options.whole),
+            }
+            for seed in seeds
         ]
         for server in servers if repeat % 2 else reversed(servers):
             time.sleep(options.rest)

@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from steering.decoder import packed
 from steering.loops.linear import narrowest, packed_in_blocks, packed_linear
 from steering.model.mllm import MLLM
-from steering.tower.attention import packed_tower
 
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """What layers of the same input are called in families that have them apart."""
@@ -48,7 +47,7 @@ class PackedWeights:
     dtypes: those that they are kept in where this model's own are not read, as `dtypes` of one whose are."""
 
     def __init__(self, mllm: MLLM, dtypes: Mapping[str, str] | None = None):
-        tower = packed_tower(mllm.model.model)
+        tower = mllm.whole_tower
         modules = [*mllm.layers, mllm.model.get_output_embeddings(), *([] if tower is None else [tower])]
         self.groups = groups_of(modules, mllm.dtype)
         self.tensors = joined(self.groups, dtypes)

@@ -16,7 +16,6 @@ from steering.decoder.kv import KVPool
 from steering.model.images import PIXELS
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Scope
-from steering.tower.attention import packed_tower
 from steering.tower.geometry import GRID
 
 Kind = Literal["decode", "prefill", "pictures"]
@@ -193,7 +192,7 @@ class PicturesStep(Step):
 
     def __init__(self, mllm: MLLM, shape: Pattern, axes: int | None, weights: PackedWeights | None):
         super().__init__(mllm, shape, axes, weights)
-        self.tower = packed_tower(mllm.model.model)
+        self.tower = mllm.whole_tower
 
     def arguments(self, sizes: StepSizes, given: list[torch.Tensor]) -> tuple[Any, ...]:
         (mllm,) = self._mllm

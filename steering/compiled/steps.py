@@ -22,7 +22,7 @@ from steering.compiled.store import StoredStep
 from steering.compiled.tensors import Bound, Pattern
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
-from steering.model.images import Features
+from steering.model.images import PIXELS, Features
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, PrefillChunk, Scope
 from steering.team import Team
@@ -174,8 +174,7 @@ class CompiledSteps:
     def features(self, pictures: Mapping[str, torch.Tensor]) -> Features | None:
         """Of pictures of one size, as `MLLM.image_features`; None where no step for them is ready."""
         package = next(iter(self._ready.get(("pictures", self.axes), ())), None)
-        given = None if package is None else self._mllm.alike(pictures)
-        if package is None or given is None or given[0].shape[:3].numel() > MOST_PATCHES:
+        if package is None or len(pictures[PIXELS]) > MOST_PATCHES or (given := self._mllm.alike(pictures)) is None:
             return None
         self.taken += 1
         least = -(-SHARED_TOKENS // given[0].shape[1:3].numel())

@@ -303,6 +303,11 @@ class MLLM:
         """As `steering.tower.geometry.Geometry`."""
         return self._geometry.alike(pictures, self.device)
 
+    @property
+    def whole_tower(self) -> Any:
+        """As `steering.tower.geometry.Geometry`."""
+        return self._geometry.whole_tower(self.device)
+
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""
         logits = self.model.get_output_embeddings()(hidden)

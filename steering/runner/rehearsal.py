@@ -4,6 +4,7 @@ no slot is any request's."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from steering.compiled.step import Variant
 from steering.compiled.steps import CompiledSteps, WantedStep
 from steering.errors import UnsupportedModel
 from steering.model.embedded import Embedded
-from steering.model.images import PIXELS, Encode, Features
+from steering.model.images import PIXELS, Encode, Features, joined
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.protocol.sequence import Sequence
@@ -50,9 +51,11 @@ def _pictures(prompt: Prompt) -> list[Mapping[str, torch.Tensor]]:
     """The inputs of a prompt's picture, and of it beside two others of its size."""
     if not prompt.pictures:
         return []
-    first = prompt.pictures[0].tensors
-    others = [{name: one.flip(0) if name == PIXELS else one for name, one in first.items()}] * 2
-    return [first, {name: torch.cat([one[name] for one in (first, *others)]) for name in first}]
+    first = prompt.pictures[0]
+    other = replace(
+        first, tensors={name: one.flip(0) if name == PIXELS else one for name, one in first.tensors.items()}
+    )
+    return [first.tensors, joined([first, other, other])]
 
 
 class Rehearsal:

@@ -67,21 +67,29 @@ class Geometry:
             yield arguments
 
     def alike(self, pictures: Mapping[str, torch.Tensor], device: torch.device) -> list[torch.Tensor] | None:
-        """What the tower is given of pictures of one size, (pictures, tokens, patches of a token, ...): pixels, positions.
-        None of others, and where it takes more than these, or does not attend to each picture as a whole."""
-        tower = attention.packed_tower(self._wrapper)
-        merged = getattr(tower, "spatial_merge_size", None)
-        if GRID not in pictures or merged is None or tower.config._attn_implementation != attention.NAME:
+        """What a `whole_tower` is given of pictures of one size, (pictures, tokens, patches of a token, ...): pixels and
+        positions. None of others, and where there is no such tower."""
+        tower = self.whole_tower(device)
+        if GRID not in pictures or tower is None:
             return None
         grids = tuple(map(tuple, pictures[GRID].tolist()))
-        made, _ = self._made(grids, device)
-        tensors = {name: one for name, one in made.items() if isinstance(one, torch.Tensor)}
         frames, height, width = grids[0]
-        if len({*grids}) > 1 or frames > 1 or {*tensors} != {f"image_{LENGTHS[0]}", POSITIONS}:
+        if len({*grids}) > 1 or frames > 1:
             return None
-        pixels = sent(pictures["pixel_values"].to(tower.dtype), device)
-        sizes = len(grids), height * width // merged**2, merged**2
-        return [one.unflatten(0, sizes) for one in (pixels, tensors[POSITIONS])]
+        positions = self._made(grids, device)[0][POSITIONS]
+        assert isinstance(positions, torch.Tensor)
+        pixels, merged = sent(pictures["pixel_values"].to(tower.dtype), device), tower.spatial_merge_size**2
+        return [one.unflatten(0, (len(grids), height * width // merged, merged)) for one in (pixels, positions)]
+
+    def whole_tower(self, device: torch.device) -> Any:
+        """The tower, where it attends to each picture as a whole, and takes nothing but pixels and positions; else None."""
+        tower = attention.packed_tower(self._wrapper)
+        merged = getattr(tower, "spatial_merge_size", None)
+        if merged is None or tower.config._attn_implementation != attention.NAME:
+            return None
+        made, _ = self._made(((1, merged, merged),), device)
+        tensors = {name for name, one in made.items() if isinstance(one, torch.Tensor)}
+        return tower if tensors == {f"image_{LENGTHS[0]}", POSITIONS} else None
 
     def _packed(
         self, grid: tuple[tuple[int, ...], ...], device: torch.device

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from steering.compiled.packing import Packing, groups_of, joined, reordered
+from steering.compiled.packing import PackedWeights, Packing, groups_of, joined, reordered
 from steering.decoder.packed import supported
 from steering.loops.linear import HALVES
+from tests.steering.conftest import LoadMLLM
 
 DTYPES = [torch.float32, *[one for one in (torch.bfloat16, torch.float16) if supported(one)]]
 
@@ -70,3 +71,10 @@ def test_other_layers_are_left_alone() -> None:
         assert torch.equal(outside(states), states @ outside.weight.T + outside.bias)
         torch.testing.assert_close(inside(states), states @ inside.weight.T + inside.bias)
     assert groups_of([inside], torch.float64) == []
+
+
+@pytest.mark.parametrize(("family", "encoded"), [("qwen2_vl", True), ("qwen2_5_vl", False), ("qwen3_vl", False)])
+def test_a_tower_is_packed_only_where_a_step_encodes_pictures(family: str, encoded: bool, load_mllm: LoadMLLM) -> None:
+    mllm = load_mllm(family)
+    weights = {id(one.weight) for group in PackedWeights(mllm).groups for one in group}
+    assert any(id(one) in weights for one in mllm.model.model.visual.parameters()) is encoded
