@@ -63,11 +63,11 @@ class KVPool:
         """Zeros, because a masked column of garbage could be NaN and 0 * NaN is NaN."""
         return _zeros((self.slots, like.shape[1], self.length, like.shape[3]), like)
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` columns of one slot to another."""
+    def copy(self, source: int, target: int, length: int, there: int = 0) -> None:
+        """Copy the first `length` columns of one slot to another, but for the first ones that are `there`."""
         for tensors in self._layers.values():
             for tensor in tensors:
-                tensor[target, :, :length] = tensor[source, :, :length]
+                tensor[target, :, there:length] = tensor[source, :, there:length]
 
     def clear(self, slot: int) -> None:
         """Zero a slot, so that what a faulty sequence left cannot leak into its successor through 0 * NaN."""
@@ -97,11 +97,13 @@ class KVBlocks:
         for pooled, kept in self._pairs:
             kept[index.on(kept.device)] = pooled[slot, first : first + len(blocks)]
 
-    def load(self, slot: int, blocks: Sequence[int]) -> None:
-        """Copy these blocks into a slot's first columns."""
+    def load(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """Copy these blocks into a slot's columns from first * size on."""
+        if not blocks:
+            return
         index = _Index(blocks)
         for pooled, kept in self._pairs:
-            pooled[slot, : len(blocks)] = kept[index.on(kept.device)]
+            pooled[slot, first : first + len(blocks)] = kept[index.on(kept.device)]
 
 
 class _Index:

@@ -330,7 +330,7 @@ class Steps:
         del self.alive[sequence]
         slot = sequence.slot
         if sequence.error is not None and slot >= 0:
-            self.runner.pool.clear(slot)
+            self.runner.clear(slot)
         self.scheduler.release(sequence)
         sequence.release()
         if sequence.is_twin:

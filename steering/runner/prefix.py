@@ -1,12 +1,13 @@
 """The beginnings of prompts that were run before: keys and values by blocks of tokens, and what was measured of them.
 
 A block is known by the hash of all that stands before its end (`prompt.blocks`) and by what was done to it, so that nothing
-is shared between different settings. What is in a slot stays its own: blocks are copied in and out. The least recently used
-ones go first, of one prompt the last.
+is shared between different settings. What is in a slot stays its own: blocks are copied in and out, but not into a slot in
+which the one before left them. The least recently used ones go first, of one prompt the last.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -57,10 +58,11 @@ class _Run(NamedTuple):
 
 @dataclass
 class _Block:
-    """number: of `KVBlocks`. measured: (tokens, ...) by part."""
+    """number: of `KVBlocks`. measured: (tokens, ...) by part. mark: of this block alone, also when it is gone."""
 
     number: int
     measured: dict[str, torch.Tensor]
+    mark: int
 
     @property
     def bytes(self) -> int:
@@ -81,6 +83,8 @@ class PrefixCache:
         self._free: list[int] = []
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._beside = 0
+        self._marks = itertools.count()
+        self._lying: dict[int, tuple[int, ...]] = {}  # by slot, the marks of blocks that its first columns are
         self._rest, self._resting = RESTS[0], 0
         self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
@@ -102,7 +106,7 @@ class PrefixCache:
         """Let go of everything, and keep nothing of some prompts, whose number is returned: what has failed may pass."""
         self._store, self._beside = None, 0
         self._resting, self._rest = self._rest, min(2 * self._rest, RESTS[1])
-        for kept in (self._blocks, self._plans, self._runs, self._tails):
+        for kept in (self._blocks, self._plans, self._runs, self._tails, self._lying):
             kept.clear()
         return self._resting
 
@@ -126,6 +130,7 @@ class PrefixCache:
 
     def begin(self, sequence: Sequence, prompt: Embedded) -> None:
         """Copy what is known of a prompt into its slot, where its settings have been written."""
+        lying = self._lying.pop(sequence.slot, ())
         plan = self._plan(sequence)
         if plan is None or not prompt.divisible:
             return
@@ -139,7 +144,10 @@ class PrefixCache:
         if not blocks or self._store is None:
             return
         self._touch(plan.keys[: len(blocks)])
-        self._store.load(sequence.slot, [block.number for block in blocks])
+        marks = tuple(block.mark for block in blocks)
+        there = _alike(lying, marks)
+        self._store.load(sequence.slot, there, [block.number for block in blocks[there:]])
+        self._lying[sequence.slot] = marks
         for part in self._concerns.of([sequence]).keeping:
             if part.name in plan.needed:
                 run.measured[part.name] = [_joined(blocks, part.name)]
@@ -171,6 +179,16 @@ class PrefixCache:
         self._touch(keys)
         if run.plan.generated:
             self._tails[sequence] = run.measured[POSITIONS][0][len(keys) * SIZE :].clone()
+
+    def copied(self, source: int, target: int, length: int) -> int:
+        """Note that so many columns of a slot will lie in another one too; how many of the first do already."""
+        copied, there = self._lying.get(source, ())[: length // SIZE], self._lying.pop(target, ())
+        self._lying[target] = copied
+        return _alike(copied, there) * SIZE
+
+    def spoilt(self, slot: int) -> None:
+        """Note that what lay in a slot does no longer."""
+        self._lying.pop(slot, None)
 
     def keep_answer(self, sequence: Sequence) -> None:
         """Keep the whole blocks of an answer that has ended, and still lies in its slot, for the chat's next turn."""
@@ -242,15 +260,19 @@ class PrefixCache:
         own, new = set(keys), []
         for at, key in enumerate(keys[first:], first):
             rows = slice((at - first) * SIZE, (at + 1 - first) * SIZE)
-            block = _Block(-1, earlier.get(key, {}) | {name: values[rows].clone() for name, values in measured.items()})
+            own_measured = {name: values[rows].clone() for name, values in measured.items()}
+            block = _Block(-1, earlier.get(key, {}) | own_measured, next(self._marks))
             if not self._make_room(block.bytes, own):
                 break
             block.number = self._free.pop()
             self._blocks[key] = block
             self._beside += block.bytes
-            new.append(block.number)
+            new.append(block)
         if new:
-            store.save(slot, first, new)
+            store.save(slot, first, [block.number for block in new])
+            lying = self._lying.get(slot, ())
+            if len(lying) == first:
+                self._lying[slot] = (*lying, *[block.mark for block in new])
 
     def _make(self) -> KVBlocks:
         self._store = KVBlocks(self._pool, SIZE, self.capacity)
@@ -279,6 +301,11 @@ def _positions(blocks: list[_Block]) -> torch.Tensor:
     own = [block.measured[POSITIONS] for block in blocks]
     axes = max(positions.shape[1] for positions in own)
     return torch.cat([positions.expand(-1, axes) for positions in own])
+
+
+def _alike(some: tuple[int, ...], others: tuple[int, ...]) -> int:
+    """How many of the first are the same."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
 
 
 def _joined(blocks: list[_Block], name: str) -> torch.Tensor:

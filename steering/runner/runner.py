@@ -171,7 +171,7 @@ class Runner:
             assert source.prompt_logits is not None
             sequence.rope_delta = source.rope_delta
             self._place(sequence)
-            self.pool.copy(source.slot, sequence.slot, source.prompt.length)
+            self._copy(source.slot, sequence.slot, source.prompt.length)
             for part in self._every:
                 part.restore(sequence, source.prompt_left[part.name])
             sequence.computed = source.prompt.length
@@ -267,7 +267,7 @@ class Runner:
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
         """Move a sequence with `length` used columns to another slot."""
-        self.pool.copy(source, target, length)
+        self._copy(source, target, length)
         for tensor in (self.token, self.position, self.rope_delta):
             tensor[target] = tensor[source]
         self.choice.move(source, target)
@@ -276,6 +276,16 @@ class Runner:
             if source in held or target in held:
                 part.move(source, target)
                 (held.add if source in held else held.discard)(target)
+
+    @torch.inference_mode()
+    def clear(self, slot: int) -> None:
+        """Leave nothing of a faulty sequence in a slot."""
+        self.prefixes.spoilt(slot)
+        self.pool.clear(slot)
+
+    def _copy(self, source: int, target: int, length: int) -> None:
+        """Copy so many columns of a slot to another, which may have the first of them of a prompt that began alike."""
+        self.pool.copy(source, target, length, there=self.prefixes.copied(source, target, length))
 
     @torch.inference_mode()
     def read(self, sequence: Sequence, twins: Twins) -> None:

@@ -11,7 +11,7 @@ import torch
 
 import steering
 from steering import Diagnose, Generate, Pai, Request, Sampling, See, Steer, Think, Vcd
-from steering.decoder.kv import KVBlocks
+from steering.decoder.kv import KVBlocks, KVPool
 from steering.prompt.blocks import SIZE
 from steering.prompt.spans import QUESTION
 from steering.protocol.slots import Pool, PrefillChunk, Reuse, Slots
@@ -246,9 +246,64 @@ def test_whatever_comes_together_and_is_let_go_of_meanwhile(engines: Engines) ->
         found = warm.generate([drawn[number] for number in some])
         for number, result in zip(some, found, strict=True):
             assert differences(said(result), expected[number], tolerance=5e-4) == [], drawn[number].asked
+        assert_slots_hold_what_is_noted(warm)
     stats = warm.stats()
     assert stats["prefix_cache_hits"] > 8
     assert stats["prefix_cache_bytes"] <= 2**19
+
+
+def assert_slots_hold_what_is_noted(engine: steering.Engine) -> None:
+    prefixes, pool = engine._runner.prefixes, engine._runner.pool
+    blocks = {block.mark: block.number for block in prefixes._blocks.values()}
+    assert prefixes._store is not None
+    for slot, marks in prefixes._lying.items():
+        for at, mark in enumerate(marks):
+            for pooled, (_, kept) in zip(pool.tensors, prefixes._store._pairs, strict=True):
+                lies = pooled[slot, :, at * SIZE : (at + 1) * SIZE]
+                assert mark not in blocks or torch.equal(lies, kept[blocks[mark]])
+
+
+def test_what_lies_in_a_slot_is_not_copied_there(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of a prompt that begins as the one before it did, nor of an answer that takes the place of one that did."""
+    loaded, moved = [], []
+    load, copy = KVBlocks.load, KVPool.copy
+
+    def noted_load(self: KVBlocks, slot: int, first: int, blocks: list[int]) -> None:
+        loaded.append((first, len(blocks)))
+        load(self, slot, first, blocks)
+
+    def noted_copy(self: KVPool, source: int, target: int, length: int, there: int = 0) -> None:
+        moved.append((there, length))
+        copy(self, source, target, length, there)
+
+    cold, warm = engines[0], engine_of(engines[0].mllm)
+    questions = ("What colour is the star?", "Is it red?", "Which picture is red?")
+    short = [a_request(question) for question in questions]
+    long = [replace(one, sampling=replace(one.sampling, max_tokens=9)) for one in short]
+    batch = [short[2], long[1], long[0]]  # the first leaves, and the last takes its slot
+    expected = [said(result) for result in cold.generate(batch)]
+    monkeypatch.setattr(KVBlocks, "load", noted_load)
+    monkeypatch.setattr(KVPool, "copy", noted_copy)
+    known = reused(warm, short[0]) + reused(warm, short[1]) // SIZE
+    assert loaded == [(known, 0)]
+    assert differences([said(result) for result in warm.generate(batch)], expected, tolerance=2e-4) == []
+    assert [first for first, _ in loaded[1:]] == [known, 0, 0]
+    assert {there for there, _ in moved} == {known * SIZE}
+    assert_slots_hold_what_is_noted(warm)
+    other = a_request(questions[0], See(alpha=0.5))
+    assert reused(warm, other) == 0  # what it leaves in the first slot is another one's
+    assert_slots_hold_what_is_noted(warm)
+    assert reused(warm, short[1]) > 0
+    assert loaded[-1][0] == 0
+
+
+def test_what_a_fault_spoilt_is_copied_anew(engines: Engines) -> None:
+    warm = engine_of(engines[0].mllm)
+    warm.generate([a_request()])
+    warm._runner.clear(0)
+    expected = said(engines[0].generate([a_request("Is it red?")])[0])
+    assert differences(said(warm.generate([a_request("Is it red?")])[0]), expected, tolerance=2e-4) == []
+    assert_slots_hold_what_is_noted(warm)
 
 
 def test_slots_that_touch_prompts_and_say_nothing_of_it_share_none(engines: Engines) -> None:
