@@ -257,6 +257,17 @@ def test_the_table_and_the_file(url: str, tmp_path: Path, capsys: pytest.Capture
         run.main(["--clients", "x", *sides])
 
 
+def test_requests_come_at_the_rate_that_is_asked(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "load.json"
+    rest = ["--rest", "0", "--rates", "40", "--requests", "40", "--repeats", "1", "--out", str(out)]
+    began = time.monotonic()
+    assert run.main([f"one={url}=m", *rest]) == 0
+    assert time.monotonic() - began > 0.5  # 40 at 40 a second; they would be answered in a twentieth of it
+    assert "| short | 40/s | one |" in capsys.readouterr().out
+    (row,) = json.loads(out.read_text())["rows"]
+    assert (row["clients"], row["rate"]) == (None, 40)
+
+
 def test_answers_of_different_lengths_are_as_long_from_every_server(url: str) -> None:
     sides = [f"one={url}=m", f"other={url}=m2"]
     rest = ["--rest", "0", "--clients", "2", "--repeats", "1", "--requests", "40"]

@@ -3,8 +3,9 @@
 python -m benchmarks.load.run helmsight=http://127.0.0.1:8000/v1=helmsight-demo vllm=http://127.0.0.1:8100/v1=helmsight-demo
 
 Both sides of a ratio are of one run, and repeats alternate between the servers. Answers have as many tokens as asked,
-whatever the model says (`ignore_eos`, `min_tokens`). `--fields NAME=JSON` has a server's requests say more (a list is taken
-in turn), so that one server can be there twice: plain, and with interventions and readouts.
+whatever the model says (`ignore_eos`, `min_tokens`). Clients ask again once they are answered, so the faster server is asked
+more; `--rates` has each server be asked as often. `--fields NAME=JSON` has a server's requests say more (a list is taken in
+turn), so that one server can be there twice: plain, and with interventions and readouts.
 
 A soak: `--requests 100000 --repeats 1 --clients 32 --leaving 0.1 --fields helmsight=mixed --workloads picture`.
 """
@@ -37,7 +38,7 @@ MIXED: list[dict[str, Any]] = [
 """What `--fields NAME=mixed` has requests ask for in turn, where they have a picture."""
 SHOWN = ("first", "gaps", "total")
 COLUMNS = (
-    "workload", "clients", "server", "tokens/s", "ratio", "first p50, p99 (ms)", "between p50, p99 (ms)",
+    "workload", "clients, or rate", "server", "tokens/s", "ratio", "first p50, p99 (ms)", "between p50, p99 (ms)",
     "total p50, p99 (ms)", "answers",
 )  # fmt: skip
 
@@ -52,10 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: list[dict[str, Any]] = []
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     for workload in options.workloads:
-        for clients in options.clients:
-            outcomes = _compared(servers, options, workload, clients)
+        for clients, rate in [*((0, one) for one in options.rates)] or [*((one, None) for one in options.clients)]:
+            outcomes = _compared(servers, options, workload, clients, rate)
             for server in servers:
-                row = _row(workload, clients, server, outcomes[server.name], outcomes[servers[0].name])
+                said = {"workload": workload, "clients": clients or None, "rate": rate, "server": asdict(server)}
+                row = said | _figures(outcomes[server.name], outcomes[servers[0].name])
                 found.append(row)
                 print(_line(row), flush=True)
     if options.out:
@@ -72,10 +74,16 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["short"])
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16, 64])
     parser.add_argument(
+        "--rates", nargs="+", type=float, default=[], metavar="R", help="requests a second in place of clients, each when "
+        "it comes (a Poisson process), whatever became of those before it",
+    )  # fmt: skip
+    parser.add_argument(
         "--tokens", type=lengths_of, default="64", metavar="N", help="of every answer, or LEAST-MOST of each as its "
         "number draws: of equal ones those that begin together end together, and ask together for the next",
     )  # fmt: skip
-    parser.add_argument("--requests", type=int, help="in each repeat (default: 4 a client, at least 8)")
+    parser.add_argument(
+        "--requests", type=int, help="in each repeat (default: 4 a client, at least 8; 20 seconds of a rate)"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--whole", action="store_true", help="answers in one piece, not as streams")
     parser.add_argument(
@@ -120,9 +128,11 @@ def shape(tokens: int, stream: bool) -> dict[str, Any]:
     return {**fields, "stream_options": {"include_usage": True}} if stream else fields
 
 
-def _compared(servers: Sequence[Server], options: Any, workload: str, clients: int) -> dict[str, list[Outcome]]:
+def _compared(
+    servers: Sequence[Server], options: Any, workload: str, clients: int, rate: float | None
+) -> dict[str, list[Outcome]]:
     """The outcomes of each repeat by server; one request warms each of them up."""
-    count = options.requests or max(8, 4 * clients)
+    count = options.requests or max(8, 4 * clients, round(20 * (rate or 0)))
     key = os.environ.get("OPENAI_API_KEY")
     found: dict[str, list[Outcome]] = {server.name: [] for server in servers}
     for repeat in range(-1, options.repeats):
@@ -136,23 +146,20 @@ def _compared(servers: Sequence[Server], options: Any, workload: str, clients: i
         ]
         for server in servers if repeat % 2 else reversed(servers):
             time.sleep(options.rest)
-            outcome = send(server, Load(bodies, clients, options.leaving), key)
+            outcome = send(server, Load(bodies, clients, options.leaving, rate), key)
             if repeat >= 0:
                 found[server.name].append(outcome)
     return found
 
 
-def _row(
-    workload: str, clients: int, server: Server, outcomes: Sequence[Outcome], others: Sequence[Outcome]
-) -> dict[str, Any]:
+def _figures(outcomes: Sequence[Outcome], others: Sequence[Outcome]) -> dict[str, Any]:
     rates = [one.tokens_per_second for one in outcomes]
     ratios = [rate / other.tokens_per_second for rate, other in zip(rates, others, strict=True) if other.whole]
     every = Outcome([seen for one in outcomes for seen in one.seen], sum(one.seconds for one in outcomes))
     times = {name: [every.times(name, percent) for percent in (50, 99)] for name in SHOWN}
     return {
-        "workload": workload, "clients": clients, "server": asdict(server), "tokens_per_second": statistics.median(rates),
-        "ratio": statistics.median(ratios) if ratios else None, "ratios": ratios, "milliseconds": times,
-        "answers": every.statuses(),
+        "tokens_per_second": statistics.median(rates), "ratio": statistics.median(ratios) if ratios else None,
+        "ratios": ratios, "milliseconds": times, "answers": every.statuses(),
     }  # fmt: skip
 
 
@@ -164,8 +171,9 @@ def _line(row: dict[str, Any]) -> str:
         "-" if row["ratio"] is None else f"{row['ratio']:.3f} ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})"
     )
     answers = ", ".join(f"{count} {name}" for name, count in row["answers"].items())
+    asked = row["clients"] or f"{row['rate']:g}/s"
     cells = (
-        row["workload"], row["clients"], row["server"]["name"], f"{row['tokens_per_second']:.0f}", ratio,
+        row["workload"], asked, row["server"]["name"], f"{row['tokens_per_second']:.0f}", ratio,
         *(both(name) for name in SHOWN), answers,
     )  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
