@@ -27,7 +27,7 @@ from steering.protocol.signals import Signal
 from steering.protocol.text import token_bytes
 from steering.runner.runner import Runner
 from steering.runner.sampler import Sampled
-from steering.runner.twins import Twins
+from steering.runner.twins import Twins, rows_of
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +133,7 @@ class Steps:
     def _take_in(self, room: Room) -> _Taken:
         """Admit and prefill, at most so much."""
         with self._changed:  # callers queue at any time
-            for sequence in [s for s in self.alive if s.done]:
-                self._leave(sequence)
+            self._leave_if_done(list(self.alive))
             self.scheduler.budget = room.tokens
             self.scheduler.together = room.tokens if room.together is None else room.together
             forks = self.scheduler.next_forks()
@@ -290,8 +289,7 @@ class Steps:
         """Have those that are done leave."""
         self._keep(self.runner.prefixes.keep_answer, [one for one in sequences if one.finish_reason is not None])
         with self._changed:
-            for sequence in [s for s in sequences if s.done]:
-                self._leave(sequence)
+            self._leave_if_done(sequences)
 
     def _append(
         self, sequence: Sequence, token: int, score: float | None, logprobs: list[TokenLogprob], now: float
@@ -323,14 +321,20 @@ class Steps:
             self.runner.read(sequence, self.twins)
         sequence.notify(sequence, piece, [] if ended else logprobs)
 
+    def _leave_if_done(self, sequences: list[Sequence]) -> None:
+        """Free slots, with the lock held; those of faulty ones and their twins are cleared before any is moved."""
+        done = [one for one in sequences if one.done and one in self.alive]
+        for one in rows_of(one for one in done if one.error is not None):
+            if one.slot >= 0:
+                self.runner.clear(one.slot)
+        for one in done:
+            self._leave(one)
+
     def _leave(self, sequence: Sequence) -> None:
-        """Free the slot; called with the lock held."""
         if sequence not in self.alive:
             return
         del self.alive[sequence]
         slot = sequence.slot
-        if sequence.error is not None and slot >= 0:
-            self.runner.clear(slot)
         self.scheduler.release(sequence)
         sequence.release()
         if sequence.is_twin:
@@ -348,9 +352,10 @@ class Steps:
         """End sequences whose step raised."""
         log.error("A step failed for %d sequences.", len(sequences), exc_info=error)
         with self._changed:
-            for sequence in [one.pair.leader if one.pair is not None else one for one in sequences]:
-                sequence.error = sequence.error or Fault(f"The request failed in the engine: {error}")
-                self._leave(sequence)
+            failed = [one if one.pair is None else one.pair.leader for one in sequences]
+            for one in failed:
+                one.error = one.error or Fault(f"The request failed in the engine: {error}")
+            self._leave_if_done(failed)
 
     def _enqueue_twin(self, twin: Sequence) -> None:
         with self._changed:

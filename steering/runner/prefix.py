@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -180,11 +181,12 @@ class PrefixCache:
         if run.plan.generated:
             self._tails[sequence] = run.measured[POSITIONS][0][len(keys) * SIZE :].clone()
 
-    def copied(self, source: int, target: int, length: int) -> int:
-        """Note that so many columns of a slot will lie in another one too; how many of the first do already."""
+    @contextmanager
+    def copying(self, source: int, target: int, length: int) -> Iterator[int]:
+        """While so many columns of a slot are copied to another one: how many of the first lie there already."""
         copied, there = self._lying.get(source, ())[: length // SIZE], self._lying.pop(target, ())
+        yield _alike(copied, there) * SIZE
         self._lying[target] = copied
-        return _alike(copied, there) * SIZE
 
     def spoilt(self, slot: int) -> None:
         """Note that what lay in a slot does no longer."""

@@ -285,7 +285,8 @@ class Runner:
 
     def _copy(self, source: int, target: int, length: int) -> None:
         """Copy so many columns of a slot to another, which may have the first of them of a prompt that began alike."""
-        self.pool.copy(source, target, length, there=self.prefixes.copied(source, target, length))
+        with self.prefixes.copying(source, target, length) as there:
+            self.pool.copy(source, target, length, there)
 
     @torch.inference_mode()
     def read(self, sequence: Sequence, twins: Twins) -> None:

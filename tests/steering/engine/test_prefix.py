@@ -297,6 +297,23 @@ def test_what_lies_in_a_slot_is_not_copied_there(engines: Engines, monkeypatch: 
     assert loaded[-1][0] == 0
 
 
+def test_a_copy_that_fails_is_made_anew(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt for several answers, which are then run one by one."""
+    warm, copy, failures = engine_of(engines[0].mllm), KVPool.copy, [RuntimeError("once")]
+
+    def once(self: KVPool, *places: int) -> None:
+        if failures:
+            raise failures.pop()
+        copy(self, *places)
+
+    three = a_request(n=3)
+    expected = said(engines[0].generate([three])[0])
+    monkeypatch.setattr(KVPool, "copy", once)
+    assert differences(said(warm.generate([three])[0]), expected, tolerance=2e-4) == []
+    assert not failures
+    assert_slots_hold_what_is_noted(warm)
+
+
 def test_what_a_fault_spoilt_is_copied_anew(engines: Engines) -> None:
     warm = engine_of(engines[0].mllm)
     warm.generate([a_request()])

@@ -7,12 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import steering
-from steering import Diagnose, Engine, Fault, Pai, Request, Sampling
+from steering import Diagnose, Engine, Fault, Pai, Request, Sampling, Vcd
+from steering.protocol.sequence import Sequence
+from steering.runner.passes import Passes
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.faults.test_faults import CONTRASTED, FAMILY, SAMPLING, Once, answers
@@ -115,6 +119,34 @@ def test_a_last_token_that_cannot_be_read_ends_in_a_fault(
         assert engine.stats()["faults"] == 1
     finally:
         engine.stop()
+
+
+@pytest.mark.parametrize("contrasted", [False, True])
+def test_nothing_of_a_faulty_answer_stays_in_any_slot(
+    contrasted: bool, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another one, which ends with the same step, leaves a hole that it is moved into; nor of its twin's."""
+    engine = make_engine(FAMILY, slots=4)
+    decode, decoded = Passes.decode, []
+
+    def spoiling(self: Passes, running: list[Sequence], *fed: Any) -> Any:
+        batch, passed = decode(self, running, *fed)
+        decoded.append(len(running))
+        if len(decoded) == 2:
+            for tensor in engine._runner.pool.tensors:
+                tensor[1 : len(running), :, -1] = torch.nan
+            passed.computed.logits[1:] = torch.nan
+        return batch, passed
+
+    short, long = (replace(SAMPLING, max_tokens=count, ignore_eos=True) for count in (3, 9))
+    first = Request(asked()[0].messages, short)
+    second = Request(asked()[1].messages, long, interventions=[Vcd()] if contrasted else ())
+    monkeypatch.setattr(Passes, "decode", spoiling)
+    got = answers(engine, [first, second])
+    assert got[0] is not None
+    assert got[1] is None
+    assert decoded[1] == (3 if contrasted else 2)
+    assert not any(bool(tensor.isnan().any()) for tensor in engine._runner.pool.tensors)
 
 
 @pytest.fixture
