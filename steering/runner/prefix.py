@@ -181,17 +181,6 @@ class PrefixCache:
         if run.plan.generated:
             self._tails[sequence] = run.measured[POSITIONS][0][len(keys) * SIZE :].clone()
 
-    @contextmanager
-    def copying(self, source: int, target: int, length: int) -> Iterator[int]:
-        """While so many columns of a slot are copied to another one: how many of the first lie there already."""
-        copied, there = self._lying.get(source, ())[: length // SIZE], self._lying.pop(target, ())
-        yield _alike(copied, there) * SIZE
-        self._lying[target] = copied
-
-    def spoilt(self, slot: int) -> None:
-        """Note that what lay in a slot does no longer."""
-        self._lying.pop(slot, None)
-
     def keep_answer(self, sequence: Sequence) -> None:
         """Keep the whole blocks of an answer that has ended, and still lies in its slot, for the chat's next turn."""
         tail, plan = self._tails.pop(sequence, None), self._plans.get(sequence)
@@ -205,6 +194,17 @@ class PrefixCache:
             positions = torch.cat([tail, rotary[:, None].expand(-1, tail.shape[1])])
             self._add(sequence.slot, keys, first, {POSITIONS: positions[(first - known) * SIZE :]})
         self._touch(keys)
+
+    @contextmanager
+    def copying(self, source: int, target: int, length: int) -> Iterator[int]:
+        """While so many columns of a slot are copied to another one: how many of the first lie there already."""
+        copied, there = self._lying.get(source, ())[: length // SIZE], self._lying.pop(target, ())
+        yield _alike(copied, there) * SIZE
+        self._lying[target] = copied
+
+    def spoilt(self, slot: int) -> None:
+        """Note that what lay in a slot does no longer."""
+        self._lying.pop(slot, None)
 
     def _plan(self, sequence: Sequence) -> _Plan | None:
         """How a prompt may be shared; None where it may not."""
