@@ -27,9 +27,11 @@ from tests.families.family import Family, Json
 from tests.families.registry import ALL
 
 
-def build(family: str, folder: Path, *, seed: int = 0, specials: tuple[str, ...] = ()) -> Path:
+def build(
+    family: str, folder: Path, *, seed: int = 0, specials: tuple[str, ...] = (), layers: int | None = None
+) -> Path:
     """Write the checkpoint of `family` with weights drawn from `seed` into `folder`, and return `folder`. specials: more
-    special tokens."""
+    special tokens. layers: of its decoder, where not as many as the family's."""
     spec = replace(ALL[family], specials=(*ALL[family].specials, *specials))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(spec)
@@ -42,6 +44,8 @@ def build(family: str, folder: Path, *, seed: int = 0, specials: tuple[str, ...]
         _write(folder / "video_preprocessor_config.json", spec.video_processor)
 
     config = _resolve(spec.config, tokenizer)
+    if layers is not None:
+        config["text_config"] |= {"num_hidden_layers": layers}
     model_type = config.pop("model_type")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -18,7 +18,7 @@ from steering.compiled import compiling
 from steering.compiled.step import Variant
 from steering.engine import compilation
 from steering.vectors.vector import SteeringVector
-from tests.steering.conftest import LoadMLLM
+from tests.families import build
 
 VARIANTS = [Variant("decode"), Variant("prefill"), Variant("decode", "every"), Variant("prefill", "every")]
 VARIANTS += [Variant("pictures")]
@@ -44,9 +44,15 @@ def few() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def compiled(load_mllm: LoadMLLM, folder: Path, few: None) -> steering.Engine:
+def mllm(root: Path) -> MLLM:
+    """Of few layers: compiling takes as long as there are many."""
+    return steering.load(build("qwen2_vl", root / "short", layers=2), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def compiled(mllm: MLLM, folder: Path, few: None) -> steering.Engine:
     """An engine whose steps were compiled."""
-    made = engine(load_mllm("qwen2_vl"), folder)
+    made = engine(mllm, folder)
     assert made.compilation.wait(1200)
     return made
 

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import steering
-from steering import Diagnose, Generate, Request, Sage, Sampling, See, Think
+from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, See, Think
 from steering.compiled import compiling
 from steering.compiled.package import Package
 from steering.compiled.steps import SHARED_ROWS
@@ -26,7 +26,6 @@ from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
 from steering.team import Team
 from tests.steering.compiled.conftest import VARIANTS, engine, numbers, requests
-from tests.steering.conftest import LoadMLLM
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++"),
@@ -279,8 +278,8 @@ def test_what_is_new_behind_a_long_prompt_is_compiled(
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
-def test_the_next_start_finds_them(load_mllm: LoadMLLM, folder: Path) -> None:
-    again = engine(load_mllm("qwen2_vl"), folder)
+def test_the_next_start_finds_them(mllm: MLLM, folder: Path) -> None:
+    again = engine(mllm, folder)
     assert again.compilation.state == "ready"
     assert again.stats()["compiled_in_use"] == len(VARIANTS)
     text = Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=4, ignore_eos=True))
@@ -292,7 +291,7 @@ def test_the_next_start_finds_them(load_mllm: LoadMLLM, folder: Path) -> None:
 
 @pytest.mark.usefixtures("compiled")
 def test_one_that_cannot_be_compiled_keeps_no_other_from_use(
-    load_mllm: LoadMLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first, of a process that has the others from where they lie."""
     child = f"""
@@ -305,7 +304,7 @@ for number, one in enumerate(job["steps"]):
     print(json.dumps([number, None if number else "it is too hard"]), flush=True)
 """
     monkeypatch.setattr(compiling, "_CHILD", child)
-    made = engine(load_mllm("qwen2_vl"), tmp_path)
+    made = engine(mllm, tmp_path)
     assert not made.compilation.wait(60)
     assert made.compilation.state == "failed"
     assert made.stats()["compiled_in_use"] == len(VARIANTS) - 1
@@ -313,7 +312,7 @@ for number, one in enumerate(job["steps"]):
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
-def test_what_is_broken_costs_a_compile_and_no_answer(load_mllm: LoadMLLM, folder: Path, tmp_path: Path) -> None:
+def test_what_is_broken_costs_a_compile_and_no_answer(mllm: MLLM, folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     for place in copy.glob("*/step.so"):  # code that says that it is what was written, and is none
@@ -321,7 +320,7 @@ def test_what_is_broken_costs_a_compile_and_no_answer(load_mllm: LoadMLLM, folde
         notes = json.loads((place.parent / "about.json").read_text())
         notes["digest"] = hashlib.sha256(b"nothing").hexdigest()
         (place.parent / "about.json").write_text(json.dumps(notes))
-    made = engine(load_mllm("qwen2_vl"), copy)
+    made = engine(mllm, copy)
     assert not made.compilation.wait(60)
     assert (made.compilation.state, made.stats()["compiled_in_use"]) == ("failed", 0)
     (answer,) = made.generate(requests(made.mllm, 1, False))
@@ -330,7 +329,7 @@ def test_what_is_broken_costs_a_compile_and_no_answer(load_mllm: LoadMLLM, folde
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
 def test_a_step_that_computes_something_else_is_not_used(
-    load_mllm: LoadMLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -344,7 +343,7 @@ def test_a_step_that_computes_something_else_is_not_used(
         monkeypatch.setattr(Package, kind, off)
     encode = Package.encode
     monkeypatch.setattr(Package, "encode", lambda *args: 1.01 * encode(*args))
-    made = engine(load_mllm("qwen2_vl"), copy)
+    made = engine(mllm, copy)
     assert not made.compilation.wait(60)
     assert made.stats()["compiled_in_use"] == 0
     assert "of its range off" in caplog.text
@@ -352,26 +351,26 @@ def test_a_step_that_computes_something_else_is_not_used(
 
 
 def test_a_folder_that_others_may_write_is_not_used(
-    load_mllm: LoadMLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, nothing_compiles: None
+    mllm: MLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, nothing_compiles: None
 ) -> None:
     tmp_path.chmod(0o777)
-    engine(load_mllm("qwen2_vl"), tmp_path)
+    engine(mllm, tmp_path)
     assert "others than this user may write" in caplog.text
     assert not list(tmp_path.iterdir())
     tmp_path.chmod(0o700)
 
 
 @pytest.mark.usefixtures("nothing_compiles")
-def test_where_nothing_compiles_steps_run_as_they_are(load_mllm: LoadMLLM, caplog: pytest.LogCaptureFixture) -> None:
-    made = engine(load_mllm("qwen2_vl"), "off")
+def test_where_nothing_compiles_steps_run_as_they_are(mllm: MLLM, caplog: pytest.LogCaptureFixture) -> None:
+    made = engine(mllm, "off")
     assert not made.compilation.wait(60)
     assert "there is no compiler" in caplog.text
     (answer,) = made.generate(requests(made.mllm, 1, False))
     assert len(answer.choices[0].token_ids) == 40
 
 
-def test_an_engine_that_stops_ends_what_is_being_compiled(load_mllm: LoadMLLM, tmp_path: Path) -> None:
-    made = engine(load_mllm("qwen2_vl"), tmp_path)
+def test_an_engine_that_stops_ends_what_is_being_compiled(mllm: MLLM, tmp_path: Path) -> None:
+    made = engine(mllm, tmp_path)
     assert made.compilation._compiling is not None
     while (process := made.compilation._compiling._process) is None:
         time.sleep(0.01)
