@@ -49,12 +49,14 @@ pytestmark = pytest.mark.slow
 COLOURS = ("red", "green", "blue", "yellow", "black", "white")
 STREAMS = 4
 LAST = 800
+PATIENT = "--graceful-timeout", "120"
+"""The replica that ends has time for its last stream even where other tests have the machine."""
 BINARY = {"Content-Type": "application/octet-stream"}
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path, "--replicas", "2", "--allow-uploads") as server:
+    with serving(tmp_path, "--replicas", "2", "--allow-uploads", *PATIENT) as server:
         yield server
 
 
@@ -214,9 +216,8 @@ SAME = 200
 """Characters of the longest answers that are compared: of so many tokens two are alike at some point, and batches decide."""
 SCALED = [
     "--replicas", "1", "--max-replicas", "2", "--replica-requests", "2.5", "--replica-added-after", "1",
-    "--replica-removed-after", "4", "--no-compiled", "--graceful-timeout", "120",
+    "--replica-removed-after", "4", "--no-compiled", *PATIENT,
 ]  # fmt: skip
-"""The replica that leaves has time for the last stream even where other tests have the machine."""
 
 
 def serve(server: Server, count: int) -> bool:
