@@ -52,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         servers = [replace(one, fields=fields_of(given)) if one.name == name else one for one in servers]
     found: list[dict[str, Any]] = []
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    loads = [(0, rate) for rate in options.rates] or [(clients, None) for clients in options.clients]
     for workload in options.workloads:
-        for clients, rate in [*((0, one) for one in options.rates)] or [*((one, None) for one in options.clients)]:
+        for clients, rate in loads:
             outcomes = _compared(servers, options, workload, clients, rate)
             for server in servers:
                 said = {"workload": workload, "clients": clients or None, "rate": rate, "server": asdict(server)}

@@ -323,7 +323,7 @@ class Steps:
 
     def _leave_if_done(self, sequences: list[Sequence]) -> None:
         """Free slots, with the lock held; those of faulty ones and their twins are cleared before any is moved."""
-        done = [one for one in sequences if one.done and one in self.alive]
+        done = [one for one in sequences if one.done]
         for one in rows_of(one for one in done if one.error is not None):
             if one.slot >= 0:
                 self.runner.clear(one.slot)
