@@ -92,7 +92,7 @@ def _engines(workload: Workload) -> Iterator[tuple[str, Engine]]:
 
 def steering(workload: Workload) -> Iterator[Comparison]:
     """One steered request against one that is not; 16 different interventions in one batch against none."""
-    engine = sides.engine(workload, CONCURRENT)
+    engine = sides.served(workload, CONCURRENT)
     steers = pushes(engine.mllm, CONCURRENT)
     off: Side = lambda seeds: sides.run_engine(engine, workload, seeds)  # noqa: E731
     on: Side = lambda seeds: sides.run_engine(engine, workload, seeds, steers=steers)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Having steps compiled beside what is served: by another process, of low priority, into the folder where they stay."""
+"""Having steps compiled beside what is served: by other processes, of low priority, into the folder where they stay."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from steering.compiled.package import Package
 from steering.compiled.steps import CompiledSteps, WantedStep
 from steering.compiled.store import Store, default_folder
@@ -24,6 +26,8 @@ from steering.model.mllm import MLLM
 
 log = logging.getLogger(__name__)
 
+PROCESSES = 4
+"""That compile, at most: of more, the last would wait for the longest step."""
 State = Literal["compiling", "ready", "failed"]
 _CHILD = "import os, sys; os.nice(19); from steering.compiled.child import main; sys.exit(main())"
 Check = Callable[[WantedStep, Package], None]
@@ -47,6 +51,7 @@ class Compiling:
         folder: str | None,
     ):
         self._mllm, self._steps, self._check, self._threads = mllm, steps, check, threads
+        self._processes = min(PROCESSES, torch.get_num_threads())
         self._process: subprocess.Popen[str] | None = None
         self._changed = threading.Condition()
         self._stopped = False
@@ -126,6 +131,7 @@ class Compiling:
             "source": source._asdict(),
             "fingerprint": self._mllm.fingerprint,
             "threads": self._threads,
+            "processes": min(self._processes, len(missing)),
             "dtypes": self._steps.weights.dtypes,
             "steps": [
                 {

@@ -21,7 +21,6 @@ from steering.model.mllm import MLLM
 from steering.model.pixels import picture
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Sampling
-from steering.protocol.slots import SCOPES
 from steering.runner.rehearsal import Rehearsal
 from steering.runner.threads import PassThreads
 
@@ -44,8 +43,13 @@ def pays(mllm: MLLM) -> bool:
 
 
 VARIANTS = [Variant("decode"), Variant("prefill"), Variant("pictures")]
-VARIANTS += [Variant(kind, scope) for scope in SCOPES[1:] for kind in ("decode", "prefill")]
-"""The steps that are worth compiling, the most wanted first."""
+VARIANTS += [
+    Variant("decode", "usual"),
+    Variant("prefill", "usual"),
+    Variant("prefill", "every"),
+    Variant("decode", "every"),
+]
+"""The steps that are worth compiling, the most wanted first, but the longest not last: others are made beside it."""
 
 
 def check_compilable(mllm: MLLM) -> None:

@@ -290,25 +290,37 @@ def test_the_next_start_finds_them(mllm: MLLM, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        ("raise ValueError('it is too hard')", "ValueError: it is too hard"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "a process that compiled ended with -9"),
+    ],
+)
 def test_one_that_cannot_be_compiled_keeps_no_other_from_use(
-    mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The first, of a process that has the others from where they lie."""
+    fails: str, said: str, mllm: MLLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The first, of processes that have the others from where they lie."""
     child = f"""
-import hashlib, json, shutil, sys
-job = json.loads(sys.stdin.readline())
-for number, one in enumerate(job["steps"]):
-    name = hashlib.sha256(one["key"].encode()).hexdigest()
-    if number:
-        shutil.copytree({str(folder)!r} + "/" + name, job["folder"] + "/" + name)
-    print(json.dumps([number, None if number else "it is too hard"]), flush=True)
+import hashlib, os, shutil, signal, sys
+from steering.compiled import child
+
+def make(making, wanted):
+    if wanted["variant"] == ["decode", "plain"]:
+        {fails}
+    name = hashlib.sha256(wanted["key"].encode()).hexdigest()
+    shutil.copytree({str(folder)!r} + "/" + name, making.store.folder / name)
+
+child.Making.make, child.build_loops = make, lambda *_: None
+sys.exit(child.main())
 """
     monkeypatch.setattr(compiling, "_CHILD", child)
     made = engine(mllm, tmp_path)
-    assert not made.compilation.wait(60)
+    assert not made.compilation.wait(100)
     assert made.compilation.state == "failed"
     assert made.stats()["compiled_in_use"] == len(VARIANTS) - 1
-    assert "it is too hard" in caplog.text
+    assert said in caplog.text
 
 
 @pytest.mark.usefixtures("compiled", "nothing_compiles")
