@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 
 from benchmarks import drip
-from benchmarks.load import overload, run
+from benchmarks.load import overhead, overload, run
 from benchmarks.load.client import Load, Outcome, Seen, Server, send
 from benchmarks.load.workloads import WORKLOADS
 from benchmarks.run import BENCHMARKS
+from steering import Engine, load
+from tests.families import checkpoint
 from tests.first_hour.pages import ROOT, blocks, commands
 
 ASKED: list[dict[str, Any]] = []
@@ -283,6 +285,22 @@ def test_answers_of_different_lengths_are_as_long_from_every_server(url: str) ->
             run.main([*sides, *rest, "--tokens", wrong])
 
 
+def test_a_server_is_compared_with_its_engine(
+    url: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Engine(load(checkpoint("qwen2_vl", root), device="cpu"), slots=2, max_length=512, self_check=False)
+    monkeypatch.setattr(overhead, "make_engine", lambda settings: engine)
+    rest = ["--workloads", "short", "picture", "--clients", "2", "--tokens", "3", "--rest", "0", "--requests", "4"]
+    assert overhead.main([f"one={url}=m", *rest, "--repeats", "3"]) == 0
+    assert engine.stats()["generated_tokens"] == 2 * 4 * 4 * 3
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[:2] for row in rows] == [["short", "2"], ["picture", "2"]]
+    for *_, alone, served, share, bounds in rows:
+        least, most = map(float, bounds.split(", "))
+        assert least <= float(share) <= most
+        assert least - 0.01 <= int(served) / int(alone) <= most + 0.01
+
+
 def test_workloads_are_the_same_for_every_server() -> None:
     for name, workload in WORKLOADS.items():
         assert workload(3) == workload(3)
@@ -298,7 +316,9 @@ def test_the_commands_of_the_page_are_read() -> None:
     shown = of_the_page()
     loads = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.run"]]
     much = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.overload"]]
+    alone = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.overhead"]]
     others = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.run"]]
     assert [len(run._options().parse_args(words).servers) for words in loads] == [1, 2]
     assert [len(overload._options().parse_args(words).servers) for words in much] == [1]
+    assert [overhead._options().parse_args(words).tokens for words in alone] == [64]
     assert set().union(*others) <= BENCHMARKS.keys()

@@ -1,0 +1,113 @@
+"""How much of its engine's throughput a server has.
+
+helmsight serve --journal off --no-access-log
+python -m benchmarks.load.overhead helmsight=http://127.0.0.1:8000/v1=helmsight-demo
+
+The same requests over HTTP, and in a process with nothing but the engine that `helmsight serve` has by default: in turns, as
+many at once, the next one as soon as one is answered. The engine's prompts have been read before, and nobody takes its
+tokens: what the server does beyond it is HTTP, JSON, pictures, prompts and streams, and who asks has the same processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from PIL import Image
+
+from benchmarks.load.client import Load, send
+from benchmarks.load.run import server_of, shape
+from benchmarks.load.workloads import WORKLOADS, Messages
+from server.process.local import make_engine
+from server.settings import Settings
+from steering import Engine, Request, Sampling
+from steering.engine.admission import read_prompt
+from steering.relay import prompts
+
+COLUMNS = "workload", "clients", "engine, tokens/s", "server, tokens/s", "of the engine's", "least, most"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark."""
+    options = _options().parse_args(argv)
+    server, key = server_of(options.server), os.environ.get("OPENAI_API_KEY")
+    engine = make_engine(Settings())
+    engine.compilation.wait()
+    if engine.compilation.state == "failed":
+        raise RuntimeError("The engine's steps could not be compiled.")
+    engine.start()
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    for workload in options.workloads:
+        for clients in options.clients:
+            rates: list[tuple[float, float]] = []
+            for repeat in range(-1, options.repeats):
+                seeds = range(repeat * options.requests, (repeat + 1) * options.requests)
+                chats = [WORKLOADS[workload](seed) for seed in seeds]
+                bodies = [{"messages": chat, **shape(options.tokens, not options.whole)} for chat in chats]
+                alone = _alone(engine, chats, clients, options.tokens)
+                time.sleep(options.rest)
+                served = send(server, Load(bodies, clients), key).tokens_per_second
+                time.sleep(options.rest)
+                if repeat >= 0:
+                    rates.append((alone, served))
+            parts = [served / alone for alone, served in rates]
+            alone, served = (statistics.median(column) for column in zip(*rates, strict=True))
+            cells = workload, clients, f"{alone:.0f}", f"{served:.0f}", f"{statistics.median(parts):.2f}"
+            print(f"| {' | '.join(map(str, cells))} | {min(parts):.2f}, {max(parts):.2f} |", flush=True)
+    engine.stop()
+    return 0
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("server", metavar="NAME=URL=MODEL")
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["short", "picture"])
+    parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64])
+    parser.add_argument("--tokens", type=int, default=64, help="of every answer")
+    parser.add_argument("--requests", type=int, default=256, help="in each repeat")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--whole", action="store_true", help="answers in one piece, not as streams")
+    parser.add_argument("--rest", type=float, default=1.0, metavar="SECONDS", help="between two loads")
+    return parser
+
+
+def _alone(engine: Engine, chats: Sequence[Messages], clients: int, tokens: int) -> float:
+    """Tokens a second of the engine without a server."""
+    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+    requests = [Request(_shown(chat), sampling) for chat in chats]
+    read = [prompts.sendable(read_prompt(engine.mllm, one, engine.max_length)) for one in requests]
+
+    def asked(number: int) -> int:
+        with engine.turn() as turn:
+            return turn.submit(requests[number], prompts.received(read[number])).result().completion_tokens
+
+    with ThreadPoolExecutor(clients) as pool:
+        begun = time.perf_counter()
+        return sum(pool.map(asked, range(len(requests)))) / (time.perf_counter() - begun)
+
+
+def _shown(chat: Messages) -> Messages:
+    """A chat with pictures in the place of their addresses."""
+
+    def part(one: dict[str, Any]) -> dict[str, Any]:
+        if one["type"] != "image_url":
+            return one
+        content = base64.b64decode(one["image_url"]["url"].partition(",")[2])
+        return {"type": "image", "image": Image.open(io.BytesIO(content)).convert("RGB")}
+
+    return [
+        turn if isinstance(turn["content"], str) else {**turn, "content": [*map(part, turn["content"])]}
+        for turn in chat
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
