@@ -14,6 +14,7 @@ import argparse
 import base64
 import io
 import os
+import random
 import statistics
 import sys
 import time
@@ -24,7 +25,7 @@ from typing import Any
 from PIL import Image
 
 from benchmarks.load.client import Load, send
-from benchmarks.load.run import server_of, shape
+from benchmarks.load.run import lengths_of, server_of, shape
 from benchmarks.load.workloads import WORKLOADS, Messages
 from server.process.local import make_engine
 from server.settings import Settings
@@ -51,8 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             for repeat in range(-1, options.repeats):
                 seeds = range(repeat * options.requests, (repeat + 1) * options.requests)
                 chats = [WORKLOADS[workload](seed) for seed in seeds]
-                bodies = [{"messages": chat, **shape(options.tokens, not options.whole)} for chat in chats]
-                alone = _alone(engine, chats, clients, options.tokens)
+                lengths = [random.Random(f"tokens {seed}").choice(options.tokens) for seed in seeds]
+                bodies = [
+                    {"messages": chat, **shape(length, not options.whole)}
+                    for chat, length in zip(chats, lengths, strict=True)
+                ]
+                alone = _alone(engine, chats, lengths, clients)
                 time.sleep(options.rest)
                 served = send(server, Load(bodies, clients), key).tokens_per_second
                 time.sleep(options.rest)
@@ -71,7 +76,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("server", metavar="NAME=URL=MODEL")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["short", "picture"])
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64])
-    parser.add_argument("--tokens", type=int, default=64, help="of every answer")
+    parser.add_argument("--tokens", type=lengths_of, default="64", metavar="N", help="of every answer, or LEAST-MOST")
     parser.add_argument("--requests", type=int, default=256, help="in each repeat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--whole", action="store_true", help="answers in one piece, not as streams")
@@ -79,10 +84,12 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
-def _alone(engine: Engine, chats: Sequence[Messages], clients: int, tokens: int) -> float:
+def _alone(engine: Engine, chats: Sequence[Messages], lengths: Sequence[int], clients: int) -> float:
     """Tokens a second of the engine without a server."""
-    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
-    requests = [Request(_shown(chat), sampling) for chat in chats]
+    requests = [
+        Request(_shown(chat), Sampling(max_tokens=length, ignore_eos=True))
+        for chat, length in zip(chats, lengths, strict=True)
+    ]
     read = [prompts.sendable(read_prompt(engine.mllm, one, engine.max_length)) for one in requests]
 
     def asked(number: int) -> int:
