@@ -91,7 +91,8 @@ def _rows(program: ExportedProgram) -> dict[str, list[int | None]]:
 def _run(command: list[str]) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise Uncompilable(f"{command[0]}: {ended.stderr.strip()[:400]}")
+        lines = ended.stderr.strip().splitlines() or ["it says nothing"]
+        raise Uncompilable(f"{command[0]}: {next((line for line in lines if 'error' in line), lines[-1])[:400]}")
 
 
 def _library(archive: Path, room: Path) -> Path:

@@ -8,12 +8,12 @@ import gc
 import json
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import tempfile
 import threading
 import traceback
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -41,56 +41,65 @@ class Making(NamedTuple):
     threads: int
     said: TextIO
 
-    def work(self, steps: list[dict[str, Any]], begun: Synchronized[int], parent: int) -> None:
-        """Make those that no other process has begun; writes a line for each: its number, and what went wrong."""
-        _end_with(parent)
+    def work(self, steps: list[dict[str, Any]], numbers: int) -> None:
+        """Make those whose numbers are in a pipe, a byte each, until that is empty; writes a line for each: its number, and
+        what went wrong."""
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         gc.freeze()
         gc.set_threshold(OBJECTS)
-        while True:
-            with begun.get_lock():
-                number, begun.value = begun.value, begun.value + 1
-            if number >= len(steps):
-                return
-            fault = None
+        while taken := os.read(numbers, 1):
+            (number,), fault = taken, None
             try:
                 self.make(steps[number])
             except Exception as error:
                 traceback.print_exc()
-                fault = f"{type(error).__name__}: {error}".splitlines()[0][:400]
+                fault = _said_of(error)
             print(json.dumps([number, fault]), file=self.said, flush=True)  # in one piece, as it is short
 
     def make(self, wanted: dict[str, Any]) -> None:
         """Make one, if none has been made meanwhile."""
-        with self.store.turn(wanted["key"]), self.store.room() as room:
+        with self.store.turn(wanted["key"]), tempfile.TemporaryDirectory() as room:
             if self.store.find(wanted["key"]) is None:
                 asked = Variant(*wanted["variant"]), wanted["axes"], self.weights
                 step, _ = example_step(self.mllm, *asked)
                 _fill(constants(step), wanted["small"])
                 if [step.shape.text(), manifest(step)] != [wanted["shape"], wanted["manifest"]]:
                     raise RuntimeError("the model, or its hooks, are others than those that are served")
-                self.store.keep(wanted["key"], *build(self.mllm, *asked, self.threads, room))
+                self.store.keep(wanted["key"], *build(self.mllm, *asked, self.threads, Path(room)))
 
 
 def main() -> int:
     """Make what the line asks for, in as many processes as it says."""
     said = os.fdopen(os.dup(1), "w")  # what libraries print is not for our parent
     os.dup2(2, 1)
+    torch.set_num_threads(1)  # whatever the environment says: a fork has none of the others, and would wait for them
     job: dict[str, Any] = json.loads(sys.stdin.readline())
-    parent = os.dup(0)  # the standard one is closed in a fork
     # torch asks the same of every layer, and remembers few answers: without this a step takes up to three times as long.
     sizevars.sympy.simplify = functools.cache(sizevars.sympy.simplify)  # type: ignore[attr-defined]
-    store, steps = Store(Path(job["folder"])), job["steps"]
-    mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
-    mllm.settle(compiled=True)
-    build_loops(job["threads"], Path(tempfile.gettempdir()))
-    making = Making(store, mllm, PackedWeights(mllm, job["dtypes"]), job["threads"], said)
-    context = multiprocessing.get_context("fork")  # it has no threads; they share its weights and modules
-    begun = context.Value("i", 0)
-    workers = [context.Process(target=making.work, args=(steps, begun, parent)) for _ in range(job["processes"])]
+    try:
+        mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
+        mllm.settle(compiled=True)
+        making = Making(Store(Path(job["folder"])), mllm, PackedWeights(mllm, job["dtypes"]), job["threads"], said)
+        _end_if_alone()
+        build_loops(job["threads"], Path(tempfile.gettempdir()))
+        _end_if_alone()
+    except Exception as error:
+        traceback.print_exc()
+        print(_said_of(error), file=sys.stderr)
+        return 1
+    steps = job["steps"]
+    numbers, filled = os.pipe()
+    os.write(filled, bytes(range(len(steps))))
+    os.close(filled)
+    if job["processes"] == 1:
+        making.work(steps, numbers)
+        return 0
+    context = multiprocessing.get_context("fork")  # they share weights and modules
+    workers = [context.Process(target=making.work, args=(steps, numbers)) for _ in range(job["processes"])]
     for one in workers:
         one.start()
     said.close()
-    _end_with(parent)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     for one in workers:
         one.join()
     ended = [one.exitcode for one in workers if one.exitcode]
@@ -99,17 +108,23 @@ def main() -> int:
     return len(ended)
 
 
+def _said_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:400]
+
+
 def _fill(tensors: dict[str, torch.Tensor], values: dict[str, list[float]]) -> None:
     for name, numbers in values.items():
         tensors[name].data.copy_(torch.tensor(numbers, dtype=tensors[name].dtype).view_as(tensors[name]))
 
 
-def _end_with(parent: int) -> None:
-    """Have this process, and all that was started beside it, end once the other end of a pipe is closed."""
+def _end_with_parent() -> None:
+    """End, with all that was started here, once the other end of our input is closed."""
+    while os.read(0, 4096):  # not of sys.stdin, whose lock our end would wait for
+        pass
+    os.killpg(0, signal.SIGKILL)
 
-    def watch() -> None:
-        while os.read(parent, 4096):
-            pass
-        os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=watch, daemon=True).start()
+def _end_if_alone() -> None:
+    """The same, where no thread may wait for it: a fork would not have it."""
+    if select.select([0], [], [], 0)[0]:
+        _end_with_parent()

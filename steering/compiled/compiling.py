@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 PROCESSES = 4
 """That compile, at most: of more, the last would wait for the longest step."""
+LEAVING = 10.0
+"""Seconds that an engine which stops waits at most until what was begun is gone."""
 State = Literal["compiling", "ready", "failed"]
 _CHILD = "import os, sys; os.nice(19); from steering.compiled.child import main; sys.exit(main())"
 Check = Callable[[WantedStep, Package], None]
@@ -51,7 +53,8 @@ class Compiling:
         folder: str | None,
     ):
         self._mllm, self._steps, self._check, self._threads = mllm, steps, check, threads
-        self._processes = min(PROCESSES, torch.get_num_threads())
+        forks = sys.platform == "linux"  # elsewhere a process that has computed cannot
+        self._processes = min(PROCESSES, torch.get_num_threads()) if forks else 1
         self._process: subprocess.Popen[str] | None = None
         self._changed = threading.Condition()
         self._stopped = False
@@ -84,6 +87,7 @@ class Compiling:
             process = self._process
         if process is not None:
             _kill(process)
+            self._thread.join(LEAVING)  # it takes away what was begun
         self._leave()
 
     def _kept(self, folder: str | None) -> Store:
@@ -201,11 +205,12 @@ def _environment(room: Path) -> dict[str, str]:
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TMPDIR": str(room),
         "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
     }
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
+    if process.returncode is None:  # those that it started may be there even if it has ended
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()

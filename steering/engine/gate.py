@@ -88,10 +88,10 @@ class Gate:
 
     def check(self, answers: int, group: str) -> None:
         """Raise Busy where so many more answers of a group do not fit in, or would wait too long."""
+        waiting = self.waiting
         free = self._scheduler.slots - (len(self._alive) - len(self._scheduler.waiting))
-        waiting = max(0, self.waiting - free)  # the others have slots in the next step
         kept = self._most // KEPT if self._scheduler.has_waiting(group) else 0
-        if self.waiting - free + answers > self._most - kept and not self._is_short(group, answers, free):
+        if waiting + answers > self._most - kept + free and not self._is_short(group, answers, free):
             raise Busy(waiting, _bounded(self._until_ended(waiting)))
         if self._longest is not None and (wait := self.wait(answers, group)) > self._longest:
             raise Busy(waiting, _bounded(wait - self._longest), self._longest)

@@ -36,6 +36,7 @@ def few() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compilation, "VARIANTS", VARIANTS)
         patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))
+        patch.setenv("MKL_NUM_THREADS", "2")  # which forks would wait for
         patch.setattr(team, "LATE", math.inf)  # passes are shared, whatever runs beside
         own = torch.get_num_threads()
         torch.set_num_threads(2)  # which share passes of many rows

@@ -392,4 +392,4 @@ def test_an_engine_that_stops_ends_what_is_being_compiled(mllm: MLLM, tmp_path: 
     assert process.poll() is not None
     assert not made.compilation.wait(10)
     assert time.monotonic() - begun < 10
-    assert not list(tmp_path.glob("*/step.so"))
+    assert not list(tmp_path.iterdir())

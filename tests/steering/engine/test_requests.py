@@ -79,7 +79,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(make_engine: MakeEngine
     engine = make_engine("qwen2_vl", slots=2, max_waiting=1)
     request = Request(conversations("qwen2_vl")[0], greedy(2))
     accepted = [engine.submit(request) for _ in range(3)]
-    with pytest.raises(Busy, match=r"at capacity: 1 answers are") as refused:  # the others have slots in the next step
+    with pytest.raises(Busy, match="at capacity") as refused:
         engine.submit(request)
     assert refused.value.retry_after > 0
     for completion in accepted:
