@@ -237,7 +237,7 @@ def test_the_command_of_locust(kept: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "locust", *words, *once], cwd=ROOT, check=True, capture_output=True)
     rows = json.loads((tmp_path / "found.json").read_text())
     counts = {row["method"]: row["num_requests"] for row in rows}
-    assert len(ASKED) > 16
+    assert len(ASKED) >= 16  # each of them once at least, however busy the machine is
     assert counts == {"POST": len(ASKED), "first token": len(ASKED), "between tokens": 2 * len(ASKED)}
     assert len({json.dumps(body["messages"]) for body in ASKED}) == len(ASKED)
     assert {json.dumps(body.get("sage")) for body in ASKED} == {"null", "true"}
