@@ -233,11 +233,11 @@ def of_the_page() -> list[list[str]]:
 def test_the_command_of_locust(kept: str, tmp_path: Path) -> None:
     ((_, *words),) = [words for words in of_the_page() if words[0] == "locust"]
     words[words.index("--host") + 1] = kept
-    once = f"--headless --only-summary --run-time 2s --stop-timeout 9 --json-file {tmp_path / 'found'}".split()
+    once = f"--headless --only-summary --run-time 5s --stop-timeout 9 --json-file {tmp_path / 'found'}".split()
     subprocess.run([sys.executable, "-m", "locust", *words, *once], cwd=ROOT, check=True, capture_output=True)
     rows = json.loads((tmp_path / "found.json").read_text())
     counts = {row["method"]: row["num_requests"] for row in rows}
-    assert len(ASKED) >= 16  # each of them once at least, however busy the machine is
+    assert len(ASKED) > 16
     assert counts == {"POST": len(ASKED), "first token": len(ASKED), "between tokens": 2 * len(ASKED)}
     assert len({json.dumps(body["messages"]) for body in ASKED}) == len(ASKED)
     assert {json.dumps(body.get("sage")) for body in ASKED} == {"null", "true"}

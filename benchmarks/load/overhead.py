@@ -14,18 +14,17 @@ import argparse
 import base64
 import io
 import os
-import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from PIL import Image
 
 from benchmarks.load.client import Load, send
-from benchmarks.load.run import lengths_of, server_of, shape
+from benchmarks.load.run import body_of, lengths_of, server_of
 from benchmarks.load.workloads import WORKLOADS, Messages
 from server.process.local import make_engine
 from server.settings import Settings
@@ -51,13 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             rates: list[tuple[float, float]] = []
             for repeat in range(-1, options.repeats):
                 seeds = range(repeat * options.requests, (repeat + 1) * options.requests)
-                chats = [WORKLOADS[workload](seed) for seed in seeds]
-                lengths = [random.Random(f"tokens {seed}").choice(options.tokens) for seed in seeds]
-                bodies = [
-                    {"messages": chat, **shape(length, not options.whole)}
-                    for chat, length in zip(chats, lengths, strict=True)
-                ]
-                alone = _alone(engine, chats, lengths, clients)
+                bodies = [body_of(workload, seed, options.tokens, not options.whole) for seed in seeds]
+                alone = _alone(engine, bodies, clients)
                 time.sleep(options.rest)
                 served = send(server, Load(bodies, clients), key).tokens_per_second
                 time.sleep(options.rest)
@@ -84,11 +78,10 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
-def _alone(engine: Engine, chats: Sequence[Messages], lengths: Sequence[int], clients: int) -> float:
+def _alone(engine: Engine, bodies: Sequence[Mapping[str, Any]], clients: int) -> float:
     """Tokens a second of the engine without a server."""
     requests = [
-        Request(_shown(chat), Sampling(max_tokens=length, ignore_eos=True))
-        for chat, length in zip(chats, lengths, strict=True)
+        Request(_shown(body["messages"]), Sampling(max_tokens=body["max_tokens"], ignore_eos=True)) for body in bodies
     ]
     read = [prompts.sendable(read_prompt(engine.mllm, one, engine.max_length)) for one in requests]
 

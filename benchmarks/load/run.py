@@ -129,6 +129,13 @@ def shape(tokens: int, stream: bool) -> dict[str, Any]:
     return {**fields, "stream_options": {"include_usage": True}} if stream else fields
 
 
+def body_of(workload: str, seed: int, lengths: Sequence[int], stream: bool) -> dict[str, Any]:
+    """The request of a seed, which draws how long its answer is."""
+    return {
+        "messages": WORKLOADS[workload](seed), **shape(random.Random(f"tokens {seed}").choice(lengths), stream)
+    }  # fmt: skip
+
+
 def _compared(
     servers: Sequence[Server], options: Any, workload: str, clients: int, rate: float | None
 ) -> dict[str, list[Outcome]]:
@@ -138,13 +145,7 @@ def _compared(
     found: dict[str, list[Outcome]] = {server.name: [] for server in servers}
     for repeat in range(-1, options.repeats):
         seeds = range(repeat * count, (repeat + 1) * count) if repeat >= 0 else range(10**6, 10**6 + min(count, 4))
-        bodies = [
-            {
-                "messages": WORKLOADS[workload](seed),
-                **shape(random.Random(f"tokens {seed}").choice(options.tokens), not options.whole),
-            }
-            for seed in seeds
-        ]
+        bodies = [body_of(workload, seed, options.tokens, not options.whole) for seed in seeds]
         for server in servers if repeat % 2 else reversed(servers):
             time.sleep(options.rest)
             outcome = send(server, Load(bodies, clients, options.leaving, rate), key)
