@@ -24,13 +24,11 @@ from steering.protocol.asked import Asked
 from steering.protocol.readout import Surroundings
 from steering.protocol.request import Request
 from steering.protocol.sequence import Pair, Sequence, Spec
-from steering.protocol.text import TextStream
+from steering.protocol.text import Text, TextStream
 from steering.protocol.wording import must
 from steering.runner.sampler import answer_seed
 from steering.tools.calls import CallStream
 from steering.tools.formats import format_of, special_tags, with_short_ids
-
-Text = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from steering.model.mllm import MLLM
 from steering.protocol.request import TokenLogprob
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
-from steering.protocol.text import token_bytes
+from steering.protocol.text import texts_of
 from steering.runner.runner import Runner
 from steering.runner.sampler import Sampled
 from steering.runner.twins import Twins, rows_of
@@ -96,7 +95,7 @@ class Steps:
         )
         self.bins = {name: Bins(bounds) for name, bounds in _BINS.items()}
         self.rate = Rate()
-        self.token_text = lru_cache(maxsize=100_000)(lambda token: token_bytes(mllm.tokenizer, token))
+        self.token_text = texts_of(mllm.tokenizer)
         self.pace: Pace | None = None
         self.said: Callable[[], bool] = lambda: False
         self._budget = budget

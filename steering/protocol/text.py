@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -16,16 +16,28 @@ MOST_HELD = 64
 _BYTE_LEVEL = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
-def token_bytes(tokenizer: Any, token: int) -> tuple[str, tuple[int, ...]]:
-    """A token's text and its bytes; a token that is a part of a character has bytes that are no text of their own."""
-    name = str(tokenizer.convert_ids_to_tokens(token))
-    if (byte := _BYTE_FALLBACK.fullmatch(name)) is not None:
-        raw = bytes([int(byte[1], 16)])
-    elif token not in tokenizer.added_tokens_decoder and "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder):
-        raw = b"".join(bytes([_BYTE_LEVEL[char]]) if char in _BYTE_LEVEL else char.encode() for char in name)
-    else:
-        raw = name.replace("\u2581", " ").encode()
-    return raw.decode(errors="replace"), tuple(raw)
+Text = tuple[str, tuple[int, ...]]
+"""A token's text and its bytes; a token that is a part of a character has bytes that are no text of their own."""
+
+
+def texts_of(tokenizer: Any) -> Callable[[int], Text]:
+    """What tells each token's text, once; what was added to a vocabulary is asked for once, which of Gemma's 6,400 tokens
+    takes 11 ms."""
+    added = frozenset(tokenizer.added_tokens_decoder)
+    byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
+
+    @lru_cache(maxsize=100_000)
+    def text_of(token: int) -> Text:
+        name = str(tokenizer.convert_ids_to_tokens(token))
+        if (byte := _BYTE_FALLBACK.fullmatch(name)) is not None:
+            raw = bytes([int(byte[1], 16)])
+        elif byte_level and token not in added:
+            raw = b"".join(bytes([_BYTE_LEVEL[char]]) if char in _BYTE_LEVEL else char.encode() for char in name)
+        else:
+            raw = name.replace("\u2581", " ").encode()
+        return raw.decode(errors="replace"), tuple(raw)
+
+    return text_of
 
 
 class TextStream:

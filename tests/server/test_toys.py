@@ -25,7 +25,7 @@ from probes.answering.wire import fields
 from server.app import create_app
 from server.settings import Settings
 from steering.protocol import intervention, readout
-from steering.protocol.text import token_bytes
+from steering.protocol.text import texts_of
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import checkpoint
 from tests.server.journal.journals import settled
@@ -207,13 +207,14 @@ def test_over_http_it_moves_the_logit_and_says_so(client: FlaskClient, plain: Pl
     asked = {"nudge": {"token": 9, "by": 100}, "baseline": True, "logprobs": True, "top_logprobs": 3}
     (choice,) = ask(client, data_uri(picture), QUESTION, max_tokens=STEPS, **asked).json["choices"]
     assert choice["applied"] == {"nudge": {"token": 9, "by": 100.0}}
+    text_of = texts_of(plain.tokenizer)
     for said, one in ((choice, nudge), (choice["baseline"], None)):
         content = said["logprobs"]["content"]
         of = expected(plain.answer(chat(picture), STEPS, forced=[9] * STEPS if one else None), one)
         assert len(content) >= 2
         for step, row in zip(content, of, strict=False):  # the baseline may end before
             best, token = row.topk(3)
-            names = [token_bytes(plain.tokenizer, int(number))[0] for number in token]
+            names = [text_of(int(number))[0] for number in token]
             found = [(item["token"], item["logprob"]) for item in step["top_logprobs"]]
             assert found == [(name, pytest.approx(float(x), **CLOSE)) for name, x in zip(names, best, strict=True)]
     assert choice["message"]["content"] == plain.tokenizer.decode([9] * STEPS)

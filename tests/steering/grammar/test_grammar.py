@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from steering import Choice, Engine, Grammar, Icd, Request, RequestError, Sampling, Steer, Steering, Vcd
 from steering.grammar import compiled
 from steering.grammar.compiled import Grammars
-from steering.protocol.text import token_bytes
+from steering.protocol.text import texts_of
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.engine.asking import exact, greedy, user
@@ -53,7 +53,8 @@ def test_what_is_sampled_from_is_the_models_distribution_over_the_tokens_that_le
     texts = [b'"red"', b'"rest"', b'"green"']
     grammar = Grammar.json_schema({"enum": ["red", "rest", "green"]})
     mllm = engine.mllm
-    spelt = [bytes(token_bytes(mllm.tokenizer, token)[1]) for token in range(len(mllm.tokenizer))]
+    text_of = texts_of(mllm.tokenizer)
+    spelt = [bytes(text_of(token)[1]) for token in range(len(mllm.tokenizer))]
     special = set(mllm.tokenizer.added_tokens_decoder)
     for seed in range(3):
         sampling = Sampling(max_tokens=20, temperature=1.0, seed=seed, logprobs=20)
