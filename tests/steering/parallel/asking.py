@@ -1,18 +1,44 @@
-"""Requests with every intervention and every readout, and what there is to compare of their answers."""
+"""A model, requests with every intervention and every readout, and what there is to compare of their answers."""
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 import steering
 from steering import Diagnose, Generate, Grammar, Icd, Pai, Request, Sage, Sampling, See, Steer, Think, Vcd
+from steering.model.alarm import Alarm
+from steering.model.calibration import FILE, Calibration
+from steering.model.checkpoint import embedded
 from steering.protocol import readout
+from tests import families
 
-STEPS = 6
+STEPS = 4
+"""Tokens of an answer: behind a mask that is refreshed after three comes one more, which shows it."""
+LAYERS = 5
+"""Of the model: more than waits that there may be of a step, so that one in each layer is seen."""
+
+
+def small(folder: Path) -> Path:
+    """A folder with a model of few layers, a vector and a calibration, as the requests want them: what is pretended, and
+    what processes tell each other at each layer, takes long."""
+    mllm = steering.load(families.build("qwen2_vl", folder, layers=LAYERS), device="cpu")
+    drawn = torch.Generator().manual_seed(0)
+    ones = (torch.ones(LAYERS) for _ in range(3))
+    direction = torch.randn(LAYERS, mllm.hidden_size, generator=drawn)
+    (folder / "vectors").mkdir()
+    vector = steering.SteeringVector("modality-preference", direction, *ones, (1, 2), mllm.fingerprint)
+    vector.save(folder / "vectors" / "modality-preference.safetensors")
+    measured = Calibration(mllm.fingerprint).with_divergence(torch.rand(LAYERS, 200, generator=drawn), samples=1)
+    alarm = Alarm.of(json.loads((embedded() / FILE).read_text())["alarm"])
+    replace(measured, alarm=alarm).save(folder)
+    return folder
 
 
 def picture(*colour: int) -> Image.Image:

@@ -69,11 +69,11 @@ def together(engine: Engine, asked: dict[str, Request]) -> dict[str, Any]:
     return {"together": found, "tripped": tripped.result()}
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, model: str) -> None:
     torch.set_num_threads(1)
     lockstep.TOGETHER = lockstep.timedelta(seconds=2)
     register(Trip, TripSlots)
-    mllm = steering.load(tensor_parallel=2)
+    mllm = steering.load(model, tensor_parallel=2)
     engine = Engine(mllm, slots=6, max_length=512, prefill_budget=80, prefix_cache_bytes=ROOM)
     if mllm.ranks.rank:
         engine.follow()
@@ -91,7 +91,7 @@ def main(folder: Path) -> None:
         engine.stop(drain=10)
         found["threads"] = [thread.name for thread in threading.enumerate() if thread.name == "helmsight-engine"]
         (folder / "said.json").write_text(json.dumps(found, default=list))
-    Engine(steering.load(tensor_parallel=2, dtype="bfloat16"), slots=2, max_length=256)  # which is checked
+    Engine(steering.load(model, tensor_parallel=2, dtype="bfloat16"), slots=2, max_length=256)  # which is checked
     engine = Engine(mllm, slots=2, max_length=256, self_check=False)
     if mllm.ranks.rank:
         try:
@@ -108,4 +108,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

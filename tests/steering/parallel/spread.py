@@ -1,4 +1,4 @@
-"""Answers of the embedded model on one device, and on two that pretend to be; run as a program, because the devices stay."""
+"""Answers of a model on one device, and on two that pretend to be; run as a program, because the devices stay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import steering
 from tests.steering.parallel import pretend
-from tests.steering.parallel.asking import requests, told
+from tests.steering.parallel.asking import LAYERS, requests, told
 
 LANGUAGE = "model.language_model"
 WITHIN = ("text only", "steered", "see, transferred", "icd", "reply")
@@ -24,12 +24,12 @@ def halves(layers: int) -> dict[str, str]:
     return dict.fromkeys(parts, home) | laid | {f"{LANGUAGE}.norm": far}
 
 
-def main() -> None:
+def main(model: str) -> None:
     torch.set_num_threads(1)
     pretend.install()
     apart = []
-    for options in ({"device": "cpu"}, {"device_map": halves(8)}):
-        mllm = steering.load(dtype="float32", **options)
+    for options in ({"device": "cpu"}, {"device_map": halves(LAYERS)}):
+        mllm = steering.load(model, dtype="float32", **options)
         engine = steering.Engine(mllm, slots=24, max_length=512, prefill_budget=100, self_check="device_map" in options)
         asked = {name: request for name, request in requests(mllm).items() if name not in WITHIN}
         apart.append(told(engine, asked))
@@ -37,4 +37,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

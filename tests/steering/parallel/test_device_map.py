@@ -23,18 +23,21 @@ from tests.steering.parallel.spread import WITHIN
 
 
 @pytest.mark.slow
-def test_answers_of_a_model_on_two_devices_are_those_of_the_model_on_one() -> None:
+def test_answers_of_a_model_on_two_devices_are_those_of_the_model_on_one(model: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.steering.parallel.spread"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.steering.parallel.spread", str(model)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
     alone, spread = json.loads(ran.stdout)
-    assert alone.keys() == requests(steering.load(device="cpu")).keys() - set(WITHIN)
+    assert alone.keys() == requests(steering.load(model, device="cpu")).keys() - set(WITHIN)
     assert differences(alone, spread) == []
 
 
-def test_every_intervention_is_among_the_requests() -> None:
-    asked = requests(steering.load(device="cpu"))
+def test_every_intervention_is_among_the_requests(model: Path) -> None:
+    asked = requests(steering.load(model, device="cpu"))
     assert {name for request in asked.values() for name in request.asked} == set(REGISTRY)
     spread = {name for key, request in asked.items() if key not in WITHIN for name in request.asked}
     assert set(REGISTRY) - spread == {"contrast.icd"}, "on two devices, another contrast's twin"

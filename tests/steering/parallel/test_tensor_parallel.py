@@ -26,11 +26,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ran(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     """The folder in which two processes left what they said."""
     folder = tmp_path_factory.mktemp("split")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    program = [*command, "-m", "tests.steering.parallel.split", str(folder)]
+    program = [*command, "-m", "tests.steering.parallel.split", str(folder), str(model)]
     with (folder / "log").open("w") as log:
         both = subprocess.Popen(program, stdout=log, stderr=log, start_new_session=True)
         try:
@@ -49,9 +49,9 @@ def said(ran: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> tuple[Engine, dict[str, Any]]:
+def alone(model: Path) -> tuple[Engine, dict[str, Any]]:
     """The engine of one process, and what that says."""
-    mllm = steering.load(device="cpu")
+    mllm = steering.load(model, device="cpu")
     engine = Engine(mllm, slots=6, max_length=512, prefill_budget=80, self_check=False)
     return engine, json.loads(json.dumps(told(engine, requests(mllm)), default=list))
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -27,10 +28,13 @@ Waits = dict[str, list[list[str]]]
 
 
 @pytest.fixture(scope="module")
-def counted() -> dict[str, Waits]:
+def counted(model: Path) -> dict[str, Waits]:
     """By request, and by family, of each step the lines that waited."""
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.steering.parallel.waits"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.steering.parallel.waits", str(model)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
     found: dict[str, Waits] = json.loads(ran.stdout)
@@ -61,7 +65,7 @@ def test_a_step_waits_for_its_tokens_alone(waits: dict[str, list[list[str]]]) ->
 
 @pytest.mark.slow
 def test_a_prompt_s_embedding_waits_for_no_layer_of_its_vision_tower(waits: dict[str, list[list[str]]]) -> None:
-    """Of three layers."""
+    """Of two layers."""
     for name, steps in waits.items():
         for number, lines in enumerate(steps):
             counts = Counter(line for line in lines if line.startswith(EMBEDDING))
@@ -88,7 +92,7 @@ def test_a_decode_waits_once_and_a_prompt_s_chunk_a_few_times_whatever_the_famil
 
 @pytest.mark.slow
 def test_reading_out_an_answer_waits_for_no_layer_by_itself(waits: dict[str, list[list[str]]]) -> None:
-    """Of eight layers."""
+    """Of five layers."""
     for name, steps in waits.items():
         counts = Counter(line for line in steps[-1] if not line.startswith(EMBEDDING))
         assert max(counts.values()) <= 4, (name, counts)

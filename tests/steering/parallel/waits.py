@@ -17,10 +17,10 @@ from tests.steering.parallel import pretend
 from tests.steering.parallel.asking import requests
 
 
-def main() -> None:
+def main(model: str) -> None:
     torch.set_num_threads(1)
     pretend.install()
-    mllm = steering.load(dtype="float32", device=pretend.NAME)
+    mllm = steering.load(model, dtype="float32", device=pretend.NAME)
     engine = steering.Engine(mllm, slots=6, max_length=512, self_check=False, prefix_cache_bytes=2**24)
     assert engine.stats()["kv_bytes"], "allotted at the start"
     found = {name: waited(engine, request) for name, request in requests(mllm).items()}
@@ -45,4 +45,4 @@ def waited(engine: steering.Engine, request: Request, most: int = 100) -> list[l
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
