@@ -13,7 +13,9 @@ from PIL import Image
 import steering
 from probes.answering.base import Question, Reply
 from probes.answering.engine import InProcess
+from probes.conflicts import asking
 from probes.conflicts.samples import ConflictSample
+from probes.vector import neutral
 from probes.vector.build import build
 from tests import families
 
@@ -51,6 +53,19 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
 
     monkeypatch.setattr(InProcess, "answers", kept)
     return asked
+
+
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    """Let the answers about conflicts and to neutral prompts have few tokens."""
+    patch.setattr(asking, "MAX_TOKENS", 3)
+    patch.setattr(asking, "CHAIN_TOKENS", 4)
+    patch.setattr(neutral, "MAX_TOKENS", 6)
+
+
+@pytest.fixture
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model never ends an answer by itself, and says nothing that would be worth the time."""
+    shorten(monkeypatch)
 
 
 @pytest.fixture

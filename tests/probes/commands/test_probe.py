@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
 import stat
-from dataclasses import replace
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,15 +23,49 @@ from server import cli
 from server.process.runtime import vector_store
 from server.process.sources import load_settings
 from tests.probes.command_line import demo_samples, last_error, run, strict, write_mc2
+from tests.probes.conftest import shorten
 
-SMALL = ("--samples", "4", "--calibration-samples", "2", "--strengths", "0.3", "--layers", "1", "--states", "2")
+pytestmark = pytest.mark.usefixtures("short_answers")
+
+SMALL = ("--samples", "2", "--calibration-samples", "1", "--strengths", "0.3", "--layers", "1", "--states", "2")
+LEAST = ("--samples", "1", "--no-calibrate", "--states", "0", "--force")
+"""What makes a vector at all."""
+
+
+def small(model: str, folder: Path) -> list[str]:
+    """A small probe with its files in that folder."""
+    where = ["--report", str(folder / "report"), "--out", str(folder / "v.safetensors")]
+    return ["probe", "--model", model, "--device", "cpu", "--quiet", *SMALL, *where]
 
 
 @pytest.fixture
 def probe(model: str, tmp_path: Path) -> list[str]:
     """A small probe with its files in the test's folder."""
-    where = ["--report", str(tmp_path / "report"), "--out", str(tmp_path / "v.safetensors")]
-    return ["probe", "--model", model, "--device", "cpu", "--quiet", *SMALL, *where]
+    return small(model, tmp_path)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A vector that a command has made, the command, its folder, and what it said."""
+
+    vector: steering.SteeringVector
+    words: list[str]
+    folder: Path
+    said: str
+
+    @classmethod
+    def by(cls, words: list[str], folder: Path) -> Made:
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as said:
+            shorten(patch)
+            assert run(*words) == 0
+        return cls(steering.SteeringVector.load(folder / "v.safetensors"), words, folder, said.getvalue())
+
+
+@pytest.fixture(scope="module")
+def forced(model: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A calibrated vector, made although it is doubtful."""
+    folder = tmp_path_factory.mktemp("forced")
+    return Made.by([*small(model, folder), "--force"], folder)
 
 
 def test_a_random_model_gets_no_vector_but_a_report(
@@ -49,31 +85,32 @@ def test_a_random_model_gets_no_vector_but_a_report(
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
 
 
-def test_a_vector_that_is_forced_says_what_is_doubtful_and_is_made_again_without_asking(
-    probe: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], questions: list[Question]
-) -> None:
-    out, report = tmp_path / "v.safetensors", tmp_path / "report"
-    assert run(*probe, "--force") == 0
-    made, data = steering.SteeringVector.load(out), strict(report / "report.json")
+def test_a_vector_that_is_forced_says_what_is_doubtful(forced: Made) -> None:
+    made, report = forced.vector, forced.folder / "report"
+    data = strict(report / "report.json")
     assert made.info["doubts"] == data["doubts"] != []
     assert made.info["reliable"] is False
     assert any(doubt.startswith("Steering hardly moves the answers") for doubt in data["doubts"])
-    assert (made.info["samples"], made.info["calibration"]["samples"]) == (4, 2)
+    assert (made.info["samples"], made.info["calibration"]["samples"]) == (2, 1)
     assert made.layers == tuple(data["layers"]) == (1,)
-    printed = capsys.readouterr().out
-    assert "NOT RELIABLE: " + " ".join(data["doubts"]) in printed
-    assert f"report: {report / 'report.html'}" in printed
+    assert "NOT RELIABLE: " + " ".join(data["doubts"]) in forced.said
+    assert f"report: {report / 'report.html'}" in forced.said
 
-    assert questions
-    questions.clear()
+
+def test_a_vector_is_made_again_without_asking_and_replaced_where_that_is_asked_for(
+    forced: Made, questions: list[Question]
+) -> None:
+    out, report = forced.folder / "v.safetensors", forced.folder / "report"
+    kept = [json.loads(line)["key"] for line in (report / "answers.jsonl").read_text().splitlines()]
+    assert kept
     first = {path: path.read_bytes() for path in report.iterdir()}
     stamp = (report / "states.safetensors").stat().st_mtime_ns
-    out.unlink()
-    assert run(*probe, "--force") == 0
+    out.write_bytes(b"old")
+    assert run(*forced.words, "--replace") == 0
     assert questions == []
     assert (report / "states.safetensors").stat().st_mtime_ns == stamp
     assert {path: path.read_bytes() for path in report.iterdir()} == first
-    same(made, steering.SteeringVector.load(out))
+    same(forced.vector, steering.SteeringVector.load(out))
 
 
 def same(one: steering.SteeringVector, other: steering.SteeringVector) -> None:
@@ -82,40 +119,42 @@ def same(one: steering.SteeringVector, other: steering.SteeringVector) -> None:
     assert (one.info, one.layers, one.fingerprint) == (other.info, other.layers, other.fingerprint)
 
 
+def test_the_same_seed_gives_the_same_vector(forced: Made, probe: list[str], tmp_path: Path) -> None:
+    assert run(*probe, "--states", "0", "--force") == 0  # of which the vector knows nothing
+    same(forced.vector, steering.SteeringVector.load(tmp_path / "v.safetensors"))
+
+
 def test_the_probe_of_a_file(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, out = write_mc2(tmp_path, 12), tmp_path / "v.safetensors"
+    file, out = write_mc2(tmp_path, 6), tmp_path / "v.safetensors"
     common = ("--model", model, "--device", "cpu", "--quiet", "--no-calibrate", "--states", "0", "--out", str(out))
-    words = ("--samples", "8", "--report", str(tmp_path / "a"), "--layers", "2", "--force")
+    words = ("--samples", "5", "--report", str(tmp_path / "a"), "--layers", "2", "--force")
     assert run("probe", *common, *file, *words) == 0
     made = steering.SteeringVector.load(out)
-    assert (made.info["samples"], made.info["tasks"]) == (8, ["color", "shape", "sport"])
+    assert (made.info["samples"], made.info["tasks"]) == (5, ["color", "shape", "sport"])
     assert made.layers == (2,)
     assert "not calibrated" in capsys.readouterr().out
     assert "calibration" not in made.info
     assert "projection" not in strict(tmp_path / "a" / "report.json")
-    words = ("--samples", "9", "--tasks", "sport", "--report", str(tmp_path / "b"), "--force", "--replace")
-    assert run("probe", *common, *file, *words) == 0
-    made = steering.SteeringVector.load(out)
-    assert (made.info["samples"], made.info["tasks"]) == (4, ["sport"])
 
 
-def test_few_samples_are_shared_between_probe_and_calibration(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file, out = write_mc2(tmp_path, 7), tmp_path / "v.safetensors"
-    words = ("--doses", "0.3", "--layers", "1", "--states", "0", "--report", str(tmp_path / "a"), "--force")
-    assert run("probe", "--model", model, "--device", "cpu", "--quiet", *file, *words, "--out", str(out)) == 0
-    made = steering.SteeringVector.load(out)
-    assert (made.info["samples"], made.info["calibration"]["samples"]) == (5, 2)
+@pytest.fixture(scope="module")
+def of_one_task(model: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """From the six samples of one task in a file, far fewer than are asked for; with a budget."""
+    folder = tmp_path_factory.mktemp("file")
+    where = ["--report", str(folder / "report"), "--out", str(folder / "v.safetensors")]
+    words = ["--tasks", "sport", "--doses", "0.3", "--layers", "1", "--states", "0", "--force"]
+    words += ["--budget", "kl=0.125", "others=0", *where]
+    return Made.by(["probe", "--model", model, "--device", "cpu", "--quiet", *write_mc2(folder, 18), *words], folder)
 
 
-def test_the_same_seed_gives_the_same_vector(model: str, tmp_path: Path) -> None:
-    made = []
-    for name in ("a", "b"):
-        where = ("--out", str(tmp_path / f"{name}.safetensors"), "--report", str(tmp_path / name), "--states", "0")
-        assert run("probe", "--model", model, "--device", "cpu", "--quiet", *SMALL, *where, "--force") == 0
-        made.append(steering.SteeringVector.load(tmp_path / f"{name}.safetensors"))
-    same(*made)
+def test_few_samples_are_shared_between_probe_and_calibration(of_one_task: Made) -> None:
+    info = of_one_task.vector.info
+    assert (info["samples"], info["calibration"]["samples"], info["tasks"]) == (4, 2, ["sport"])
+
+
+def test_a_budget_reaches_the_calibration(of_one_task: Made) -> None:
+    calibration = of_one_task.vector.info["calibration"]
+    assert calibration["budget"] == {"others": 0, "accuracy": 0.03, "kl": 0.125, "repetition": 0.05}
 
 
 @pytest.mark.usefixtures("no_model")
@@ -138,8 +177,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def at_home(model: str, *words: str) -> int:
     """A probe that is not told where to write, from the real command line."""
-    small = (*SMALL, "--no-calibrate", "--states", "0", "--force")
-    return cli.main(["probe", "--model", model, "--device", "cpu", "--quiet", *small, *words])
+    return cli.main(["probe", "--model", model, "--device", "cpu", "--quiet", "--layers", "1", *LEAST, *words])
 
 
 def test_a_vector_goes_to_the_users_folder_where_every_command_finds_it(
@@ -200,13 +238,6 @@ def test_a_vector_that_is_there_is_not_replaced_unasked_and_that_is_told_before_
     assert not Path("build").exists()
 
 
-def test_a_vector_is_replaced_where_that_is_asked_for(probe: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "v.safetensors"
-    out.write_bytes(b"old")
-    assert run(*probe, "--no-calibrate", "--states", "0", "--force", "--replace") == 0
-    assert steering.SteeringVector.load(out).name == "modality-preference"
-
-
 def test_a_vector_that_came_while_the_probe_ran_is_not_replaced(
     probe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,7 +249,7 @@ def test_a_vector_that_came_while_the_probe_ran_is_not_replaced(
         return load(*given, **options)
 
     monkeypatch.setattr(steering, "load", slowly)
-    assert run(*probe, "--no-calibrate", "--states", "0", "--force") == 1
+    assert run(*probe, *LEAST) == 1
     assert "exists already" in last_error(capsys)
     assert out.read_bytes() == b"another's"
 
@@ -287,12 +318,6 @@ def test_a_budget_that_is_none_is_refused(probe: list[str], part: str, capsys: p
     )
 
 
-def test_a_budget_reaches_the_calibration(probe: list[str], tmp_path: Path) -> None:
-    assert run(*probe, "--states", "0", "--budget", "kl=0.125", "others=0", "--force") == 0
-    calibration = steering.SteeringVector.load(tmp_path / "v.safetensors").info["calibration"]
-    assert calibration["budget"] == {"others": 0, "accuracy": 0.03, "kl": 0.125, "repetition": 0.05}
-
-
 @pytest.mark.parametrize("failing", ["replace", "fsync"])
 def test_a_full_disk_leaves_the_old_vector(
     probe: list[str], tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -309,7 +334,7 @@ def test_a_full_disk_leaves_the_old_vector(
         return real(what, *more)
 
     monkeypatch.setattr(os, failing, full)
-    assert run(*probe, "--no-calibrate", "--states", "0", "--out", str(out), "--force", "--replace") == 1
+    assert run(*probe, *LEAST, "--out", str(out), "--replace") == 1
     assert last_error(capsys).endswith(": No space left on device")
     assert out.read_bytes() == b"the old vector"
     assert list(out.parent.iterdir()) == [out]
@@ -318,20 +343,20 @@ def test_a_full_disk_leaves_the_old_vector(
 def test_reliability_of_every_task(
     model: str, tiny: steering.Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--model", model, "--device", "cpu", "--quiet", "--samples", "3", "--seed", "7")
+    words = ("--model", model, "--device", "cpu", "--quiet", "--samples", "2", "--seed", "7")
     assert run("probe", "reliability", *words, "--json", str(tmp_path / "votes.json")) == 0
     written = strict(tmp_path / "votes.json")
-    expected = {task: one.to_json() for task, one in task_reliability(tiny, demo_samples(3, 7), quiet=True).items()}
+    expected = {task: one.to_json() for task, one in task_reliability(tiny, demo_samples(2, 7), quiet=True).items()}
     assert list(written) == ["color", "shape", "all"]
     for task, one in expected.items():
         assert (written[task]["votes"], written[task]["rests_on"]) == (one["votes"], one["rests_on"])
         assert written[task]["drop_text"] == pytest.approx(one["drop_text"], rel=1e-3, abs=0)
     printed = capsys.readouterr().out
-    assert "3 samples, both orders" in printed
+    assert "2 samples, both orders" in printed
     line = next(line for line in printed.splitlines() if line.startswith("│ all"))
     votes = [written["all"]["votes"].get(side, 0) for side in ("vision", "text", "none")]
     assert [int(cell) for cell in line.split("│")[2:5]] == votes
-    assert sum(votes) == 6
+    assert sum(votes) == 4
 
 
 # --------------------------------------------------------------------------------------------------- wrong options

@@ -6,11 +6,8 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -22,13 +19,16 @@ import steering
 from probes.answering.base import Question, Reply
 from probes.conflicts.options import PROBE_SEEDS
 from probes.conflicts.samples import SIDES, messages
-from probes.mc2 import automatic, evaluate
+from probes.mc2 import ablate, automatic, evaluate
 from probes.mc2 import command as mc2
 from probes.vector.build import build
 from server import cli
 from tests.probes.command_line import demo_samples, last_error, run, strict, write_mc2
 from tests.probes.conftest import make_samples, seen, text_of
+from tests.probes.forked import forked, wait_for
 from tests.probes.mc2.test_evaluate import said, simple_vector
+
+pytestmark = pytest.mark.usefixtures("short_answers")
 
 SIDED = {f"{kind}_{side}" for kind in ("instruct", "chain", "shots") for side in SIDES}
 FIELDS = {"s_vision", "s_text", "s_others", "vision_ratio", "n"}
@@ -104,32 +104,34 @@ def test_an_evaluation_of_a_file(
 def test_a_repeated_evaluation_asks_only_what_is_new(
     evaluation: list[str], tmp_path: Path, questions: list[Question]
 ) -> None:
+    evaluation += ["--limit", "1"]
     assert run(*evaluation, "--conditions", "plain", "steer") == 0
-    assert len(questions) == 2 * 2 * (1 + 2 + 3 * 2)
+    assert len(questions) == 2 * (1 + 2 + 3 * 2)
     first = (tmp_path / "mc2" / "report.json").read_bytes()
     questions.clear()
     assert run(*evaluation, "--conditions", "plain", "steer") == 0
     assert questions == []
     assert (tmp_path / "mc2" / "report.json").read_bytes() == first
     assert run(*evaluation, "--conditions", "plain", "instruct", "steer") == 0
-    assert len(questions) == 2 * 2 * 2
+    assert len(questions) == 2 * 2
     assert all("In case there is an inconsistency" in one.chat[0]["content"][1]["text"] for one in questions)
 
 
-@pytest.mark.slow
 def test_ablations_and_the_automatic_direction(
     evaluation: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probes.mc2.run.PROBED", 50)
+    for name in ("PROBED", "LEAST_PROBED"):
+        monkeypatch.setattr(f"probes.mc2.run.{name}", 4)
+    monkeypatch.setattr(ablate, "by_samples", partial(ablate.by_samples, sizes=(2, 4, 6)))
     words = ("--ablate", "samples", "tasks", "strength", "latency", "--auto", "drop", "--severity", "0.5", "0.75")
-    assert run(*evaluation, "--conditions", "plain", "steer", *words) == 0
+    assert run(*evaluation, "--limit", "1", "--conditions", "plain", "steer", *words) == 0
     report = strict(tmp_path / "mc2" / "report.json")
     assert set(report) >= {"about", "conditions", "samples", "tasks", "strength", "latency", "auto"}
-    assert set(report["samples"]) == {"25", "50"}
+    assert set(report["samples"]) == {"2", "4"}
     assert set(report["tasks"]) == {"color", "shape", "all tasks"}
     rows = report["strength"]["rows"]
     assert {"0", "0.125", "1", "3"} <= set(rows)
-    assert all(set(row) == {"vision", "text"} and row["text"]["n"] == 2 for row in rows.values())
+    assert all(set(row) == {"vision", "text"} and row["text"]["n"] == 1 for row in rows.values())
     for side in SIDES:  # strength 1 is the condition, strength 0 the plain one
         for name in FIELDS:
             assert rows["1"][side][name] == report["conditions"][side][name]
@@ -154,15 +156,15 @@ def test_surprise_is_calibrated_and_then_evaluated(
 ) -> None:
     given = ("--model", own_model, "--device", "cpu", "--quiet")
     words = ("--conditions", "plain", "steer", "--auto", "surprise", "--severity", "1")
-    evaluated = ("eval", "mc2", *given, "--vector", vector, "--limit", "2", "--out", str(tmp_path / "mc2"), *words)
+    evaluated = ("eval", "mc2", *given, "--vector", vector, "--limit", "1", "--out", str(tmp_path / "mc2"), *words)
     assert run(*evaluated) == 1
     assert "'helmsight probe --calibrate-surprise'" in last_error(capsys)
     assert questions == []
-    assert run("probe", *given, "--samples", "5", "--calibrate-surprise") == 0
+    assert run("probe", *given, "--samples", "3", "--calibrate-surprise") == 0
     kept = strict(Path(own_model) / "calibration.json")
-    assert f"98% of 10 contexts surprise by at most {kept['surprise']:.2f} nats" in capsys.readouterr().out
+    assert f"98% of 6 contexts surprise by at most {kept['surprise']:.2f} nats" in capsys.readouterr().out
     engine = steering.Engine(steering.load(own_model, device="cpu"), slots=4)
-    samples = demo_samples(5, PROBE_SEEDS)
+    samples = demo_samples(3, PROBE_SEEDS)
     chats = [messages(sample, "plain", swapped) for sample in samples for swapped in (False, True)]
     values = [value for value, _ in steering.surprises(engine, chats)]
     assert kept["surprise"] == pytest.approx(float(np.quantile([v for v in values if v is not None], 0.98)), rel=1e-3)
@@ -179,11 +181,11 @@ def test_the_command_offers_the_conditions_that_there_are() -> None:
 
 
 def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, questions: list[Question]) -> None:
-    data = ("--model", model, "--device", "cpu", "--quiet", *write_mc2(tmp_path, 12))
+    data = ("--model", model, "--device", "cpu", "--quiet", *write_mc2(tmp_path, 9))
     vector = tmp_path / "v.safetensors"
     words = (
         "--samples",
-        "5",
+        "3",
         "--calibration-samples",
         "2",
         "--layers",
@@ -196,40 +198,34 @@ def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, qu
     )
     assert run("probe", *data, *words, "--out", str(vector), "--report", str(tmp_path / "probe")) == 0
     made_from = steering.SteeringVector.load(vector).info["made_from"]
-    assert len(set(made_from)) == 7
+    assert len(set(made_from)) == 5
     questions.clear()
-    more = ("--conditions", "plain", "steer", "--limit", "12", "--vector", str(vector), "--out", str(tmp_path / "mc2"))
+    more = ("--conditions", "plain", "steer", "--limit", "9", "--vector", str(vector), "--out", str(tmp_path / "mc2"))
     assert run("eval", "mc2", *data, *more) == 0
-    assert strict(tmp_path / "mc2" / "report.json")["about"]["samples"] == 5
+    assert strict(tmp_path / "mc2" / "report.json")["about"]["samples"] == 4
     asked = " ".join(str(part) for one in questions for part in one.chat[0]["content"])
     used = {int(name.rsplit("-", 1)[1]) for name in made_from}
-    assert {number for number in range(12) if f"Ball {number} is blue." in asked} == set(range(12)) - used
+    assert {number for number in range(9) if f"Ball {number} is blue." in asked} == set(range(9)) - used
 
 
-@pytest.mark.slow
 def test_a_killed_evaluation_goes_on_where_it_was(
-    model: str, vector: str, tmp_path: Path, questions: list[Question], capsys: pytest.CaptureFixture[str]
+    model: str, vector: str, tmp_path: Path, questions: list[Question]
 ) -> None:
     words = ["eval", "mc2", "--model", model, "--device", "cpu", "--quiet", "--threads", "1", "--vector", vector]
-    words += ["--limit", "6", "--seed", "2", "--conditions", "plain", "steer"]
+    words += ["--limit", "3", "--seed", "2", "--conditions", "plain", "steer", "--slots", "4"]
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     answers = killed / "answers.jsonl"
-    with subprocess.Popen(
-        [sys.executable, "-m", "server.cli", *words, "--out", str(killed)],
-        cwd=Path(__file__).parents[3], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        deadline = time.monotonic() + 120
-        while not answers.exists() or answers.read_bytes().count(b"\n") < 12:
-            assert process.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+    with forked(lambda: cli.main([*words, "--out", str(killed)]), tmp_path / "said") as process:
+        wait_for(lambda: answers.exists() and answers.read_bytes().count(b"\n") >= 12, process)
+        process.kill()
+        process.join()
+    total = 3 * 2 * (1 + 2 + 3 * 2)
     kept = answers.read_bytes()
     early = kept[: kept.rindex(b"\n") + 1]
+    assert 12 <= early.count(b"\n") < total
     assert not (killed / "report.json").exists()
 
     assert cli.main([*words, "--out", str(killed)]) == 0
-    total = 6 * 2 * (1 + 2 + 3 * 2)
     assert len(questions) == total - early.count(b"\n")
     assert answers.read_bytes().startswith(early)
     keys = [json.loads(line)["key"] for line in answers.read_bytes().splitlines()]

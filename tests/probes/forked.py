@@ -1,0 +1,41 @@
+"""A process of a test's own that need not import anything again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+
+@contextmanager
+def forked(run: Callable[[], object], said: Path) -> Iterator[BaseProcess]:
+    """A process that does nothing but `run`, the first of a group of its own; what it prints goes into a file. It is killed
+    where it did not end. Forking is safe here, as the tests compute with one thread."""
+
+    def alone() -> None:
+        os.setsid()
+        with said.open("wb") as file:
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
+        run()
+
+    process = multiprocessing.get_context("fork").Process(target=alone)
+    process.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def wait_for(happened: Callable[[], object], process: BaseProcess, seconds: float = 60) -> None:
+    """Until that has happened, which the process must live to see."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert process.is_alive(), "it ended before"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
