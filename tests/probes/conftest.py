@@ -15,6 +15,8 @@ from probes.answering.base import Question, Reply
 from probes.answering.engine import InProcess
 from probes.conflicts import asking
 from probes.conflicts.samples import ConflictSample
+from probes.harness import bootstrap
+from probes.reporting import report
 from probes.vector import neutral
 from probes.vector.build import build
 from tests import families
@@ -66,6 +68,18 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
 def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A random model never ends an answer by itself, and says nothing that would be worth the time."""
     shorten(monkeypatch)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is told in words, tables and files: plots are made, but not drawn, which takes longer than all else."""
+    monkeypatch.setattr(report, "_svg", lambda figure: b'<svg xmlns="http://www.w3.org/2000/svg"/>')
+
+
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough to see where an interval lies."""
+    monkeypatch.setattr(bootstrap, "RESAMPLES", 100)
 
 
 @pytest.fixture

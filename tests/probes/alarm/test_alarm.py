@@ -16,17 +16,13 @@ from probes.alarm.evaluate import LEAST, Judged, ask, check_enough, evaluate, fi
 from probes.alarm.report import report
 from probes.alarm.samples import Checked, load
 from probes.answering.base import Question, Reply
-from probes.harness import bootstrap
 from probes.harness.ledger import Remembering
 from steering.model.alarm import Alarm
 
 IMAGE = Image.new("RGB", (84, 84), "red")
 
 
-@pytest.fixture(autouse=True)
-def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Enough to see where an interval lies."""
-    monkeypatch.setattr(bootstrap, "RESAMPLES", 100)
+pytestmark = pytest.mark.usefixtures("few_resamples", "undrawn")
 
 
 def judged(count: int = 2000, seed: int = 0) -> Judged:

@@ -21,6 +21,8 @@ from steering.model.calibration import Calibration
 from steering.model.thresholds import Thresholds
 from tests.probes.conftest import make_samples
 
+pytestmark = pytest.mark.usefixtures("few_resamples", "undrawn")
+
 
 def answers(right: Sequence[bool], **values: Sequence[float]) -> Answered:
     count = len(right)

@@ -119,11 +119,13 @@ def same(one: steering.SteeringVector, other: steering.SteeringVector) -> None:
     assert (one.info, one.layers, one.fingerprint) == (other.info, other.layers, other.fingerprint)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_same_seed_gives_the_same_vector(forced: Made, probe: list[str], tmp_path: Path) -> None:
     assert run(*probe, "--states", "0", "--force") == 0  # of which the vector knows nothing
     same(forced.vector, steering.SteeringVector.load(tmp_path / "v.safetensors"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_probe_of_a_file(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = write_mc2(tmp_path, 6), tmp_path / "v.safetensors"
     common = ("--model", model, "--device", "cpu", "--quiet", "--no-calibrate", "--states", "0", "--out", str(out))
@@ -166,7 +168,7 @@ def test_a_folder_is_no_place_for_a_vector(
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder of the test's own, where the probe writes unless it is told otherwise."""
     for name in ("HELMSIGHT_VECTORS", "HELMSIGHT_CONFIG", "HELMSIGHT_MODEL"):
         monkeypatch.delenv(name, raising=False)
@@ -238,6 +240,7 @@ def test_a_vector_that_is_there_is_not_replaced_unasked_and_that_is_told_before_
     assert not Path("build").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_vector_that_came_while_the_probe_ran_is_not_replaced(
     probe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,6 +321,7 @@ def test_a_budget_that_is_none_is_refused(probe: list[str], part: str, capsys: p
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("failing", ["replace", "fsync"])
 def test_a_full_disk_leaves_the_old_vector(
     probe: list[str], tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -79,6 +79,7 @@ def test_all_five_conditions(
     assert {one.push.strength for one in questions if one.push} == {0.5}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_solved_examples_are_other_samples(evaluation: list[str], questions: list[Question]) -> None:
     assert run(*evaluation, "--conditions", "plain", "shots") == 0
     asked = {id(one): one.chat[-1]["content"][-1]["text"].split("\n")[0] for one in questions}
@@ -87,6 +88,7 @@ def test_the_solved_examples_are_other_samples(evaluation: list[str], questions:
     assert shown.isdisjoint(asked.values())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_evaluation_of_a_file(
     evaluation: list[str], tmp_path: Path, questions: list[Question], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -101,6 +103,7 @@ def test_an_evaluation_of_a_file(
     assert len(questions) == 6 * 3 * 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_repeated_evaluation_asks_only_what_is_new(
     evaluation: list[str], tmp_path: Path, questions: list[Question]
 ) -> None:
@@ -151,6 +154,7 @@ def own_model(model: str, tmp_path: Path) -> str:
     return str(shutil.copytree(model, tmp_path / "own"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_surprise_is_calibrated_and_then_evaluated(
     own_model: str, vector: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], questions: list[Question]
 ) -> None:
@@ -180,6 +184,7 @@ def test_the_command_offers_the_conditions_that_there_are() -> None:
     assert tuple(mc2.SEVERITIES) == automatic.SEVERITIES
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, questions: list[Question]) -> None:
     data = ("--model", model, "--device", "cpu", "--quiet", *write_mc2(tmp_path, 9))
     vector = tmp_path / "v.safetensors"
@@ -208,6 +213,7 @@ def test_what_a_vector_was_made_from_is_not_asked(model: str, tmp_path: Path, qu
     assert {number for number in range(9) if f"Ball {number} is blue." in asked} == set(range(9)) - used
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_killed_evaluation_goes_on_where_it_was(
     model: str, vector: str, tmp_path: Path, questions: list[Question]
 ) -> None:
@@ -249,6 +255,7 @@ def near(report: Any) -> Any:
     return pytest.approx(report, abs=1e-6) if isinstance(report, float) else report
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_full_disk_leaves_the_old_report_and_keeps_the_answers(
     evaluation: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     questions: list[Question],
@@ -294,7 +301,7 @@ class Server:
             yield Reply(said(side[0], "A. blue" in text), seen(0.25), {"toward": side})
 
 
-@pytest.mark.usefixtures("no_model")
+@pytest.mark.usefixtures("no_model", "undrawn")
 def test_a_server_is_asked_in_place_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probes.answering.endpoint.Endpoint", Server)
     monkeypatch.setattr(Server, "made", [])
@@ -371,6 +378,7 @@ def test_a_file_that_is_too_small_for_four_shot_is_one_line(
     assert last_error(capsys) == f"helmsight: {count} samples are too few."
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_small_file_keeps_four_examples_back(
     evaluation: list[str], tmp_path: Path, questions: list[Question]
 ) -> None:

@@ -22,7 +22,7 @@ from tests.probes.mc2.pages import AUTOMATIC, outcomes, ranged, row, strengths, 
 
 
 @pytest.fixture
-def page() -> Report:
+def page(undrawn: None) -> Report:
     return Report("Modality preference of a model")
 
 

@@ -15,7 +15,7 @@ from tests.probes.mc2.pages import AUTOMATIC, an_automatic, ranged, row, strengt
 
 
 @pytest.fixture
-def page() -> Report:
+def page(undrawn: None) -> Report:
     return Report("Modality preference of a model")
 
 
@@ -85,7 +85,8 @@ def test_the_knee_in_words(page: Report, bend: Knee, said: str) -> None:
     assert table["1.500"]["S_v toward vision"] == "1.000 (0.342 to 1.000)"
 
 
-def test_strengths_stand_in_both_units(page: Report, tmp_path: Path) -> None:
+def test_strengths_stand_in_both_units(tmp_path: Path) -> None:
+    page = Report("Modality preference of a model")
     rows = {0.0: row((1, 1, 0), (1, 1, 0)), 0.5: row((2, 0, 0), (0, 2, 0)), 3.0: row((0, 0, 2), (0, 0, 2))}
     report_ablations.strength(page, strengths(rows, Knee(0.5, 1.0, -0.4, 3.0), published=0.4))
     page.write(tmp_path)

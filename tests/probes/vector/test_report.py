@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -103,6 +104,29 @@ def columns(rows: list[dict[str, str]]) -> dict[str, list[str]]:
     return {name: column(rows, name) for name in rows[0]}
 
 
+@dataclass(frozen=True)
+class Written:
+    """A page, the same as data, and the folder that both are written into."""
+
+    page: Report
+    data: dict[str, Any]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The report of all there can be, drawn."""
+    folder = tmp_path_factory.mktemp("whole")
+    page, data = report(made(calibration=CALIBRATION), "the-model", DATA, FOLLOWED, ["A <b>doubt</b>."], PROJECTION)
+    page.write(folder, data)
+    return Written(page, data, folder)
+
+
+@pytest.fixture(autouse=True)
+def _only_the_whole_is_drawn(whole: Written, undrawn: None) -> None:
+    pass
+
+
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
@@ -169,11 +193,9 @@ def test_the_curve_stands_beside_the_unsteered_model() -> None:
     }
 
 
-def test_both_units_stand_below_the_curves(tmp_path: Path) -> None:
-    page, data = report(made(calibration=CALIBRATION), "model", DATA, FOLLOWED, [], None)
-    page.write(tmp_path, data)
+def test_both_units_stand_below_the_curves(whole: Written) -> None:
     for name in ("effect", "damage"):
-        drawn = (tmp_path / f"{name}.svg").read_text()
+        drawn = (whole.folder / f"{name}.svg").read_text()
         assert "strength (calibrated)" in drawn
         assert "strength (published)" in drawn
 
@@ -258,12 +280,10 @@ def test_each_part_may_be_missing(tmp_path: Path, calibrated: bool, projection: 
     assert ("projection" in data) == (projection is not None)
 
 
-def test_the_same_as_data(tmp_path: Path) -> None:
+def test_the_same_as_data(whole: Written) -> None:
     vector = made(calibration=CALIBRATION)
-    page, data = report(vector, "the-model", DATA, FOLLOWED, ["A doubt."], PROJECTION)
-    page.write(tmp_path, data)
-    told = json.loads((tmp_path / "report.json").read_text())
-    assert told == data
+    told = json.loads((whole.folder / "report.json").read_text())
+    assert told == whole.data
     assert (told["name"], told["model"], told["fingerprint"], told["layers"]) == ("mine", "the-model", "model", [1])
     for name in ("mean_abs", "std", "weight"):
         assert told[name] == getattr(vector, name).tolist()
@@ -271,10 +291,8 @@ def test_the_same_as_data(tmp_path: Path) -> None:
     assert told["info"] == vector.info
 
 
-def test_the_page_stands_alone(tmp_path: Path) -> None:
-    page, data = report(made(calibration=CALIBRATION), "model", DATA, FOLLOWED, ["A <b>doubt</b>."], PROJECTION)
-    page.write(tmp_path, data)
-    html = (tmp_path / "report.html").read_text()
+def test_the_page_stands_alone(whole: Written) -> None:
+    html = (whole.folder / "report.html").read_text()
     sources = re.findall(r'(?:src|href|srcset|action|data)\s*=\s*"([^"]*)"', html)
     assert len(sources) == 5
     for source in sources:
@@ -287,6 +305,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert "<b>" not in html
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_a_vector_as_it_is_built_and_calibrated_is_reported(tmp_path: Path, tiny: steering.Engine) -> None:
     samples = make_samples(4)
     published = build(tiny, samples[:3], quiet=True)
