@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,19 @@ def conversations(family: str) -> list[Messages]:
 
 def greedy(steps: int = 6, **options: Any) -> Sampling:
     return Sampling(max_tokens=steps, logprobs=20, ignore_eos=True, **options)
+
+
+def begun(answer: Answer, steps: int) -> Answer:
+    """The first tokens of a longer greedy answer, and what was measured up to the last of them."""
+    assert steps <= len(answer.tokens)
+    fed = answer.prompt_length + steps - 1
+    return replace(
+        answer,
+        tokens=answer.tokens[:steps],
+        logits=answer.logits[:steps],
+        attention=answer.attention[:, :fed, :fed],
+        hidden=answer.hidden[:, :fed],
+    )
 
 
 def assert_same(choice: Choice, answer: Answer) -> None:

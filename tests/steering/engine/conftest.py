@@ -1,13 +1,19 @@
-"""An engine that runs."""
+"""An engine that runs, and what the plain model says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from steering import Engine
-from tests.steering.conftest import MakeEngine
+from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.engine.asking import begun, conversations
+from tests.steering.plain import Answer
+
+PlainAnswer = Callable[[str, int, int], Answer]
+LONGEST = 7
 
 
 @pytest.fixture
@@ -16,3 +22,15 @@ def running(make_engine: MakeEngine) -> Iterator[Engine]:
     engine.start()
     yield engine
     engine.stop()
+
+
+@pytest.fixture(scope="session")
+def plain_answer(load_plain: LoadPlain) -> PlainAnswer:
+    """(family, number, steps) -> the plain model's answer, of at most `LONGEST` tokens, to that one of its conversations;
+    each is computed once, and a shorter one is its beginning."""
+    whole = functools.cache(lambda family, number: load_plain(family).answer(conversations(family)[number], LONGEST))
+
+    def answer(family: str, number: int, steps: int) -> Answer:
+        return begun(whole(family, number), steps)
+
+    return answer

@@ -3,63 +3,72 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
 
 import steering
-from steering import Engine, Request, RequestError, Sampling
+from steering import Choice, Engine, Request, RequestError, Sampling
+from steering.runner.columns import BUCKET
 from tests import families
 from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, exact, greedy, run_down, user
+from tests.steering.engine.conftest import LONGEST, PlainAnswer
+from tests.steering.plain import Answer
 
 # --- the same tokens as generate() -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_alone_and_in_a_ragged_batch_tokens_are_those_of_generate(
-    family: str, make_engine: MakeEngine, load_plain: LoadPlain
+def test_alone_and_in_a_ragged_batch_tokens_and_states_are_those_of_generate(
+    family: str, make_engine: MakeEngine, plain_answer: PlainAnswer
 ) -> None:
     chats = conversations(family)
-    answers = [load_plain(family).answer(chat, 6) for chat in chats]
-    alone = make_engine(family, slots=1)
-    for chat, answer in zip(chats[:2], answers, strict=False):
-        assert_same(alone.generate([Request(chat, greedy())])[0].choices[0], answer)
-    batch = make_engine(family, slots=8)
-    for result, answer in zip(batch.generate([Request(chat, greedy()) for chat in chats]), answers, strict=True):
+    alone = make_engine(family, slots=1).generate([Request(chats[1], greedy(3))])[0]
+    assert_same(alone.choices[0], plain_answer(family, 1, 3))
+    batch = make_engine(family, slots=8).generate([Request(chat, greedy(3), states=True) for chat in chats])
+    for number, result in enumerate(batch):
+        answer = plain_answer(family, number, 3)
         assert_same(result.choices[0], answer)
+        assert_states(result.choices[0], answer)
         assert result.prompt_tokens == answer.prompt_length
-        assert result.completion_tokens == 6
+        assert result.completion_tokens == 3
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_requests_join_and_leave_between_steps(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
-    chats = conversations(family) * 2
-    lengths = [(5 * i) % 7 + 1 for i in range(len(chats))]
+def test_requests_join_and_leave_between_steps(family: str, make_engine: MakeEngine, plain_answer: PlainAnswer) -> None:
+    chats = conversations(family)
+    lengths = [(5 * i) % LONGEST + 1 for i in range(len(chats))]
     engine = make_engine(family, slots=3, prefill_budget=70)
     results = engine.generate(Request(chat, greedy(n)) for chat, n in zip(chats, lengths, strict=True))
-    for chat, n, result in zip(chats, lengths, results, strict=True):
-        assert_same(result.choices[0], load_plain(family).answer(chat, n))
+    for number, (n, result) in enumerate(zip(lengths, results, strict=True)):
+        assert_same(result.choices[0], plain_answer(family, number, n))
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_a_prompt_prefilled_in_chunks_gives_the_same(
-    family: str, make_engine: MakeEngine, load_plain: LoadPlain
+    family: str, make_engine: MakeEngine, plain_answer: PlainAnswer
 ) -> None:
+    """Pictures and texts of every kind where positions have three axes, where pictures are read whole, and where they are
+    cut into tiles; elsewhere a long prompt and several turns."""
     chats = conversations(family)
+    asked = range(len(chats)) if family in ("qwen2_vl", "gemma3", "idefics3") else (1, 3)
     engine = make_engine(family, slots=2, prefill_budget=7)
-    for chat, result in zip(chats, engine.generate([Request(chat, greedy()) for chat in chats]), strict=True):
-        assert_same(result.choices[0], load_plain(family).answer(chat, 6))
+    results = engine.generate([Request(chats[number], greedy(3), states=True) for number in asked])
+    for number, result in zip(asked, results, strict=True):
+        assert_same(result.choices[0], plain_answer(family, number, 3))
+        assert_states(result.choices[0], plain_answer(family, number, 3))
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava", "aya_vision", "mistral3"])
 def test_a_long_prompt_does_not_stall_a_running_answer(
-    family: str, make_engine: MakeEngine, load_plain: LoadPlain
+    family: str, make_engine: MakeEngine, load_plain: LoadPlain, plain_answer: PlainAnswer
 ) -> None:
     engine = make_engine(family, prefill_budget=16)
-    short = engine.submit(Request(user("How many?"), greedy(40)))
+    short = engine.submit(Request(user("How many?"), greedy(20)))
     engine.step()
     while not short.sequences[0].tokens:
         engine.step()
@@ -71,8 +80,8 @@ def test_a_long_prompt_does_not_stall_a_running_answer(
         steps += 1
     assert steps == -(-long.prompt_tokens // 16)
     assert len(short.sequences[0].tokens) - before == steps
-    assert_same(run_down(engine, long).choices[0], load_plain(family).answer(chat, 3))
-    assert_same(run_down(engine, short).choices[0], load_plain(family).answer(user("How many?"), 40))
+    assert_same(run_down(engine, long).choices[0], plain_answer(family, 1, 3))
+    assert_same(run_down(engine, short).choices[0], load_plain(family).answer(user("How many?"), 20))
 
 
 def test_short_prompts_are_prefilled_together(make_engine: MakeEngine) -> None:
@@ -84,9 +93,9 @@ def test_short_prompts_are_prefilled_together(make_engine: MakeEngine) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "paligemma2"])
 def test_answers_longer_than_a_bucket_of_columns(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
-    chat = families.example_messages(family, 1)
-    result = make_engine(family).generate([Request(chat, greedy(150))])[0]
-    assert_same(result.choices[0], load_plain(family).answer(chat, 150))
+    chat, steps = families.example_messages(family, 1), 2 * BUCKET["cpu"] + 1
+    result = make_engine(family).generate([Request(chat, greedy(steps))])[0]
+    assert_same(result.choices[0], load_plain(family).answer(chat, steps))
 
 
 def test_an_answer_may_fill_the_context_to_the_last_token(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
@@ -142,7 +151,7 @@ def test_the_text_is_that_of_the_tokens(family: str, make_engine: MakeEngine) ->
     special = {token: -100.0 for token, added in tokenizer.added_tokens_decoder.items()}
     request = Request(
         families.example_messages(family),
-        Sampling(max_tokens=25, temperature=1.5, seed=2, logprobs=0, logit_bias=special),
+        Sampling(max_tokens=12, temperature=1.5, seed=2, logprobs=0, logit_bias=special),
         n=4,
     )
     for choice in engine.generate([request])[0].choices:
@@ -161,9 +170,10 @@ def test_the_text_is_that_of_the_tokens(family: str, make_engine: MakeEngine) ->
 def test_cached_images_give_the_same_answers(family: str, make_engine: MakeEngine) -> None:
     chats = [families.example_messages(family, 1), families.example_messages(family, 1, text="How many?")]
     cached, uncached = make_engine(family), make_engine(family, image_cache_bytes=0)
-    requests = [Request(chat, greedy()) for chat in [*chats, chats[0]]]
-    ours = [exact(cached.generate([request])[0].choices[0]) for request in requests]
-    assert ours == [exact(uncached.generate([request])[0].choices[0]) for request in requests]
+    first, second = (Request(chat, greedy(2)) for chat in chats)
+    expected = [exact(uncached.generate([request])[0].choices[0]) for request in (first, second)]
+    ours = [exact(cached.generate([request])[0].choices[0]) for request in (first, second, first)]
+    assert ours == [*expected, expected[0]]
     pieces = cached.stats()["image_cache_misses"]  # tiles, where a family cuts an image into them
     assert pieces >= 1
     assert cached.stats()["image_cache_hits"] == 2 * pieces
@@ -183,36 +193,27 @@ def test_another_image_is_not_taken_for_a_cached_one(family: str, make_engine: M
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
-def test_states_are_the_residual_stream_at_the_prompts_last_token(
-    family: str, make_engine: MakeEngine, load_plain: LoadPlain
-) -> None:
-    chats = conversations(family)
-    results = make_engine(family, prefill_budget=300).generate(
-        [Request(chat, greedy(1), states=True) for chat in chats]
-    )
-    chunked = make_engine(family, prefill_budget=9).generate([Request(chats[1], greedy(1), states=True)])
-    for chat, result in zip([*chats, chats[1]], [*results, *chunked], strict=True):
-        answer = load_plain(family).answer(chat, 1)
-        assert result.choices[0].states is not None
-        torch.testing.assert_close(result.choices[0].states, answer.hidden[:, -1], rtol=1e-4, atol=1e-4)
-        assert result.choices[0].next_logprobs is not None
-        torch.testing.assert_close(result.choices[0].next_logprobs, answer.logprobs[0], rtol=0, atol=1e-4)
+def assert_states(choice: Choice, answer: Answer) -> None:
+    """Those of the residual stream at the prompt's last token, and what the model says there."""
+    assert choice.states is not None
+    expected = answer.hidden[:, answer.prompt_length - 1]
+    torch.testing.assert_close(choice.states, expected, rtol=1e-4, atol=1e-4)
+    assert choice.next_logprobs is not None
+    torch.testing.assert_close(choice.next_logprobs, answer.logprobs[0], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("budget", [300, 9, 1])
+@pytest.mark.parametrize(("budget", "numbers"), [(300, range(6)), (9, (0, 1, 4)), (1, (4,))])
 def test_states_are_read_at_any_position_counted_from_the_prompts_end(
-    budget: int, make_engine: MakeEngine, load_plain: LoadPlain
+    budget: int, numbers: Iterable[int], make_engine: MakeEngine, plain_answer: PlainAnswer
 ) -> None:
     """Prompts in one batch, each at its own, and a prompt in chunks, whose last one need not hold the token."""
-    chats, positions = conversations("qwen2_vl"), (-2, -1, -5, -9, -12)
-    asked = [(chat, position) for chat in chats for position in positions]
+    chats = conversations("qwen2_vl")
+    asked = [(number, position) for number in numbers for position in (-2, -1, -5, -9, -12)]
     results = make_engine("qwen2_vl", prefill_budget=budget).generate(
-        [Request(chat, greedy(1), states=True, state_position=position) for chat, position in asked]
+        [Request(chats[number], greedy(1), states=True, state_position=position) for number, position in asked]
     )
-    answers = {id(chat): load_plain("qwen2_vl").answer(chat, 1) for chat in chats}
-    for (chat, position), result in zip(asked, results, strict=True):
-        answer = answers[id(chat)]
+    for (number, position), result in zip(asked, results, strict=True):
+        answer = plain_answer("qwen2_vl", number, 1)
         expected = answer.hidden[:, answer.prompt_length + position]
         torch.testing.assert_close(result.choices[0].states, expected, rtol=1e-4, atol=1e-4)
 

@@ -44,16 +44,16 @@ def test_nan_in_one_request_ends_it_alone_and_leaves_a_clean_slot(
     engine = make_engine(family, slots=2)
     sabotage = _Sabotage(monkeypatch, engine.mllm, lambda embeds: embeds[:, 2].fill_(torch.nan))
     chats = conversations(family)
-    healthy = engine.submit(Request(chats[0], greedy()))
-    broken = sabotage.mark(engine.submit(Request(chats[2], greedy())))
-    successor = engine.submit(Request(chats[3], greedy()))
+    healthy = engine.submit(Request(chats[0], greedy(4)))
+    broken = sabotage.mark(engine.submit(Request(chats[2], greedy(4))))
+    successor = engine.submit(Request(chats[3], greedy(4)))
     with pytest.raises(Fault, match="not finite"):
         run_down(engine, broken)
     sabotage.marked.clear()
-    assert_same(run_down(engine, healthy).choices[0], load_plain(family).answer(chats[0], 6))
-    assert_same(run_down(engine, successor).choices[0], load_plain(family).answer(chats[3], 6))
-    again = engine.submit(Request(chats[2], greedy()))
-    assert_same(run_down(engine, again).choices[0], load_plain(family).answer(chats[2], 6))
+    assert_same(run_down(engine, healthy).choices[0], load_plain(family).answer(chats[0], 4))
+    assert_same(run_down(engine, successor).choices[0], load_plain(family).answer(chats[3], 4))
+    again = engine.submit(Request(chats[2], greedy(4)))
+    assert_same(run_down(engine, again).choices[0], load_plain(family).answer(chats[2], 4))
     assert engine.stats()["faults"] == 1
 
 

@@ -3,6 +3,7 @@ callers that queue while the engine steps."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -48,22 +49,30 @@ def parts(engine: Engine) -> dict[str, Any]:
     return {**engine._runner.recorders, **engine._runner.interventions}
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+def an_engine(make_engine: MakeEngine) -> Engine:
+    return make_engine(FAMILY, slots=8, prefill_budget=400)
+
+
+@pytest.fixture(scope="module")
+def expected(make_engine: MakeEngine) -> list[Any]:
+    """What `asked` is told where nothing fails."""
+    return answers(an_engine(make_engine), asked())
+
+
 @pytest.mark.parametrize("method", ["record", "take"])
 @pytest.mark.parametrize("name", CONCERNED)
 def test_what_raises_behind_a_step_fails_those_it_concerns(
-    name: str, method: str, behind: bool, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    name: str, method: str, make_engine: MakeEngine, expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(FAMILY, slots=8, prefill_budget=400)
-    expected = answers(engine, asked())
-    for at in (1, 3):
+    engine = an_engine(make_engine)
+    for at, behind in itertools.product((1, 3), (False, True)):
         once = Once(getattr(parts(engine)[name], method), at, behind)
         with monkeypatch.context() as patch:
             patch.setattr(parts(engine)[name], method, once)
             got = answers(engine, asked())
         failed = {number for number, answer in enumerate(got) if answer is None}
         # Every answer that ends is asked what was measured, whether it concerns it or not.
-        assert len(failed) <= 1 if method == "take" else failed <= CONCERNED[name], at
+        assert len(failed) <= 1 if method == "take" else failed <= CONCERNED[name], (at, behind)
         assert failed if once.calls >= at else not failed
         assert [got[i] for i in range(5) if i not in failed] == [expected[i] for i in range(5) if i not in failed]
         assert not engine._alive
@@ -74,10 +83,9 @@ def test_what_raises_behind_a_step_fails_those_it_concerns(
     ("name", "method"), [("contrast.pai", "decode"), ("sage.see", "decode"), ("residual", "record")]
 )
 def test_what_always_raises_fails_those_it_concerns(
-    name: str, method: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+    name: str, method: str, make_engine: MakeEngine, expected: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(FAMILY, slots=8, prefill_budget=400)
-    expected = answers(engine, asked())
+    engine = an_engine(make_engine)
 
     class Broken(type(parts(engine)[name])):  # type: ignore[misc]
         pass
