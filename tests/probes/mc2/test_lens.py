@@ -21,7 +21,7 @@ from probes.reporting.report import Report
 from tests import families
 from tests.probes.conftest import make_samples
 from tests.probes.mc2.pages import tables
-from tests.probes.vector.test_build import _plain_states
+from tests.probes.vector.test_build import plainly
 
 
 def test_the_lens_is_that_of_plain_transformers(root: Path, tiny: steering.Engine) -> None:
@@ -31,7 +31,7 @@ def test_the_lens_is_that_of_plain_transformers(root: Path, tiny: steering.Engin
     a, b = (AutoTokenizer.from_pretrained(folder).encode(letter)[0] for letter in "AB")
     expected = []
     for swapped in (False, True):
-        states = _plain_states(folder, [(sample, "text", swapped) for sample in samples], "paper", -1)
+        states = plainly(folder).states([swapped] * 3, "text", "paper", -1)
         with torch.inference_mode():
             logits = model.lm_head(model.get_decoder().norm(states))
         text, vision = (a, b) if swapped else (b, a)

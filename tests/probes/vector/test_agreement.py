@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from probes.vector.agreement import agreement
 from probes.vector.build import Recipe
 from tests import families
 from tests.probes.conftest import make_samples
-from tests.probes.vector.test_build import _plain_states
+from tests.probes.vector.test_build import plainly
 
 
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe("v1", -2), Recipe("v2", -4)])
@@ -25,11 +26,9 @@ def test_cosines_are_those_of_plain_transformers_states(root: Path, tiny: steeri
     rng = random.Random(5)
     orders = [rng.random() < 0.5 for _ in samples]
 
+    @functools.cache
     def direction(wording: mc2.Wording, position: int) -> torch.Tensor:
-        text, vision = (
-            _plain_states(folder, [(s, side, o) for s, o in zip(samples, orders, strict=True)], wording, position)
-            for side in ("text", "vision")
-        )
+        text, vision = (plainly(folder).states(orders, side, wording, position) for side in mc2.SIDES[::-1])
         return (text - vision).double().mean(0)
 
     own = direction(recipe.wording, recipe.position)

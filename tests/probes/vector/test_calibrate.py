@@ -267,8 +267,9 @@ def test_no_samples_is_an_error(tiny: steering.Engine, vector: SteeringVector) -
 # --------------------------------------------------------------------------------------------------- a model that runs
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_the_factor_is_folded_into_the_weight(tiny: steering.Engine) -> None:
-    samples = make_samples(4)
+    samples = make_samples(3)
     published = build(tiny, samples[:2], quiet=True)
     vector = calibrate(tiny, published, samples[2:], layers=[1], strengths=[0.5], quiet=True)
     calibration = vector.info["calibration"]
@@ -283,6 +284,7 @@ def test_the_factor_is_folded_into_the_weight(tiny: steering.Engine) -> None:
     assert SteeringVector.from_bytes(vector.to_bytes()).info == vector.info
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_a_random_model_misses_its_targets_and_says_so(
     tiny: steering.Engine, vector: SteeringVector, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -291,8 +293,11 @@ def test_a_random_model_misses_its_targets_and_says_so(
     assert "does not reach its targets" in caplog.text
 
 
-def test_damage_is_that_of_the_engine_asked_by_hand(tiny: steering.Engine, vector: SteeringVector) -> None:
-    samples = make_samples(2)
+def test_damage_is_that_of_the_engine_asked_by_hand(
+    tiny: steering.Engine, vector: SteeringVector, short_answers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neutral, "MAX_TOKENS", 64)  # after which something is repeated
+    samples = make_samples(2)[1:]
     made = calibrate(tiny, vector, samples, layers=[1], strengths=[0.3], quiet=True)
     steers = [Steer.to(vector, side, 0.3, layers=(1,)) for side in ("vision", "text")]
     asked = neutral.chats(samples)
@@ -303,4 +308,5 @@ def test_damage_is_that_of_the_engine_asked_by_hand(tiny: steering.Engine, vecto
         for answer in InProcess(tiny).answers(Question(chat, None, neutral.MAX_TOKENS) for chat in asked)
     ]  # fmt: skip
     plain = sum(neutral.repetition(text) for text in said) / len(said)
+    assert plain > 0
     assert made.info["calibration"]["baseline"]["repetition"] == pytest.approx(plain)

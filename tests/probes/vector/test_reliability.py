@@ -37,15 +37,21 @@ def varied(count: int) -> list[ConflictSample]:
     ]
 
 
-@pytest.mark.parametrize("batch", [2, 64])
-def test_a_tasks_reliability_is_that_of_its_chats_one_by_one(tiny: steering.Engine, batch: int) -> None:
-    samples = varied(3)
-    found = task_reliability(tiny, samples, batch=batch, quiet=True)
-    assert list(found) == ["color", "shape", "all"]
-    single = {
+@pytest.fixture(scope="module")
+def single(tiny: steering.Engine) -> dict[str, list[steering.Reliability]]:
+    """What is measured of each chat alone, by sample."""
+    return {
         sample.id: [steering.measure(tiny, [messages(sample, "plain", swapped)])[0] for swapped in (False, True)]
-        for sample in samples
+        for sample in varied(3)
     }
+
+
+@pytest.mark.parametrize("batch", [2, 64])
+def test_a_tasks_reliability_is_that_of_its_chats_one_by_one(
+    tiny: steering.Engine, single: dict[str, list[steering.Reliability]], batch: int
+) -> None:
+    found = task_reliability(tiny, varied(3), batch=batch, quiet=True)
+    assert list(found) == ["color", "shape", "all"]
     for task, of in (("color", "02"), ("shape", "1"), ("all", "012")):
         measured = [one for name in of for one in single[name]]
         reports = [one.report() for one in measured]

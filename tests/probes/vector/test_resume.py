@@ -26,42 +26,55 @@ def _stopped(tiny: steering.Engine, samples: list[mc2.ConflictSample], state: Pa
         build(Watched(tiny, after), samples, state=state, quiet=True, **options)
 
 
+Wholes = dict[int, steering.SteeringVector]
+
+
+@pytest.fixture(scope="module")
+def wholes(tiny: steering.Engine) -> Wholes:
+    """The vectors of so many samples that no run was stopped of, in one run."""
+    sizes = [2, 3, 4, 5, 6, 7, 12, 34]
+    return dict(zip(sizes, grow(tiny, make_samples(34), sizes, quiet=True), strict=True))
+
+
 @pytest.fixture
 def keep_every_2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEEP_EVERY", 2)
 
 
+@pytest.fixture(scope="module")
+def of_seed_2(tiny: steering.Engine) -> steering.SteeringVector:
+    return build(tiny, make_samples(7), seed=2, quiet=True)
+
+
 @pytest.mark.parametrize(("after", "kept"), [(0, 0), (1, 0), (2, 2), (5, 4), (6, 6)])
 @pytest.mark.usefixtures("keep_every_2")
 def test_a_run_that_was_stopped_goes_on_where_it_was_kept(
-    tiny: steering.Engine, tmp_path: Path, after: int, kept: int
+    tiny: steering.Engine, of_seed_2: steering.SteeringVector, tmp_path: Path, after: int, kept: int
 ) -> None:
     samples, state = make_samples(7), tmp_path / "deep" / "states.safetensors"
-    whole = build(tiny, samples, seed=2, quiet=True)
     _stopped(tiny, samples, state, after, seed=2)
     assert state.exists() == (kept > 0)
     resumed = Watched(tiny)
-    same(build(resumed, samples, seed=2, state=state, quiet=True), whole)
+    same(build(resumed, samples, seed=2, state=state, quiet=True), of_seed_2)
     assert resumed.taken == 3 * (7 - kept)
 
 
 @pytest.mark.usefixtures("keep_every_2")
-def test_a_run_may_be_stopped_again_and_again(tiny: steering.Engine, tmp_path: Path) -> None:
+def test_a_run_may_be_stopped_again_and_again(tiny: steering.Engine, wholes: Wholes, tmp_path: Path) -> None:
     samples, state = make_samples(7), tmp_path / "states.safetensors"
     for _ in range(3):
         _stopped(tiny, samples, state, 2)
     last = Watched(tiny)
-    same(build(last, samples, state=state, quiet=True), build(tiny, samples, quiet=True))
+    same(build(last, samples, state=state, quiet=True), wholes[7])
     assert last.taken == 3
 
 
-@pytest.mark.slow
-def test_a_long_run_loses_a_few_pairs_at_most(tiny: steering.Engine, tmp_path: Path) -> None:
-    samples, state = make_samples(70), tmp_path / "states.safetensors"
-    _stopped(tiny, samples, state, 69)
+def test_a_long_run_loses_a_few_pairs_at_most(tiny: steering.Engine, wholes: Wholes, tmp_path: Path) -> None:
+    samples, state = make_samples(34), tmp_path / "states.safetensors"
+    _stopped(tiny, samples, state, 33)
     resumed = Watched(tiny)
-    same(build(resumed, samples, state=state, quiet=True), build(tiny, samples, quiet=True))
-    assert 3 <= resumed.taken <= 3 * (70 - 64)
+    same(build(resumed, samples, state=state, quiet=True), wholes[34])
+    assert 3 <= resumed.taken <= 3 * (34 - 32)
 
 
 def test_a_finished_run_is_not_asked_again(tiny: steering.Engine, tmp_path: Path) -> None:
@@ -75,17 +88,21 @@ def test_a_finished_run_is_not_asked_again(tiny: steering.Engine, tmp_path: Path
     assert second.info["data_sha256"] == first.info["data_sha256"]
 
 
-def test_smaller_sizes_than_what_was_kept_are_measured_anew(tiny: steering.Engine, tmp_path: Path) -> None:
-    samples, state = make_samples(5), tmp_path / "states.safetensors"
-    whole = build(tiny, samples, state=state, quiet=True)
-    for sizes in ([2], [2, 5]):
+def test_smaller_sizes_than_what_was_kept_are_measured_anew(
+    tiny: steering.Engine, wholes: Wholes, tmp_path: Path
+) -> None:
+    samples, state = make_samples(3), tmp_path / "states.safetensors"
+    build(tiny, samples, state=state, quiet=True)
+    for sizes in ([2], [2, 3]):
         grown = grow(tiny, samples, sizes, state=state, quiet=True)
-        same(grown[0], build(tiny, samples[:2], quiet=True))
-    same(grown[1], whole)
+        same(grown[0], wholes[2])
+    same(grown[1], wholes[3])
 
 
 @pytest.mark.usefixtures("keep_every_2")
-def test_several_sizes_go_on_too_where_the_least_is_not_passed(tiny: steering.Engine, tmp_path: Path) -> None:
+def test_several_sizes_go_on_too_where_the_least_is_not_passed(
+    tiny: steering.Engine, wholes: Wholes, tmp_path: Path
+) -> None:
     samples, state = make_samples(6), tmp_path / "states.safetensors"
     with pytest.raises(Stopped):
         grow(Watched(tiny, 3), samples, [4, 6], state=state, quiet=True)
@@ -93,33 +110,34 @@ def test_several_sizes_go_on_too_where_the_least_is_not_passed(tiny: steering.En
     grown = grow(resumed, samples, [4, 6], state=state, quiet=True)
     assert resumed.taken == 3 * (6 - 2)
     for size, vector in zip([4, 6], grown, strict=True):
-        same(vector, build(tiny, samples[:size], quiet=True))
+        same(vector, wholes[size])
 
 
 @pytest.mark.parametrize(
     ("other", "options"),
     [
-        (make_samples(4, question="Which color?"), {}),
-        (make_samples(5), {}),
-        (make_samples(4)[::-1], {}),
-        (make_samples(4), {"seed": 1}),
-        (make_samples(4), {"recipe": Recipe("v2")}),
-        (make_samples(4), {"recipe": Recipe(position=-2)}),
+        (make_samples(2, question="Which color?"), {}),
+        (make_samples(3), {}),
+        (make_samples(2)[::-1], {}),
+        (make_samples(2), {"seed": 1}),
+        (make_samples(2), {"recipe": Recipe("v2")}),
+        (make_samples(2), {"recipe": Recipe(position=-2)}),
     ],
 )
 def test_what_was_kept_of_another_probe_is_replaced(
     tiny: steering.Engine,
+    wholes: Wholes,
     tmp_path: Path,
     other: list[mc2.ConflictSample],
     options: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    samples, state = make_samples(4), tmp_path / "states.safetensors"
+    samples, state = make_samples(2), tmp_path / "states.safetensors"
     build(tiny, other, state=state, quiet=True, **options)
     assert "of another probe" not in caplog.text
     asked = Watched(tiny)
-    same(build(asked, samples, state=state, quiet=True), build(tiny, samples, quiet=True))
-    assert asked.taken == 12
+    same(build(asked, samples, state=state, quiet=True), wholes[2])
+    assert asked.taken == 6
     assert f"{state} is of another probe" in caplog.text
     asked = Watched(tiny)
     build(asked, samples, state=state, quiet=True)
@@ -127,12 +145,12 @@ def test_what_was_kept_of_another_probe_is_replaced(
 
 
 def test_what_was_kept_of_another_model_is_replaced(
-    root: Path, tiny: steering.Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny: steering.Engine, wholes: Wholes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     samples, state = make_samples(2), tmp_path / "states.safetensors"
     folder = families.build("qwen2_vl", tmp_path / "other", seed=1)
     build(steering.Engine(steering.load(folder, device="cpu"), max_length=512), samples, state=state, quiet=True)
-    same(build(tiny, samples, state=state, quiet=True), build(tiny, samples, quiet=True))
+    same(build(tiny, samples, state=state, quiet=True), wholes[2])
     assert "is of another probe" in caplog.text
 
 
@@ -155,6 +173,14 @@ def _about(state: Path) -> dict[str, str]:
         return dict(file.metadata())
 
 
+@pytest.fixture(scope="module")
+def undamaged(tiny: steering.Engine, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What is kept of two samples."""
+    state = tmp_path_factory.mktemp("kept") / "states.safetensors"
+    build(tiny, make_samples(2), state=state, quiet=True)
+    return state.read_bytes()
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -170,14 +196,19 @@ def _about(state: Path) -> dict[str, str]:
     ],
 )
 def test_a_damaged_file_is_said_and_the_probe_begins_anew(
-    tiny: steering.Engine, tmp_path: Path, damage: Any, caplog: pytest.LogCaptureFixture
+    tiny: steering.Engine,
+    wholes: Wholes,
+    undamaged: bytes,
+    tmp_path: Path,
+    damage: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    samples, state = make_samples(3), tmp_path / "states.safetensors"
-    whole = build(tiny, samples, state=state, quiet=True)
+    samples, state = make_samples(2), tmp_path / "states.safetensors"
+    state.write_bytes(undamaged)
     damage(state)
     asked = Watched(tiny)
-    same(build(asked, samples, state=state, quiet=True), whole)
-    assert asked.taken == 9
+    same(build(asked, samples, state=state, quiet=True), wholes[2])
+    assert asked.taken == 6
     assert f"{state} is damaged, the probe begins anew" in caplog.text
     asked = Watched(tiny)
     build(asked, samples, state=state, quiet=True)
@@ -216,15 +247,15 @@ def test_what_was_read_counts_in_its_order() -> None:
 @pytest.mark.parametrize("content", [b"", b"no picture", None])
 @pytest.mark.usefixtures("keep_every_2")
 def test_an_image_that_does_not_decode_is_named_and_what_came_before_is_kept(
-    tiny: steering.Engine, tmp_path: Path, content: bytes | None
+    tiny: steering.Engine, wholes: Wholes, tmp_path: Path, content: bytes | None
 ) -> None:
     picture = tmp_path / "broken.jpg"
     if content is not None:
         picture.write_bytes(content)
-    whole, state = make_samples(20), tmp_path / "states.safetensors"
-    samples = [replace(sample, image=picture) if sample.id == "17" else sample for sample in whole]
-    with pytest.raises(ValueError, match=r"The image of sample 17 does not decode: .*broken\.jpg"):
+    whole, state = make_samples(12), tmp_path / "states.safetensors"
+    samples = [replace(sample, image=picture) if sample.id == "10" else sample for sample in whole]
+    with pytest.raises(ValueError, match=r"The image of sample 10 does not decode: .*broken\.jpg"):
         build(tiny, samples, state=state, quiet=True)
     mended = Watched(tiny)
-    same(build(mended, whole, state=state, quiet=True), build(tiny, whole, quiet=True))
-    assert mended.taken < 3 * 20
+    same(build(mended, whole, state=state, quiet=True), wholes[12])
+    assert mended.taken < 3 * 12
