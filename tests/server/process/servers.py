@@ -32,6 +32,7 @@ class Server:
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
+        self.headers: dict[str, str] = {}
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 command,
@@ -42,7 +43,7 @@ class Server:
             )
 
     def get(self, route: str) -> requests.Response:
-        return requests.get(self.url + route, timeout=PATIENCE)
+        return requests.get(self.url + route, headers=self.headers, timeout=PATIENCE)
 
     def post(self, **fields: Any) -> requests.Response:
         body = {"messages": [user(data_uri(), "Describe the picture.")], **fields}

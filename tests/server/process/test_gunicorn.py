@@ -49,8 +49,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield begin
 
 
-def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
-    server = start([*SERVE, "--graceful-timeout", "20", "--max-body", "20000"])
+def test_serving_from_the_first_probe_to_the_drain(start: Start, tmp_path: Path) -> None:
+    journal = str(tmp_path / "journal.db")
+    server = start([*SERVE, "--graceful-timeout", "20", "--max-body", "20000", "--journal", journal])
     wait_for(lambda: "Listening at" in server.log.read_text(), seconds=PATIENCE)
     assert server.get("/health").status_code == 200
     server.wait_until_ready()
@@ -108,19 +109,24 @@ def test_serving_from_the_first_probe_to_the_drain(start: Start) -> None:
     server.wait_until_ready()
     assert server.post(max_tokens=4).json()["usage"]["completion_tokens"] == 4
 
-    # SIGTERM: the running answer is finished, a new one is refused, then the process ends.
+    # SIGTERM: the running answers are finished, a new one is refused, then the process ends, and the journal has all.
     answers: list[requests.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(server.post(max_tokens=400, **ENDLESS)))
+    thread = threading.Thread(target=lambda: answers.append(server.post(max_tokens=400, n=2, **ENDLESS)))
     thread.start()
-    wait_for(lambda: server.stats("helmsight_running") == 1)
+    wait_for(lambda: server.stats("helmsight_running") == 2)
     server.process.send_signal(signal.SIGTERM)
     wait_for(lambda: server.get("/ready").json()["status"] == "draining")
     refused = server.post()
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_draining")
     assert "Retry-After" in refused.headers
     thread.join()
-    assert answers[0].json()["usage"]["completion_tokens"] == 400
+    assert answers[0].json()["usage"]["completion_tokens"] == 800
     assert server.process.wait(PATIENCE) == 0
+    command = [sys.executable, "-m", "server.cli", "journal", "export", "--journal", journal]
+    exported = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    rows = [row for row in map(json.loads, exported.splitlines()) if row["id"] == answers[0].json()["id"]]
+    assert sorted((row["choice"], row["finish_reason"]) for row in rows) == [(0, "length"), (1, "length")]
+    assert all(row["usage"]["completion_tokens"] == 400 for row in rows)
 
 
 def engine_beside(server: Server, *dead: int) -> int:
@@ -162,11 +168,25 @@ def test_a_server_whose_engine_never_was_ready_ends_after_some_tries(start: Star
 @pytest.mark.parametrize(
     "command", [SERVE, [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "server.wsgi:app"]]
 )
-def test_no_signal_starts_a_second_engine_or_ends_what_runs(start: Start, command: list[str]) -> None:
-    server = start(command, HELMSIGHT_THREADS="1").wait_until_ready()
+def test_no_stranger_and_no_signal_disturbs_what_runs(start: Start, command: list[str]) -> None:
+    server = start(command, HELMSIGHT_THREADS="1", HELMSIGHT_API_KEYS="secret-key").wait_until_ready()
+
+    # Who has no key gets no answer, and writes no line into the log.
+    assert server.get("/v1/models").status_code == 401
+    for path in ("/v1/models%0d%0aFAKE%20LINE", "/v1/models%1b[31mFAKE", "/v1/models%c2%85FAKE"):
+        assert server.get(path).status_code == 401
+    requests.get(server.url + "/health", headers={"User-Agent": "a\tFAKE"}, timeout=PATIENCE)
+    lines = server.log.read_text().splitlines()
+    assert sum("FAKE" in line for line in lines) == 3
+    assert not any(line.startswith("FAKE") for line in lines)
+    assert all(line.isprintable() for line in lines)
+
+    # No signal starts a second engine, or ends what runs.
+    server.headers = {"Authorization": "Bearer secret-key"}
+    assert server.get("/v1/models").status_code == 200
     (worker,) = children(server.process.pid)
     engines = children(worker)
-    connection = post_and_hold(server.url, stream=True, max_tokens=400, **ENDLESS)
+    connection = post_and_hold(server.url, stream=True, shown=server.headers, max_tokens=400, **ENDLESS)
     wait_for(lambda: server.stats("helmsight_running") == 1)
     for process in engines:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):  # it ends as its worker does
@@ -180,23 +200,6 @@ def test_no_signal_starts_a_second_engine_or_ends_what_runs(start: Start, comman
         assert piece, "the stream was cut off"
     connection.close()
     assert (children(server.process.pid), children(worker)) == ([worker], engines)
-
-
-def test_the_last_answers_are_in_the_journal_when_the_server_has_ended(start: Start, tmp_path: Path) -> None:
-    journal = tmp_path / "journal.db"
-    server = start([*SERVE, "--journal", str(journal)]).wait_until_ready()
-    connection = post_and_hold(server.url, stream=True, max_tokens=200, n=2, **ENDLESS)
-    wait_for(lambda: server.stats("helmsight_running") == 2)
-    server.process.send_signal(signal.SIGTERM)
-    while connection.recv(65_536):
-        pass
-    connection.close()
-    assert server.process.wait(PATIENCE) == 0
-    command = [sys.executable, "-m", "server.cli", "journal", "export", "--journal", str(journal)]
-    exported = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    rows = [json.loads(line) for line in exported.splitlines()]
-    assert sorted((row["choice"], row["finish_reason"]) for row in rows) == [(0, "length"), (1, "length")]
-    assert all(row["usage"]["completion_tokens"] == 200 for row in rows)
 
 
 def test_an_interrupt_ends_the_server_although_an_answer_is_running(start: Start) -> None:
@@ -262,25 +265,6 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_one_sentence_and_an_
     said = server.log.read_text()
     assert said.count("could not be loaded") == 1
     assert "Traceback" not in said
-
-
-def test_no_client_writes_a_line_into_the_log(start: Start) -> None:
-    server = start(SERVE, HELMSIGHT_API_KEYS="secret-key").wait_until_ready()
-    for path in ("/v1/models%0d%0aFAKE%20LINE", "/v1/models%1b[31mFAKE", "/v1/models%c2%85FAKE"):
-        assert server.get(path).status_code == 401
-    requests.get(server.url + "/health", headers={"User-Agent": "a\tFAKE"}, timeout=10)
-    lines = server.log.read_text().splitlines()
-    assert sum("FAKE" in line for line in lines) == 3
-    assert not any(line.startswith("FAKE") for line in lines)
-    assert all(line.isprintable() for line in lines)
-
-
-def test_plain_gunicorn_serves_with_the_file_in_deploy(start: Start) -> None:
-    command = [sys.executable, "-m", "gunicorn", "-c", "deploy/gunicorn.conf.py", "server.wsgi:app"]
-    server = start(command, HELMSIGHT_THREADS="1", HELMSIGHT_API_KEYS="secret-key").wait_until_ready()
-    assert server.get("/v1/models").status_code == 401
-    headers = {"Authorization": "Bearer secret-key"}
-    assert requests.get(server.url + "/v1/models", headers=headers, timeout=10).status_code == 200
 
 
 def test_a_signal_while_the_worker_still_boots_ends_the_server(start: Start) -> None:

@@ -185,7 +185,6 @@ def test_a_missing_shard_is_named(copy: Path) -> None:
         check_folder(copy)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -194,11 +193,19 @@ def test_a_missing_shard_is_named(copy: Path) -> None:
         ({"model_type": "qwen3_5", "vision_config": {}}, "linear_attention"),
     ],
 )
-def test_what_the_engine_cannot_serve_is_said(
-    capsys: pytest.CaptureFixture[str], copy: Path, config: dict[str, object], why: str
+def test_what_the_engine_cannot_serve_is_refused_in_one_sentence(
+    copy: Path, config: dict[str, object], why: str
 ) -> None:
     (copy / "config.json").write_text(json.dumps(config))
-    assert why in sentence(capsys, copy)
+    said = str(preflight.refusal(str(copy), download=False))
+    assert why in said
+    assert "\n" not in said
+
+
+@pytest.mark.slow
+def test_what_the_engine_refuses_the_command_says(capsys: pytest.CaptureFixture[str], copy: Path) -> None:
+    (copy / "config.json").write_text(json.dumps({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}))
+    assert "takes no images" in sentence(capsys, copy)
 
 
 def test_a_division_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
