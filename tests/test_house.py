@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -49,20 +51,46 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in files(*PACKAGES)}
 
 
+class Parsed(NamedTuple):
+    """What of a file the rules are about."""
+
+    imports: tuple[tuple[str, tuple[str, ...]], ...]
+    """Modules, and the names that are imported from each, wherever in the file, those for types included."""
+    attributes: tuple[tuple[str, str, int], ...]
+    """The variable of which it is one ("" of anything else), its name, and its line."""
+    classes: tuple[str, ...]
+
+
+@functools.cache
+def parsed(path: Path) -> Parsed:
+    """It, found once a process."""
+    tree = ast.parse(path.read_text(), str(path))
+    imports: list[tuple[str, tuple[str, ...]]] = []
+    attributes = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            attributes.append((node.value.id if isinstance(node.value, ast.Name) else "", node.attr, node.lineno))
+        elif isinstance(node, ast.Import):
+            imports += [(alias.name, ()) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imports.append(("." * node.level + (node.module or ""), tuple(alias.name for alias in node.names)))
+    classes = tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    return Parsed(tuple(imports), tuple(attributes), classes)
+
+
 def imported(path: Path) -> set[str]:
-    """The project's modules that a file imports, wherever in it, those for types included."""
+    """The project's modules that a file imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {
-                whole if (whole := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names
-            }
+    for module, names in parsed(path).imports:
+        wholes = [f"{module}.{name}" for name in names]
+        found |= {whole if whole in MODULES else module for whole in wholes} or {module}
     return found & MODULES.keys()
 
 
-GRAPH = {name: imported(path) for name, path in MODULES.items()}
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    """What each module imports; not at once, as every process of the suite collects this file."""
+    return {name: imported(path) for name, path in MODULES.items()}
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
@@ -72,14 +100,14 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     def visit(name: str) -> None:
         state[name] = 1
         trail.append(name)
-        for other in sorted(GRAPH[name]):
+        for other in sorted(graph()[name]):
             assert state.get(other) != 1, " -> ".join([*trail[trail.index(other) :], other])
             if other not in state:
                 visit(other)
         trail.pop()
         state[name] = 2
 
-    for name in sorted(GRAPH):
+    for name in sorted(graph()):
         if name not in state:
             visit(name)
 
@@ -87,7 +115,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 @pytest.mark.parametrize("floor", FLOORS)
 def test_a_room_of_steering_imports_only_rooms_below_it(floor: str) -> None:
     allowed = {*FLOORS[: FLOORS.index(floor) + 1]}
-    for name, others in GRAPH.items():
+    for name, others in graph().items():
         if name.startswith(f"steering.{floor}."):
             for other in others:
                 room = other.split(".")[1] if other.count(".") > 1 else None
@@ -97,7 +125,7 @@ def test_a_room_of_steering_imports_only_rooms_below_it(floor: str) -> None:
 
 def test_the_engine_names_no_intervention_and_no_readout() -> None:
     known = {"steering.readouts.envelope", "steering.recorders.attention"}  # what all of them share
-    for name, others in GRAPH.items():
+    for name, others in graph().items():
         if name.startswith(("steering.engine.", "steering.runner.")):
             rooms = {
                 other
@@ -120,7 +148,7 @@ def test_files_and_folders_are_small() -> None:
 def test_no_two_public_classes_have_one_name() -> None:
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name, path in MODULES.items():
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(name)
+        for one in parsed(path).classes:
+            if not one.startswith("_"):
+                found[one].append(name)
     assert {name: places for name, places in found.items() if len(places) > 1} == {}

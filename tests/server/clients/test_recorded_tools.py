@@ -8,6 +8,7 @@ tested with it.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,9 @@ FREE = [
 ]
 """Of these, those whose answer need not call."""
 SHORT = {"seed": 3, "max_tokens": 160}
+"""With which the calls that must be made end by themselves."""
+CUT = {"seed": 3, "max_tokens": 64}
+"""With which one is begun."""
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +64,15 @@ def caller(root: Path) -> Iterator[Checker]:
     engine.stop()
 
 
+@functools.cache
+def name_of(caller: Checker) -> str:
+    """Of its model."""
+    return str(caller.client.get("/v1/models").json["data"][0]["id"])
+
+
 def sent(caller: Checker, one: dict[str, Any], **fields: Any) -> tuple[Any, dict[str, Any]]:
     """The answer to a recorded request, of the toy, and the body that it was sent with."""
-    fields["model"] = caller.client.get("/v1/models").json["data"][0]["id"]
+    fields["model"] = name_of(caller)
     answer = replay(caller, one, **fields)
     assert answer.status_code == 200, answer.text
     return answer, {**one["body"], **fields}
@@ -147,7 +157,7 @@ def test_every_client_that_can_has_sent_tools_and_some_require_a_call() -> None:
 
 @pytest.mark.parametrize("one", BODIES)
 def test_a_body_with_tools_is_answered_as_it_is(caller: Checker, one: dict[str, Any]) -> None:
-    completion = asked(caller, one, stream=one["body"].get("stream"))
+    completion = asked(caller, one, stream=one["body"].get("stream"), max_tokens=CUT["max_tokens"])
     if free(one):
         calls_of(completion, one)
         assert completion.choices[0].finish_reason in ("stop", "length", "tool_calls")
@@ -157,9 +167,9 @@ def test_a_body_with_tools_is_answered_as_it_is(caller: Checker, one: dict[str, 
 
 @pytest.mark.parametrize("one", BODIES)
 def test_a_stream_of_the_calls_that_it_must_make_adds_up(caller: Checker, one: dict[str, Any]) -> None:
-    completion = asked(caller, one, **must(one), **SHORT)
+    completion = asked(caller, one, **must(one), **CUT)
     found = has_to_call(completion, one)
-    assert joined(caller, one, **must(one), **SHORT) == ("", found, completion.choices[0].finish_reason)
+    assert joined(caller, one, **must(one), **CUT) == ("", found, completion.choices[0].finish_reason)
 
 
 @pytest.mark.parametrize("one", FREE)
@@ -190,9 +200,9 @@ def test_what_came_of_its_calls_is_read_on(caller: Checker, one: dict[str, Any])
     calls: Any = own["tool_calls"]
     came = [{"role": "tool", "tool_call_id": call["id"], "content": "It is red."} for call in calls]
     behind = [*one["body"]["messages"], own, *came]
-    second = asked(caller, one, messages=behind)
+    second = asked(caller, one, messages=behind, **CUT)
     calls_of(second, one)
-    text, pieces, ended = joined(caller, one, messages=behind, **SHORT)
+    text, pieces, ended = joined(caller, one, messages=behind, **CUT)
     assert text or pieces
     assert ended in ("stop", "length", "tool_calls")
     lengths = [first.usage.prompt_tokens, second.usage.prompt_tokens] if first.usage and second.usage else []
