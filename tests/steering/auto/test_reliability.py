@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from steering import Auto, Engine, Request, RequestError, Sampling, SteeringVector, decide, measure
+from steering.auto import reliability
 from steering.auto.reliability import TOKENS, Reliability
 from steering.prompt.chat import without_context, without_images
 from tests import families
@@ -53,13 +54,17 @@ def probability(plain: Plain, chat: Any, tokens: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava", "gemma3", "glm4v", "internvl"])
-def test_drops_are_those_of_the_plain_model(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_drops_are_those_of_the_plain_model(
+    family: str, make_engine: MakeEngine, load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of shorter answers than it measures; the next test has them as long."""
+    monkeypatch.setattr(reliability, "TOKENS", 8)
     engine, plain = make_engine(family), load_plain(family)
     found = measure(engine, chats())
-    answers = engine.generate([Request(chat, Sampling(max_tokens=TOKENS)) for chat in chats()])
+    answers = engine.generate([Request(chat, Sampling(max_tokens=8)) for chat in chats()])
     for one, chat, less, answer in zip(found, chats(), bare(), answers, strict=True):
         tokens = answer.choices[0].token_ids
-        assert len(tokens) == TOKENS  # so that none of them ends the answer
+        assert len(tokens) == 8  # so that none of them ends the answer
         expected = [probability(plain, each, tokens) for each in (chat, *less)]
         assert (one.answer, one.without_images, one.without_context) == pytest.approx(expected, rel=1e-2, abs=1e-12)
 

@@ -107,8 +107,7 @@ def test_an_answer_is_that_of_a_plain_model_whose_numbers_are_rounded(caplog: py
     assert (ours - said).norm() < 0.4 * (said - exact).norm()
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("family", "dtype"), [("qwen2_5_vl", "float32"), ("gemma3", "bfloat16")])
 def test_what_is_done_and_read_inside_the_model_is_so_in_integers(family: str, dtype: str, root: Path) -> None:
     folder, read = families.checkpoint(family, root), ["residual", "modality"]
     chat = families.example_messages(family)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from steering.decoder.packed import PackedLinear, pack, packed_bytes, prepare, s
 from steering.prompt.layout import build_prompt
 from steering.runner.selfcheck import check_model, plain
 
-SHAPE = SHAPES["small"]
+SHAPE = replace(SHAPES["small"], text={**SHAPES["small"].text, "num_hidden_layers": 2})
 DTYPES = [one for one in (torch.float32, torch.bfloat16) if supported(one)]
 """Those for which this processor has such kernels."""
 

@@ -276,9 +276,8 @@ def test_grammars_of_a_hostile_client_do_not_fill_the_memory(engine: Engine) -> 
     for count in [*range(80_000, 80_012), *range(1_000_000, 1_000_012)]:
         with suppress(RequestError):
             held.append(grammars.start(Grammar.regex(f"a{{{count}}}")))
-    for levels in (5, 25):
-        with pytest.raises(RequestError, match="schema too large"):
-            grammars.start(Grammar.json_schema(doubling(levels)))
+    with pytest.raises(RequestError, match="schema too large"):
+        grammars.start(Grammar.json_schema(doubling(25)))
     assert resident_mib() - before < 300
 
 

@@ -13,7 +13,7 @@ from steering import (
 from tests import families
 from tests.steering.plain import Answer, Messages
 
-STEPS = 6
+STEPS = 4
 SAMPLING = Sampling(max_tokens=STEPS, logprobs=20, ignore_eos=True)
 
 

@@ -37,15 +37,17 @@ from tests.steering.conftest import LoadMLLM, LoadPlain
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
-STEPS = 7
+STEPS = 5
 FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v", "idefics3")
 
 
-def references(plain: Plain, full: dict[str, Any], twin: dict[str, Any], alpha: float, beta: float) -> Any:
+def references(
+    plain: Plain, full: dict[str, Any], twin: dict[str, Any], alpha: float, beta: float, steps: int = STEPS
+) -> Any:
     """Greedy tokens, their contrasted log-probabilities (steps, vocabulary), and how many tokens the contrast changed."""
     tokens: list[int] = []
     rows, changed = [], 0
-    for _ in range(STEPS):
+    for _ in range(steps):
         ours, theirs = (uncached(plain.model, inputs, tokens).logits[0, -1].float() for inputs in (full, twin))
         probabilities = ours.softmax(-1)
         combined = (1 + alpha) * ours - alpha * theirs
@@ -69,8 +71,9 @@ def check(engine: Engine, chat: Any, contrast: Contrast, expected: Any, toleranc
             assert other.logprob == pytest.approx(float(row[other.token_id]), abs=tolerance)
 
 
-@pytest.mark.parametrize("images", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "images"), [*((family, 2) for family in FAMILIES), ("qwen2_vl", 1), ("idefics3", 1)]
+)
 def test_vcd(family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any) -> None:
     contrast = Vcd(alpha=2.0, beta=0.6)
     chat, plain = families.example_messages(family, images), load_plain(family)
@@ -99,8 +102,9 @@ def test_noise_is_that_of_forward_diffusion() -> None:
     assert float(moved.std()) > 1  # another picture has other noise
 
 
-@pytest.mark.parametrize("images", [0, 1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "images"), [*((family, 2) for family in FAMILIES), ("qwen2_vl", 0), ("qwen2_vl", 1), ("gemma3", 0)]
+)
 def test_icd(family: str, images: int, load_plain: LoadPlain, make_engine: Any) -> None:
     contrast = Icd(alpha=1.5, beta=0.3, instruction="You see nothing at all.")
     chat = families.example_messages(family, images, text="What is this?")
@@ -147,16 +151,17 @@ class Amplified:
         self.plain.model.set_attn_implementation({"text_config": "eager"})
 
 
-@pytest.mark.parametrize("images", [1, 2])
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v"])
+@pytest.mark.parametrize(
+    ("family", "images"), [*((one, 2) for one in ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v")), ("qwen2_vl", 1)]
+)
 def test_pai(family: str, images: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any) -> None:
     contrast = Pai(alpha=0.5, beta=0.2, amplify=3.0, first_layer=1)
     chat, plain = families.example_messages(family, images), load_plain(family)
     full, text = plain.inputs(chat), plain.inputs(families.example_messages(family, 0))
     with Amplified(plain, contrast, full["input_ids"][0] == load_mllm(family).image_token_id).installed():
         expected = references(plain, full, text, 0.5, 0.2)
-    without = references(plain, full, text, 0.5, 0.2)
-    assert not torch.allclose(expected[1].exp(), without[1].exp(), atol=1e-3)  # the amplification matters
+    without = references(plain, full, text, 0.5, 0.2, steps=1)
+    assert not torch.allclose(expected[1][:1].exp(), without[1].exp(), atol=1e-3)  # the amplification matters
     for budget in (1024, 7):
         check(make_engine(family, prefill_budget=budget), chat, contrast, expected)
 

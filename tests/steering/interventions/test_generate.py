@@ -27,6 +27,7 @@ from steering import (
 )
 from steering.interventions.generate import Mask, chosen_patches, mask_of, masked_features, masked_pixels
 from steering.prompt.layout import ImageSpan, build_prompt
+from steering.protocol.sequence import State
 from steering.vectors.vector import SteeringVector
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain
@@ -48,10 +49,9 @@ class Reference:
         images: list[ImageSpan],
         focus_layers: int,
         generate: Generate,
-        steps: int = STEPS,
     ):
         self.model, self.inputs = plain.model, plain.inputs(chat)
-        self.images, self.focus_layers, self.generate, self.steps = images, focus_layers, generate, steps
+        self.images, self.focus_layers, self.generate = images, focus_layers, generate
         self.changed = 0
         self.masked: list[list[list[int]]] = []
 
@@ -85,7 +85,7 @@ class Reference:
         tokens: list[int] = []
         rows = []
         masked = self.inputs
-        for step in range(self.steps):
+        for step in range(STEPS):
             if step == 0 or (self.generate.refresh and step % self.generate.refresh == 0):
                 self.masked.append(self.patches(tokens))
                 masked = occluded(self.inputs, [image.grid for image in self.images], self.masked[-1])
@@ -125,18 +125,23 @@ def occluded(
     return inputs | {"pixel_values": pixels}
 
 
-@pytest.mark.parametrize("refresh", [0, 1, 4])
-@pytest.mark.parametrize("images", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "images", "refresh"),
+    [
+        *((family, 2, 3) for family in FAMILIES),
+        *((family, 1, 3) for family in ("qwen2_vl", "llava", "mistral3")),
+        *((family, 2, refresh) for family in ("qwen2_vl", "gemma3") for refresh in (0, 1)),
+    ],
+)
 def test_tokens_are_those_of_two_runs_that_share_nothing(
     family: str, images: int, refresh: int, load_mllm: LoadMLLM, load_plain: LoadPlain, make_engine: Any
 ) -> None:
     generate = Generate(weight=1.0, refresh=refresh)
     chat = families.example_messages(family, images)
     layout = build_prompt(load_mllm(family), chat).layout
-    reference = Reference(load_plain(family), chat, list(layout.images), load_mllm(family).focus_layers, generate, 9)
+    reference = Reference(load_plain(family), chat, list(layout.images), load_mllm(family).focus_layers, generate)
     tokens, logits = reference.answer()
-    sampling = Sampling(max_tokens=9, ignore_eos=True, logprobs=5)
+    sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=5)
     choice = (
         make_engine(family).generate([Request(chat, sampling, interventions=[Sage(generate=generate)])])[0].choices[0]
     )
@@ -162,7 +167,7 @@ def test_a_twin_that_joins_late_equals_one_that_was_there(
     """With every intervention at once: a mask that is rebuilt to be the same changes nothing."""
     request = Request(
         families.example_messages(family, 1),
-        Sampling(max_tokens=12, ignore_eos=True, logprobs=0, presence_penalty=1.0, temperature=0.5, seed=3),
+        Sampling(max_tokens=7, ignore_eos=True, logprobs=0, presence_penalty=1.0, temperature=0.5, seed=3),
         interventions=[a_vector(load_mllm(family)), ALL],
         diagnose=Diagnose(),
     )
@@ -175,11 +180,11 @@ def test_a_twin_that_joins_late_equals_one_that_was_there(
 
     monkeypatch.setattr("steering.interventions.generate.mask_of", same_mask)
     refreshing = ALL._replace(generate=ALL.generate.model_copy(update={"refresh": 3}))
-    for budget in (1024, 2):
+    for budget in (1024, 5) if family == "qwen2_vl" else (5,):
         kept.clear()
         engine = make_engine(family, prefill_budget=budget)
         again = engine.generate([replace(request, interventions=[request.asked["steering"], refreshing])])[0].choices[0]
-        assert len(kept) == 4
+        assert len(kept) == 3
         assert again.token_ids == first.token_ids
         assert [p.logprob for p in again.logprobs] == pytest.approx([p.logprob for p in first.logprobs], abs=1e-4)
         assert again.diagnostics["modality"]["attention_ratio"] == pytest.approx(
@@ -196,11 +201,9 @@ def test_a_twin_that_joins_late_equals_one_that_was_there(
 def test_every_family_can_contrast_and_weight_zero_is_plain(family: str, make_engine: Any) -> None:
     chat = families.example_messages(family, 1)
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=0)
-    engine = make_engine(family)
-    plain, none, strong = (
-        engine.generate([Request(chat, sampling, interventions=[sage])])[0].choices[0]
-        for sage in (None, Sage(generate=Generate(weight=0.0)), Sage(generate=Generate(weight=5.0)))
-    )
+    sages = (None, Sage(generate=Generate(weight=0.0)), Sage(generate=Generate(weight=5.0)))
+    requests = [Request(chat, sampling, interventions=[sage]) for sage in sages]
+    plain, none, strong = (result.choices[0] for result in make_engine(family, slots=5).generate(requests))
     assert none.token_ids == plain.token_ids
     assert none.applied["sage"]["generate"]["changed"] == 0
     assert strong.applied["sage"]["generate"]["masked"][0]
@@ -235,7 +238,7 @@ def mixed(mllm: MLLM, family: str) -> list[Request]:
     return [
         Request(
             families.example_messages(family, 1 + i % 2, seed=i, text="What is this? " * (1 + i % 4)),
-            Sampling(max_tokens=STEPS + 2 * (i % 3), ignore_eos=True, logprobs=1, seed=i, temperature=0.7 * (i % 2)),
+            Sampling(max_tokens=4 + i % 3, ignore_eos=True, logprobs=1, seed=i, temperature=0.7 * (i % 2)),
             interventions=[(a_vector(mllm),) * (i % 3 == 2), sage, contrasts.get(i)],
             diagnose=Diagnose() if i % 2 else None,
             n=1 + (i == 2),
@@ -250,7 +253,9 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone(family: str, load_mllm:
     requests = mixed(load_mllm(family), family)
     engine = make_engine(family, slots=9, prefill_budget=200)
     together = engine.generate(requests)
-    for request, result in zip(requests, together, strict=True):
+    for number, (request, result) in enumerate(zip(requests, together, strict=True)):
+        if family != "qwen2_vl" and number not in (0, 2, 4, 8):
+            continue
         (alone,) = engine.generate([request])
         for one, other in zip(result.choices, alone.choices, strict=True):
             assert one.token_ids == other.token_ids
@@ -274,18 +279,30 @@ def test_sequences_with_twins_wait_until_both_have_slots(make_engine: Any) -> No
 
 
 def test_cancelling_frees_both_slots(make_engine: Any) -> None:
-    engine: Engine = make_engine("qwen2_vl", slots=2, prefill_budget=2)  # a replay of several steps
+    engine: Engine = make_engine("qwen2_vl", slots=2, prefill_budget=5)  # a replay of several steps
     sage = ALL._replace(generate=Generate(weight=2.0, refresh=4))
     request = Request(
-        families.example_messages("qwen2_vl", 1), Sampling(max_tokens=50, ignore_eos=True), interventions=[sage]
+        families.example_messages("qwen2_vl", 1, text="?"),
+        Sampling(max_tokens=12, ignore_eos=True),
+        interventions=[sage],
     )
-    for steps in (*range(60, 75), *range(5)):  # while it waits, while its twin does (first or later), while both run
+    seen = set()
+    for steps in (31, 25, 22, 21, 19, 18, 13, 10, 9, 4, 1, 0):
         completion = engine.submit(request)
         for _ in range(steps):
             engine.step()
+        (leader,), now = completion.sequences, engine.stats()
+        seen.add((leader.state, now["running"], now["waiting"], bool(leader.tokens)))
         completion.cancel()
         engine.step()
         assert (engine.stats()["running"], engine.stats()["waiting"]) == (0, 0)
+    assert seen == {
+        (State.WAITING, 0, 1, False),
+        (State.PREFILL, 1, 0, False),
+        *((State.HELD, 1, 1, later) for later in (False, True)),  # its twin waits, the first or a later one
+        *((State.HELD, 2, 0, later) for later in (False, True)),  # its twin comes in
+        (State.RUNNING, 2, 0, True),
+    }
     (result,) = engine.generate([request])
     assert result.choices[0].token_ids == make_engine("qwen2_vl").generate([request])[0].choices[0].token_ids
 

@@ -50,12 +50,10 @@ def added_to(plain: Plain, columns: torch.Tensor, delta: torch.Tensor) -> Iterat
         yield
 
 
-@pytest.mark.parametrize("budget", [400, 11])
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "gemma3"])
-def test_one_image_by_its_number_in_a_mixed_batch(
-    family: str, budget: int, make_engine: MakeEngine, load_plain: LoadPlain
-) -> None:
-    engine, plain = make_engine(family, slots=6, prefill_budget=budget), load_plain(family)
+def test_one_image_by_its_number_in_a_mixed_batch(family: str, make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+    engine, plain = make_engine(family, slots=6, prefill_budget=400), load_plain(family)
+    in_pieces = make_engine(family, slots=6, prefill_budget=11)
     vector, messages = make_vector(engine.mllm), chat(family)
     delta = by_hand(vector, 3.0, (0, 2))
     one_image = chat(family, 1)
@@ -68,7 +66,7 @@ def test_one_image_by_its_number_in_a_mixed_batch(
         Request(messages, SAMPLING),
         Request(one_image, SAMPLING, interventions=[(steers[0],)]),
     ]
-    choices = [result.choices[0] for result in engine.generate(requests)]
+    choices, cut = ([result.choices[0] for result in one.generate(requests)] for one in (engine, in_pieces))
 
     columns = [image_columns(plain, messages, number) for number in (1, 2)]
     alone = image_columns(plain, one_image, 1)
@@ -80,23 +78,26 @@ def test_one_image_by_its_number_in_a_mixed_batch(
     answers += [plain.answer(messages, STEPS, add=[(delta, "image")]), plain.answer(messages, STEPS)]
     with added_to(plain, alone, delta):
         answers.append(plain.answer(one_image, STEPS))
-    for choice, answer in zip(choices, answers, strict=True):
+    for choice, pieced, answer in zip(choices, cut, answers, strict=True):
         assert_same(choice, answer)
+        assert_same(pieced, answer)
     first = [answer.logprobs[0] for answer in answers[:5]]
     for number, one in enumerate(first):
         assert all((one - other).abs().max() > 1e-3 for other in first[number + 1 :])
 
-    for choice, touched in ((choices[0], columns[0]), (choices[1], columns[1]), (choices[5], alone)):
-        assert choice.applied is not None
-        (report,) = choice.applied["steering"]
-        assert report["tokens"] == int(touched.sum()) > 0
-    hidden = plain.answer(messages, STEPS).hidden[0, : len(columns[1])][columns[1]]
+    for number, touched in ((0, columns[0]), (1, columns[1]), (5, alone)):
+        for choice in (choices[number], cut[number]):
+            assert choice.applied is not None
+            (report,) = choice.applied["steering"]
+            assert report["tokens"] == int(touched.sum()) > 0
+    hidden = answers[4].hidden[0, : len(columns[1])][columns[1]]
     dose = (steers[1].delta[0].norm() / hidden.norm(dim=-1)).mean()
     single = Steer(vector, 3.0, layers=(0,), tokens="image:2")
-    applied = engine.generate([Request(messages, SAMPLING, interventions=[(single,)])])[0].choices[0].applied
-    assert applied is not None
-    assert applied["steering"][0]["apply"] == {"tokens": "image:2"}
-    assert applied["steering"][0]["dose"] == pytest.approx(float(dose), rel=1e-3)
+    for one in (engine, in_pieces):
+        applied = one.generate([Request(messages, SAMPLING, interventions=[(single,)])])[0].choices[0].applied
+        assert applied is not None
+        assert applied["steering"][0]["apply"] == {"tokens": "image:2"}
+        assert applied["steering"][0]["dose"] == pytest.approx(float(dose), rel=1e-3)
 
 
 def test_an_image_by_number_alone_is_an_image_in_any_batch(make_engine: MakeEngine) -> None:

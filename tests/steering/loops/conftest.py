@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from torch.utils.cpp_extension import library_paths
 
 from steering.compiled.building import LOOPS, build_loops
@@ -32,14 +33,19 @@ class Loops:
     """The library's functions, called as a compiled step calls them."""
 
     def __init__(self, folder: Path, threads: int):
+        path = folder / "loops.so"
+        if not path.exists():
+            self._build(path, threads)
+        self._library = ctypes.CDLL(str(path))
+
+    def _build(self, path: Path, threads: int) -> None:
+        folder, linked = path.parent, [f"-L{one}" for one in library_paths()]
         build_loops(threads, folder)
-        path, linked = folder / "loops.so", [f"-L{one}" for one in library_paths()]
         whole = ["-Wl,--whole-archive", str(folder / f"lib{LOOPS}.a"), "-Wl,--no-whole-archive"]
         openmp = [] if threads == 1 else ["-fopenmp"]
         subprocess.run(
             [*COMPILER, "-shared", "-o", str(path), *whole, *linked, "-ltorch_cpu", "-lc10", *openmp], check=True
         )
-        self._library = ctypes.CDLL(str(path))
 
     def __call__(self, name: str, *given: Any) -> Any:
         """What a loop makes; RuntimeError where it refuses."""
@@ -66,8 +72,12 @@ class Loops:
 
 @pytest.fixture(scope="session", params=range(len(PROCESSORS)), ids=[of for of, *_ in PROCESSORS])
 def loops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loops:
+    """Built once, whichever of a run's processes asks first: twelve seconds each."""
     _, threads, flags = PROCESSORS[request.param]
-    with pytest.MonkeyPatch.context() as patched:
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / f"loops-{request.param}"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"), pytest.MonkeyPatch.context() as patched:
         # An error where a vector is wider than the processor's: those lie in memory, not in registers.
         patched.setenv("CXX", shlex.join([*COMPILER, "-Werror=psabi", *flags]))
-        return Loops(tmp_path_factory.mktemp("loops"), threads)
+        return Loops(folder, threads)

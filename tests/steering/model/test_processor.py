@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import logging
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, BatchFeature, PreTrainedTokenizerBase
+from transformers import AutoModelForImageTextToText, BatchFeature
 from transformers.utils.import_utils import is_torchvision_available
 
 from steering.model.processor import load_processor
@@ -44,13 +45,14 @@ def model_inputs(output: BatchFeature) -> dict[str, torch.Tensor]:
     return {k: v for k, v in output.items() if k not in ("text_replacement_offsets", "offset_mapping", "labels")}
 
 
+@functools.cache
 def load(family: str, root: Path) -> tuple[Any, Any]:
+    """Read by many tests, changed by none."""
     folder = families.checkpoint(family, root)
     return AutoModelForImageTextToText.from_pretrained(folder).eval(), load_processor(folder)
 
 
-@pytest.mark.parametrize("images", [1, 3])
-@pytest.mark.parametrize("family", IMAGES_ARE_TOKENS)
+@pytest.mark.parametrize(("family", "images"), [*((one, 3) for one in IMAGES_ARE_TOKENS), ("qwen2_vl", 1)])
 def test_processor_and_model_agree_on_the_image_tokens(family: str, images: int, root: Path) -> None:
     model, processor = load(family, root)
     output = processed(processor, families.example_messages(family, images, system="Be brief."))
@@ -95,7 +97,7 @@ def test_the_image_and_the_word_order_change_the_logits(family: str, root: Path)
 
 @pytest.mark.parametrize("family", EVERY)
 def test_template_writes_every_turn_once(family: str, root: Path) -> None:
-    processor: Any = load_processor(families.checkpoint(family, root))
+    _, processor = load(family, root)
     messages = [
         *families.example_messages(family, system="Sys."),
         {"role": "assistant", "content": [{"type": "text", "text": "Green."}]},
@@ -109,7 +111,7 @@ def test_template_writes_every_turn_once(family: str, root: Path) -> None:
 
 @pytest.mark.parametrize("family", EVERY)
 def test_bos_stands_once_where_the_family_has_one(family: str, root: Path) -> None:
-    processor = load_processor(families.checkpoint(family, root))
+    _, processor = load(family, root)
     ids = processed(processor, families.example_messages(family))["input_ids"][0].tolist()
     bos = processor.tokenizer.bos_token_id
     assert bos is None or ids.count(bos) == 1
@@ -117,7 +119,7 @@ def test_bos_stands_once_where_the_family_has_one(family: str, root: Path) -> No
 
 @pytest.mark.parametrize("family", EVERY)
 def test_offsets_point_into_the_expanded_text(family: str, root: Path) -> None:
-    processor = load_processor(families.checkpoint(family, root))
+    _, processor = load(family, root)
     output = processed(processor, families.example_messages(family, text="Which of the cubes is larger?"))
     ids, spans = output["input_ids"][0].tolist(), output["offset_mapping"][0].tolist()
     decoded = processor.tokenizer.decode(ids)
@@ -132,7 +134,7 @@ def test_offsets_point_into_the_expanded_text(family: str, root: Path) -> None:
 
 @pytest.mark.parametrize("family", TILED)
 def test_some_image_is_cut_into_tiles(family: str, root: Path) -> None:
-    processor = load_processor(families.checkpoint(family, root))
+    _, processor = load(family, root)
     pixels = processed(processor, families.example_messages(family))["pixel_values"]
     assert pixels.shape[:-3].numel() > 1
 
@@ -216,8 +218,7 @@ def test_without_torchvision_videos_are_refused_and_nothing_stays_replaced(root:
 
 @pytest.mark.parametrize("family", EVERY)
 def test_tokenizer_is_fast(family: str, root: Path) -> None:
-    tokenizer: PreTrainedTokenizerBase = load_processor(families.checkpoint(family, root)).tokenizer
-    assert tokenizer.is_fast
+    assert load(family, root)[1].tokenizer.is_fast
 
 
 def test_arguments_are_sorted_once_and_nobody_changes_what_is_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

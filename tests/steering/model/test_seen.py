@@ -150,7 +150,7 @@ def test_many_threads_ask_together(mllm: steering.MLLM) -> None:
     wrong: list[int] = []
 
     def ask(first: int) -> None:
-        for number in range(40):
+        for number in range(20):
             shade = (first + number) % 4
             if not same(build_prompt(mllm, chat(picture(shade))), plain[shade]):
                 wrong.append(shade)
@@ -161,6 +161,6 @@ def test_many_threads_ask_together(mllm: steering.MLLM) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert mllm.seen.hits + mllm.seen.misses == 5 + 6 * 40
-    assert 0 < mllm.seen.hits < 6 * 40
+    assert mllm.seen.hits + mllm.seen.misses == 5 + 6 * 20
+    assert 0 < mllm.seen.hits < 6 * 20
     assert mllm.seen.bytes <= mllm.seen.capacity

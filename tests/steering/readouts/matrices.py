@@ -21,7 +21,7 @@ from steering.prompt.spans import CONTEXT, QUESTION, SYSTEM, USER
 from tests.steering.chats import image, text
 from tests.steering.plain import Addition, Answer, Messages
 
-STEPS = 5
+STEPS = 3
 TOLERANCE = 1e-5
 
 

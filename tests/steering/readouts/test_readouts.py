@@ -22,7 +22,7 @@ from tests.steering.conftest import LoadPlain, MakeEngine
 from tests.steering.plain import Messages, Plain, uncached
 from tests.steering.readouts.matrices import chats, vector
 
-STEPS = 5
+STEPS = 4
 EVERYTHING = frozenset({"focus", "decay", "decay_layers", "residual", "patches", "tam", "flags", "anchor"})
 FAMILIES = ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "gemma3", "glm4v", "idefics3", "internvl")
 
@@ -220,8 +220,9 @@ def layout_span(layout: Layout, kind: str) -> list[int]:
     return {"vision": pictures, "system": before, "user": behind}[kind]
 
 
-@pytest.mark.parametrize("budget", [1000, 11])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "budget"), [*((family, 70) for family in FAMILIES), ("qwen2_vl", 1000), ("gemma3", 11)]
+)
 def test_equal_to_a_plain_pass_in_a_batch_steered_or_not(
     family: str, budget: int, make_engine: MakeEngine, load_plain: LoadPlain
 ) -> None:

@@ -7,17 +7,27 @@ from typing import Any
 
 import pytest
 
+from steering import Request
 from steering.protocol.slots import Slots
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.faults.test_faults import FAMILY, KINDS, SAMPLING, answers, requests
 
 
+@pytest.fixture(scope="module")
+def expected(make_engine: MakeEngine) -> list[Any]:
+    """What the two beside whoever asks get on engines of their own, and the plain one that asks for more."""
+    observed, _, plain = requests(make_engine(FAMILY), "plain")
+    return [answers(make_engine(FAMILY, slots=6), [one])[0] for one in (observed, plain, longer_than(plain))]
+
+
+def longer_than(plain: Request) -> Request:
+    return replace(plain, sampling=replace(SAMPLING, max_tokens=14))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_left_of_who_was_there(kind: str, make_engine: MakeEngine) -> None:
+def test_nothing_is_left_of_who_was_there(kind: str, make_engine: MakeEngine, expected: list[Any]) -> None:
     observed, asked, plain = requests(make_engine(FAMILY), kind)
-    longer = replace(plain, sampling=replace(SAMPLING, max_tokens=14))
-    expected = [answers(make_engine(FAMILY, slots=6), [one])[0] for one in (observed, plain, longer)]
-    engine = make_engine(FAMILY, slots=6)
+    longer, engine = longer_than(plain), make_engine(FAMILY, slots=6)
     assert answers(engine, [asked, longer])[1] == expected[2]  # which is moved to the other's slot on the way
     assert answers(engine, [plain, observed, plain]) == [expected[1], expected[0], expected[1]]
 
@@ -35,7 +45,7 @@ def test_a_slot_that_nobody_uses_is_not_written(make_engine: MakeEngine, monkeyp
             monkeypatch.setattr(kind, name, noted)
     engine = make_engine(FAMILY, slots=6)
     observed, steered, plain = requests(engine, "steered")
-    answers(engine, [plain, replace(plain, sampling=replace(SAMPLING, max_tokens=14))])
+    answers(engine, [plain, longer_than(plain)])
     assert not written
     answers(engine, [steered, observed])
     assert written

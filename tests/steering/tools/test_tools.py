@@ -98,11 +98,12 @@ def test_a_required_call_is_one_that_its_parameters_allow(engine: Engine, more: 
 
 def test_several_calls_may_be_required_and_a_stream_adds_up(engine: Engine) -> None:
     request = Request(QUESTION, Sampling(max_tokens=250, temperature=1.0, seed=1), tools=Tools(FUNCTIONS, True))
-    whole = engine.generate([request])[0].choices[0]
     completion = engine.submit(request)
     while not completion.done:
         engine.step()
-    pieces = [piece for chunk in completion for piece in chunk.calls]
+    chunks = list(completion)
+    whole, pieces = chunks[-1].choice, [piece for chunk in chunks for piece in chunk.calls]
+    assert whole is not None
     assert len(whole.tool_calls) > 1
     for number, call in enumerate(whole.tool_calls):
         own = [piece for piece in pieces if piece.number == number]
