@@ -12,7 +12,7 @@ import torch
 
 from demo.model.embedded import make_config, new_model
 from demo.model.forward import IMAGE_MEAN, IMAGE_STD, branch_mask, logits_at, picture_loss, side_loss, text_hidden
-from demo.training.curriculum import TYPES, TaskGroup, make_plan
+from demo.training.curriculum import TYPES, TaskGroup, corpus, make_plan
 from demo.training.muon import orthogonalise
 from demo.training.options import TrainingOptions, learning_rate
 from demo.training.stream import Packer, Rows, Shape
@@ -173,19 +173,21 @@ def test_two_runs_never_share_a_folder(tmp_path):
             run_rank(0, TrainingOptions(folder=tmp_path, ranks=1))
 
 
-def test_a_short_run_learns_exports_and_resumes(tmp_path):
+def test_a_short_run_learns_exports_and_resumes(tmp_path, monkeypatch):
+    monkeypatch.setattr("demo.training.train.corpus", lambda count: corpus(min(count, 600)))  # words enough
+
     def run(steps: int) -> list[dict]:
         options = TrainingOptions(
             folder=tmp_path, steps=steps, vision_steps=2, hidden=96, layers=6, ranks=1, compiled=False,
-            background=False, save_minutes=0, shape=Shape(rows=1, answers=120), log_every=5,
+            background=False, save_minutes=0, shape=Shape(rows=1, pictures=8, answers=120, questions=32), log_every=5,
         )  # fmt: skip
         train(options)
         return [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
 
+    assert [entry["step"] for entry in run(25)] == list(range(5, 26, 5))
     history = run(50)
+    assert [entry["step"] for entry in history] == list(range(5, 51, 5))
     assert history[-1]["loss"][0] < 0.8 * history[0]["loss"][0]
-    history = run(75)
-    assert [entry["step"] for entry in history] == list(range(5, 76, 5))
     names = {path.name for path in (tmp_path / "checkpoint").iterdir()}
     assert names >= {
         "model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -18,10 +18,11 @@ def forked(run: Callable[[], object], said: Path) -> Iterator[BaseProcess]:
 
     def alone() -> None:
         os.setsid()
-        with said.open("wb") as file:
+        with said.open("w") as file:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)
-        run()
+            with redirect_stdout(file), redirect_stderr(file):  # pytest's own are not the streams of these numbers
+                run()
 
     process = multiprocessing.get_context("fork").Process(target=alone)
     process.start()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import resource
-import subprocess
-import sys
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from probes.answering.base import Push, Question, Reply
 from probes.harness.ledger import Remembering, key
 from steering import Criterion, Diagnose, Icd, See, SteeringVector, Think, Vcd
 from tests.probes.conftest import Scripted, seen, text_of
+from tests.probes.forked import forked, wait_for
 
 
 def question(number: int) -> Question:
@@ -219,33 +219,26 @@ def test_a_line_that_another_process_is_writing_is_not_taken_for_a_damaged_one(t
     assert run(path, questions(1))[1] == []
 
 
-_RUN = """
-import sys, time
-from tests.probes.harness.test_ledger import Remembering, Scripted, echo, questions
-
-def slow(one):
-    time.sleep(0.005)
-    return echo(one)
-
-ledger = Remembering(Scripted(slow, ahead=3), sys.argv[1])
-for number, reply in enumerate(ledger.answers(questions(*range(10_000)))):
-    print(number, flush=True)
-"""
-
-
-@pytest.mark.slow
 def test_a_run_that_is_killed_loses_no_answer_and_nobody_else_writes_while_it_runs(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    with subprocess.Popen(
-        [sys.executable, "-c", _RUN, str(path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
-    ) as process:
-        assert process.stdout is not None
-        received = list(itertools.islice(process.stdout, 30))
+    path, said = tmp_path / "answers.jsonl", tmp_path / "said"
+
+    def slow(one: Question) -> Reply:
+        time.sleep(0.005)
+        return echo(one)
+
+    def long() -> None:
+        ledger = Remembering(Scripted(slow, ahead=3), path)
+        for number, _ in enumerate(ledger.answers(questions(*range(10_000)))):
+            print(number, flush=True)
+
+    with forked(long, said) as process:
+        wait_for(lambda: said.exists() and said.read_bytes().count(b"\n") >= 30, process)
         with pytest.raises(ValueError, match="is being written by another process"):
             run(path, questions(1))
         process.kill()
-        received += list(process.stdout)
-    assert process.returncode == -9
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
+    received = said.read_text().splitlines(keepends=True)
     finished = len(received)
     assert received[-1] == f"{finished - 1}\n"
     replies, new = run(path, questions(*range(finished + 10)))

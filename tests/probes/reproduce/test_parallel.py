@@ -5,51 +5,43 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all runs in one process")
-
-PROGRAM = """
-import os, signal, sys, time
-from pathlib import Path
 from probes.reproduce.parallel import beside
+from tests.probes.forked import forked, wait_for
 
-def run(name):
-    Path(sys.argv[1], name).write_text(str(os.getpid()))
-    time.sleep(120 if name != "quick" else 0)
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where what runs the tests was begun behind an &
-try:
-    list(beside([["quick", "long", "next"], ["never"]], run, 3))
-except KeyboardInterrupt:
-    print("Stopped.", flush=True)
-"""
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all runs in one process")
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def begun(tmp_path: Path) -> Iterator[BaseProcess]:
     """A process that runs two things of two minutes in processes of its own, while a third waits for work."""
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        deadline = time.monotonic() + 60
-        while not all((tmp_path / name).exists() and (tmp_path / name).read_text() for name in ("long", "next")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+
+    def run(name: str) -> None:
+        (tmp_path / name).write_text(str(os.getpid()))
+        time.sleep(120 if name != "quick" else 0)
+
+    def program() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests were begun behind an &
+        try:
+            list(beside([["quick", "long", "next"], ["never"]], run, 3))
+        except KeyboardInterrupt:
+            print("Stopped.", flush=True)
+
+    with forked(program, tmp_path / "said") as process:
+        started = [tmp_path / name for name in ("long", "next")]
+        wait_for(lambda: all(file.exists() and file.read_text() for file in started), process)
         time.sleep(0.5)
+        group = process.pid
         yield process
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(group, signal.SIGKILL)
 
 
 def _lives(process: int) -> bool:
@@ -60,14 +52,15 @@ def _lives(process: int) -> bool:
         return False
 
 
-def test_ctrl_c_ends_them_without_a_word_and_nothing_else_begins(begun: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_ctrl_c_ends_them_without_a_word_and_nothing_else_begins(begun: BaseProcess, tmp_path: Path) -> None:
     os.killpg(begun.pid, signal.SIGINT)  # as a terminal does: everyone in the group gets it
-    said, _ = begun.communicate(timeout=20)
-    assert said == "Stopped.\n"
+    begun.join(20)
+    assert begun.exitcode == 0
+    assert (tmp_path / "said").read_text() == "Stopped.\n"
     assert not (tmp_path / "never").exists()
 
 
-def test_none_outlives_the_one_that_was_killed(begun: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_none_outlives_the_one_that_was_killed(begun: BaseProcess, tmp_path: Path) -> None:
     processes = {int((tmp_path / name).read_text()) for name in ("quick", "long", "next")}
     assert all(map(_lives, processes))
     begun.kill()
