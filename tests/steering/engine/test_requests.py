@@ -10,15 +10,16 @@ import pytest
 import steering
 from steering import Busy, ContextOverflow, Fault, Request, RequestError, Sampling
 from tests import families
-from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, greedy, run_down
+from tests.steering.engine.conftest import PlainAnswer
 
 
-def test_cancelling_frees_the_slot_at_the_next_step(make_engine: MakeEngine, load_plain: LoadPlain) -> None:
+def test_cancelling_frees_the_slot_at_the_next_step(make_engine: MakeEngine, plain_answer: PlainAnswer) -> None:
     engine = make_engine("qwen2_vl", slots=2)
     chats = conversations("qwen2_vl")
     left = engine.submit(Request(chats[0], greedy(100)))
-    stays = engine.submit(Request(chats[1], greedy(8)))
+    stays = engine.submit(Request(chats[1], greedy(7)))
     waits = engine.submit(Request(chats[2], greedy()))
     engine.step()
     assert engine.stats()["running"] == 2
@@ -26,8 +27,8 @@ def test_cancelling_frees_the_slot_at_the_next_step(make_engine: MakeEngine, loa
     engine.step()
     assert left.sequences[0].slot == -1
     assert waits.sequences[0].tokens
-    assert_same(run_down(engine, stays).choices[0], load_plain("qwen2_vl").answer(chats[1], 8))
-    assert_same(run_down(engine, waits).choices[0], load_plain("qwen2_vl").answer(chats[2], 6))
+    assert_same(run_down(engine, stays).choices[0], plain_answer("qwen2_vl", 1, 7))
+    assert_same(run_down(engine, waits).choices[0], plain_answer("qwen2_vl", 2, 6))
     assert engine.stats()["cancelled"] == 1
 
 
@@ -52,7 +53,7 @@ def test_the_stream_of_a_cancelled_request_just_ends(make_engine: MakeEngine) ->
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
 def test_cancelling_while_waiting_and_in_the_middle_of_a_prefill(
-    family: str, make_engine: MakeEngine, load_plain: LoadPlain
+    family: str, make_engine: MakeEngine, plain_answer: PlainAnswer
 ) -> None:
     engine = make_engine(family, slots=1, prefill_budget=8)
     chats = conversations(family)
@@ -63,7 +64,7 @@ def test_cancelling_while_waiting_and_in_the_middle_of_a_prefill(
     waiting.cancel()
     engine.step()
     assert half.sequences[0].slot == waiting.sequences[0].slot == -1
-    assert_same(run_down(engine, last).choices[0], load_plain(family).answer(chats[2], 6))
+    assert_same(run_down(engine, last).choices[0], plain_answer(family, 2, 6))
 
 
 def test_cancelling_a_finished_request_changes_nothing(make_engine: MakeEngine) -> None:

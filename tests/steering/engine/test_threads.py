@@ -11,8 +11,9 @@ import pytest
 
 from steering import Engine, Fault, Request
 from steering.protocol.request import Result
-from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, greedy
+from tests.steering.engine.conftest import PlainAnswer
 
 
 def test_an_engine_is_started_once(running: Engine) -> None:
@@ -20,9 +21,8 @@ def test_an_engine_is_started_once(running: Engine) -> None:
         running.start()
 
 
-def test_many_threads_may_submit_at_once(running: Engine, load_plain: LoadPlain) -> None:
+def test_many_threads_may_submit_at_once(running: Engine, plain_answer: PlainAnswer) -> None:
     chats = conversations("qwen2_vl")
-    answers = [load_plain("qwen2_vl").answer(chat, 5) for chat in chats]
     results: dict[int, Result] = {}
 
     def client(number: int) -> None:
@@ -34,16 +34,18 @@ def test_many_threads_may_submit_at_once(running: Engine, load_plain: LoadPlain)
     for thread in threads:
         thread.join(timeout=60)
     for number in range(24):
-        assert_same(results[number].choices[0], answers[number % len(chats)])
+        assert_same(results[number].choices[0], plain_answer("qwen2_vl", number % len(chats), 5))
 
 
-def test_a_list_of_requests_may_be_larger_than_the_queue(running: Engine) -> None:
+def test_a_list_of_requests_may_be_larger_than_the_queue(make_engine: MakeEngine, plain_answer: PlainAnswer) -> None:
     chats = conversations("qwen2_vl")
-    results = running.generate(Request(chats[i % 3], greedy(2)) for i in range(80))
-    assert [result.choices[0].token_ids for result in results[:3]] == [
-        result.choices[0].token_ids for result in results[3:6]
+    engine = make_engine("qwen2_vl", slots=3, max_waiting=4)
+    engine.start()
+    results = engine.generate(Request(chats[i % 3], greedy(2)) for i in range(15))
+    engine.stop()
+    assert [list(result.choices[0].token_ids) for result in results] == [
+        plain_answer("qwen2_vl", i % 3, 2).tokens for i in range(15)
     ]
-    assert len(results) == 80
 
 
 def test_tokens_of_a_stream_arrive_while_it_runs(running: Engine) -> None:
@@ -61,7 +63,7 @@ def test_a_step_that_hangs_holds_up_nobody_who_gives_up(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine("qwen2_vl", max_step=0.2)
-    request = Request(conversations("qwen2_vl")[0], greedy(400))
+    request = Request(conversations("qwen2_vl")[0], greedy(20))
     engine.generate([Request(request.messages, greedy(1))])
     decode, go_on, hangs = engine._runner.decode, threading.Event(), threading.Event()
 
@@ -84,7 +86,7 @@ def test_a_step_that_hangs_holds_up_nobody_who_gives_up(
         go_on.set()
     while not engine.healthy:
         time.sleep(0.01)
-    assert len(completions[1].result().choices[0].token_ids) == 400
+    assert len(completions[1].result().choices[0].token_ids) == 20
     engine.stop()
 
 
