@@ -13,26 +13,30 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from demo.world.faithfulness import existence_samples
+from probes.harness import bootstrap
+from probes.harness.options import Defaults, ModelOptions
 from server import cli, serving
+from steering import Engine
 from tests.first_hour.pages import ROOT, Block, blocks, called, commands, is_helmsight
 from tests.server.fakes import checkpoint
 
 NUMBER = re.compile(r"-?\d+\.\d+")
 SMALL = {
-    "probe": ("--samples", "16", "--calibration-samples", "2", "--strengths", "0.5", "--states", "0", "--layers", "3"),
-    "eval mc2": ("--limit", "2", "--severity", "0.5"),
+    "probe": ("--samples", "6", "--calibration-samples", "2", "--strengths", "0.5", "--states", "0", "--layers", "3"),
+    "eval mc2": ("--limit", "1", "--severity", "0.5"),
     "eval sage": ("--limit", "1", "--pairs", "1", "--conditions", "+ See"),
-    "eval stme": ("--limit", "6", "--shuffles", "1"),
+    "eval stme": ("--limit", "3", "--shuffles", "1"),
     "eval spd-faith": ("--limit", "1", "--several", "1", "--conditions", "SAGE"),
     "eval mm-sap": ("--limit", "3", "--runs", "1"),
     "eval faithfulness": ("--limit", "2"),
-    "eval alarm": ("--limit", "80", "--noise", "150"),
+    "eval alarm": ("--limit", "56", "--noise", "150"),
     "eval pope": ("--limit", "2", "--conditions", "SAGE"),
     "eval mme": ("--limit", "1", "--conditions", "SAGE"),
     "eval chair": ("--limit", "1", "--conditions", "SAGE"),
@@ -70,6 +74,7 @@ class Reader:
     def __init__(self, home: Path, folder: Path, url: str, python: Path = Path(sys.executable)):
         self.folder, self.url, self.python = folder, url, python
         self.left_out: set[str] = set()
+        self.engines: dict[ModelOptions, Engine] = {}
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.environ = {
@@ -110,8 +115,9 @@ class Reader:
         return self.helmsight([*words, *SMALL.get(" ".join(path), ()), *switches])
 
     def helmsight(self, words: Sequence[str]) -> str:
-        """What `helmsight` prints, run in this process, where torch is loaded already; of `serve`, what comes before it
-        listens."""
+        """What `helmsight` prints, run in this process, where torch is loaded already, as `helmsight reproduce` runs what
+        it is made of: a model that the last command loaded is not loaded again, but where it was calibrated. Of `serve`,
+        what comes before it listens."""
         served: list[Any] = []
         out, err = io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -119,7 +125,11 @@ class Reader:
             for name, value in self.environ.items():
                 patch.setenv(name, value)
             patch.setattr(serving, "serve", served.append)
+            patch.setattr(cli, "Defaults", partial(Defaults, engines=self.engines))
+            patch.setattr(bootstrap, "RESAMPLES", 50)
             status = cli.main(words)
+        if any(word.startswith("--calibrate-") for word in words):
+            self.engines.clear()
         assert status == 0, f"helmsight {shlex.join(words)}\n{out.getvalue()}{err.getvalue()}"
         assert len(served) == (words[0] == "serve")
         return out.getvalue()

@@ -202,15 +202,18 @@ def test_there_are_colours_on_a_terminal_alone(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_commands_and_options(shell: str) -> None:
+def test_a_shell_completes_commands_and_options(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def completed(line: str) -> str:
         words = line.split(" ")
         told = {"_HELMSIGHT_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
         told |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-        command = [sys.executable, "-m", "server.cli"]
-        return subprocess.run(
-            command, cwd=ROOT, env=os.environ | told, capture_output=True, text=True, check=False
-        ).stdout
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit):
+            cli.main([])
+        return capsys.readouterr().out
 
     assert "vectors" in completed("helmsight ve")
     assert "--allow-uploads" in completed("helmsight serve --allow-u")
