@@ -16,7 +16,9 @@ from probes.answering.engine import InProcess
 from probes.conflicts import asking
 from probes.conflicts.samples import ConflictSample
 from probes.harness import bootstrap
+from probes.mmsap import evaluate as mmsap
 from probes.reporting import report
+from probes.sage import evaluate as sage
 from probes.vector import neutral
 from probes.vector.build import build
 from tests import families
@@ -58,10 +60,12 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
-    """Let the answers about conflicts and to neutral prompts have few tokens."""
+    """Let answers have few tokens."""
     patch.setattr(asking, "MAX_TOKENS", 3)
     patch.setattr(asking, "CHAIN_TOKENS", 4)
     patch.setattr(neutral, "MAX_TOKENS", 6)
+    for one in (mmsap, sage):
+        patch.setattr(one, "MAX_TOKENS", 3)
 
 
 @pytest.fixture

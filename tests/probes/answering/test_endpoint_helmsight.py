@@ -60,6 +60,7 @@ def helmsight(model: Path, engine: steering.Engine, tmp_path_factory: pytest.Tem
     }  # fmt: skip
     command = [sys.executable, "-m", "server.cli", "serve", *(f"--{name}={value}" for name, value in words.items())]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HELMSIGHT_")}
+    environ["HELMSIGHT_COMPILED"] = "false"
     with ExitStack() as stack:
         output = stack.enter_context(log.open("w"))
         process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT)

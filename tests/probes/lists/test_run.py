@@ -22,6 +22,7 @@ def words(model: str, tmp_path: Path) -> list[str]:
     return ["eval", "--model", model, "--device", "cpu", "--quiet", "--limit", "4", "--out", str(tmp_path / "out")]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_demo_world_is_asked_under_the_conditions_and_the_run_goes_on(
     words: list[str], tmp_path: Path, questions: list[Question]
 ) -> None:

@@ -133,16 +133,17 @@ def test_the_demo_world_draws_all_three_parts() -> None:
 
 @pytest.fixture
 def words(model: str, tmp_path: Path) -> list[str]:
-    small = ["--device", "cpu", "--quiet", "--limit", "6", "--runs", "2", "--out", str(tmp_path / "out")]
+    small = ["--device", "cpu", "--quiet", "--limit", "3", "--runs", "2", "--out", str(tmp_path / "out")]
     return ["eval", "mm-sap", "--model", model, *small]
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_the_command_writes_all_files_and_goes_on(words: list[str], tmp_path: Path, questions: list[Question]) -> None:
     assert cli.main([*words, "--conditions", "refusal prompt"]) == 0
-    assert len(questions) == 2 * 2 * (2 + 2 * 2 + 2)
+    assert len(questions) == 2 * 2 * (1 + 2 * 1 + 1)
     found = strict(tmp_path / "out" / "report.json")
     assert list(found["conditions"]) == [BASELINE, "refusal prompt"]
-    assert found["about"].items() >= {"questions": 6, "runs": 2, "seed": 0}.items()
+    assert found["about"].items() >= {"questions": 3, "runs": 2, "seed": 0}.items()
     assert found["runs"][BASELINE][TOTAL]["sa"]["runs"][0] == pytest.approx(
         sum(found["runs"][BASELINE][TOTAL][name]["runs"][0] for name in ("kk", "ku"))
     )
@@ -151,6 +152,8 @@ def test_the_command_writes_all_files_and_goes_on(words: list[str], tmp_path: Pa
     assert questions == []
 
 
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("short_answers")
 def test_a_limit_takes_of_each_part_in_proportion(words: list[str], tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()

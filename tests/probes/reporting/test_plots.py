@@ -6,7 +6,7 @@ import itertools
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from probes.reporting.plots import BLUE, COLOURS, RED
 X = [0.25, 0.5, 1.0, 2.0]
 
 
-def every() -> dict[str, Figure]:
+def every() -> dict[str, Callable[[], Figure]]:
     """One of each, with names and marks that ask for room."""
     long = "a condition with a name that does not fit beside its bar on one line"
     groups = {name: np.array([[at, 0.0], [at + 1, 2.0]]) for at, name in enumerate(["plain", "toward vision", long])}
@@ -32,12 +32,12 @@ def every() -> dict[str, Figure]:
     curves = {name: [index, None, index, 1.0] for index, name in enumerate(names)}
     marks = {0.25: "the first dose that was tried", 0.27: "and the next", 2.0: "the last dose that was tried"}
     return {
-        "layers": plots.layers([1.0, 2.0, 3.0], [0.1, 0.2, 3.5], [2]),
-        "ranking": plots.ranking(list(range(48)), [40, 41]),
-        "states": plots.states(groups, (0.6, 0.1)),
-        "curves": plots.curves(X, curves, xlabel="dose (no unit)", ylabel="share", marks=marks, log_x=True),
-        "shares": plots.shares({"plain": (0.5, 0.3, 0.2), long: (0.98, 0.01, 0.01)}),
-        "bars": plots.bars({"plain": 0.5, long: 0.9}, xlabel="share", baseline=0.9),
+        "layers": lambda: plots.layers([1.0, 2.0, 3.0], [0.1, 0.2, 3.5], [2]),
+        "ranking": lambda: plots.ranking(list(range(48)), [40, 41]),
+        "states": lambda: plots.states(groups, (0.6, 0.1)),
+        "curves": lambda: plots.curves(X, curves, xlabel="dose (no unit)", ylabel="share", marks=marks, log_x=True),
+        "shares": lambda: plots.shares({"plain": (0.5, 0.3, 0.2), long: (0.98, 0.01, 0.01)}),
+        "bars": lambda: plots.bars({"plain": 0.5, long: 0.9}, xlabel="share", baseline=0.9),
     }
 
 
@@ -243,7 +243,7 @@ def test_eight_colours_and_then_other_dashes_tell_series_apart() -> None:
 
 @pytest.mark.parametrize("name", list(every()))
 def test_nothing_is_cut_off_or_drawn_over(name: str) -> None:
-    figure = every()[name]
+    figure = every()[name]()
     FigureCanvasAgg(figure).draw()
     axes, whole = figure.axes[0], figure.bbox
     inside = axes.get_window_extent()

@@ -291,6 +291,7 @@ def test_numbers_that_json_has_not_are_refused_before_anything_is_written(value:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(title: str) -> None:
         report = Report(title)

@@ -29,6 +29,9 @@ LOW = replace(HIGH, id=2, run="low")
 NEVER = Item(3, "sap", "what people say", "much", why="needs people")
 
 
+FEW = ("--limit", "2", "--pairs", "1")
+
+
 class Commands:
     """Writes the report that a command is to write; `said` are those that ran."""
 
@@ -161,7 +164,9 @@ def test_what_ends_every_run_leaves_the_report_that_was(
         raise error
 
     monkeypatch.setattr("steering.load", fails)
-    monkeypatch.setattr("probes.reproduce.run.RUNS", {"sage": Run(("eval", "sage", "--conditions", "baseline"))})
+    monkeypatch.setattr(
+        "probes.reproduce.run.RUNS", {"sage": Run(("eval", "sage", "--conditions", "baseline"), (), FEW)}
+    )
     monkeypatch.setattr("probes.reproduce.run.ITEMS", [replace(HIGH, run="sage")])
     (tmp_path / "report.json").write_text("before")
     assert cli.main(["reproduce", "--quick", "--jobs", "1", "--out", str(tmp_path)]) == status
@@ -169,6 +174,7 @@ def test_what_ends_every_run_leaves_the_report_that_was(
     assert (tmp_path / "report.json").read_text() == "before"
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_its_command_runs_others_on_one_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +184,7 @@ def test_its_command_runs_others_on_one_engine(
     load = steering.load
     monkeypatch.setattr(steering, "load", lambda *given, **more: loaded.append(given) or load(*given, **more))
     made = {
-        name: Run(("eval", "sage", "--conditions", "baseline"), ("--limit", "2", "--pairs", "1", "--seed", name[-1]))
+        name: Run(("eval", "sage", "--conditions", "baseline"), (*FEW, "--seed", name[-1]))
         for name in ("sage-1", "sage-2")
     }
     monkeypatch.setattr("probes.reproduce.run.RUNS", made)

@@ -104,7 +104,7 @@ def answers(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out" / "answers.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("no_model")
+@pytest.mark.usefixtures("no_model", "undrawn")
 def test_a_repeated_run_asks_nothing_and_says_the_same(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_repeated_run_asks_nothing_and_says_the_same(
     assert len(answers(tmp_path)) == kept
 
 
-@pytest.mark.usefixtures("no_model")
+@pytest.mark.usefixtures("no_model", "undrawn")
 def test_without_diagnostics_answers_alone_are_scored(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +128,7 @@ def test_without_diagnostics_answers_alone_are_scored(
     assert "has no diagnostics, so nothing is known of where it looked" in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_model_is_asked_under_a_condition_of_ones_own(model: str, tmp_path: Path) -> None:
     words = [
         "eval",
@@ -165,7 +166,7 @@ def test_without_samples_the_command_is_refused(
     assert last_error(capsys) == f"helmsight: {message}"
 
 
-@pytest.mark.usefixtures("no_model")
+@pytest.mark.usefixtures("no_model", "undrawn")
 def test_tasks_are_chosen_by_name(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
