@@ -6,12 +6,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ import steering
 from probes.answering.base import Push, Question
 from probes.answering.endpoint import Endpoint
 from probes.answering.engine import InProcess
+from server import cli
 from steering import Generate, Icd, Options, Pai, See, Think
 from tests import families
 from tests.probes.answering.scripted_server import vector
-
-ROOT = Path(__file__).parents[3]
+from tests.probes.forked import forked
 
 
 @pytest.fixture(scope="module")
@@ -58,23 +57,24 @@ def helmsight(model: Path, engine: steering.Engine, tmp_path_factory: pytest.Tem
         "model": model, "device": "cpu", "slots": 4, "max-length": 512, "port": 0, "journal": "off", "threads": 1,
         "vectors": log.parent, "api-key": "key-of-the-test",
     }  # fmt: skip
-    command = [sys.executable, "-m", "server.cli", "serve", *(f"--{name}={value}" for name, value in words.items())]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HELMSIGHT_")}
-    environ["HELMSIGHT_COMPILED"] = "false"
-    with ExitStack() as stack:
-        output = stack.enter_context(log.open("w"))
-        process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=subprocess.STDOUT)
-        stack.callback(process.wait)
-        stack.callback(process.kill)  # where it did not end by itself
+    command = ["serve", *(f"--{name}={value}" for name, value in words.items())]
+
+    def serve() -> None:
+        for name in [name for name in os.environ if name.startswith("HELMSIGHT_")]:
+            del os.environ[name]
+        os.environ["HELMSIGHT_COMPILED"] = "false"
+        cli.main(command)
+
+    with forked(serve, log) as process:
         yield wait_until_ready(process, log)
         process.terminate()
-        process.wait(20)
+        process.join(20)
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
+def wait_until_ready(process: BaseProcess, log: Path) -> str:
     deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if found := re.search(r"Listening at: (http://\S+)", log.read_text()):
+    while process.is_alive() and time.monotonic() < deadline:
+        if log.exists() and (found := re.search(r"Listening at: (http://\S+)", log.read_text())):
             with suppress(requests.RequestException):  # it answers when it has loaded the model, which may take long
                 if requests.get(found[1] + "/ready", timeout=5).ok:
                     return found[1]
