@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -74,6 +75,27 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     shorten(monkeypatch)
 
 
+_load = steering.load
+
+
+@functools.cache
+def _loaded(path: str, device: str, calibration: bytes | None) -> steering.MLLM:
+    return _load(path, device=device)
+
+
+@pytest.fixture
+def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For commands that run again and again: a model is read once, unless its calibration has changed, and not checked, as
+    other tests do."""
+
+    def load(path: str, *, device: str) -> steering.MLLM:
+        file = Path(path) / "calibration.json"
+        return _loaded(path, device, file.read_bytes() if file.exists() else None)
+
+    monkeypatch.setattr(steering, "load", load)
+    monkeypatch.setattr(steering, "Engine", functools.partial(steering.Engine, self_check=False))
+
+
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what is told in words, tables and files: plots are made, but not drawn, which takes longer than all else."""
@@ -87,7 +109,7 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_model(loaded_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No checkpoint may be loaded: what is wrong must be told before."""
 
     def refuse(*_: object, **__: object) -> NoReturn:

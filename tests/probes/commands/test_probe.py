@@ -25,7 +25,7 @@ from server.process.sources import load_settings
 from tests.probes.command_line import demo_samples, last_error, run, strict, write_mc2
 from tests.probes.conftest import shorten
 
-pytestmark = pytest.mark.usefixtures("short_answers")
+pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers")
 
 SMALL = ("--samples", "2", "--calibration-samples", "1", "--strengths", "0.3", "--layers", "1", "--states", "2")
 LEAST = ("--samples", "1", "--no-calibrate", "--states", "0", "--force")

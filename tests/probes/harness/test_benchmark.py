@@ -28,7 +28,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def words(model: str, tmp_path: Path) -> list[str]:
+def words(loaded_once: None, model: str, tmp_path: Path) -> list[str]:
     return ["eval", "toy", "--model", model, "--device", "cpu", "--quiet", "--out", str(tmp_path / "toy")]
 
 

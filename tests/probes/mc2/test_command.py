@@ -28,7 +28,7 @@ from tests.probes.conftest import make_samples, seen, text_of
 from tests.probes.forked import forked, wait_for
 from tests.probes.mc2.test_evaluate import said, simple_vector
 
-pytestmark = pytest.mark.usefixtures("short_answers")
+pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers")
 
 SIDED = {f"{kind}_{side}" for kind in ("instruct", "chain", "shots") for side in SIDES}
 FIELDS = {"s_vision", "s_text", "s_others", "vision_ratio", "n"}

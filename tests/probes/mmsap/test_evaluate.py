@@ -132,7 +132,7 @@ def test_the_demo_world_draws_all_three_parts() -> None:
 
 
 @pytest.fixture
-def words(model: str, tmp_path: Path) -> list[str]:
+def words(loaded_once: None, model: str, tmp_path: Path) -> list[str]:
     small = ["--device", "cpu", "--quiet", "--limit", "3", "--runs", "2", "--out", str(tmp_path / "out")]
     return ["eval", "mm-sap", "--model", model, *small]
 

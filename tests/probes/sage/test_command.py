@@ -18,7 +18,7 @@ from steering import Icd, See
 from tests.probes.command_line import last_error, run, strict
 from tests.probes.conftest import text_of
 
-pytestmark = pytest.mark.usefixtures("short_answers", "undrawn")
+pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers", "undrawn")
 
 
 @pytest.fixture
