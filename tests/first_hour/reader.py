@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from demo.world.faithfulness import existence_samples
 from probes.harness import bootstrap
@@ -127,6 +128,9 @@ class Reader:
             patch.setattr(serving, "serve", served.append)
             patch.setattr(cli, "Defaults", partial(Defaults, engines=self.engines))
             patch.setattr(bootstrap, "RESAMPLES", 50)
+            patch.setattr(
+                Figure, "draw_without_rendering", lambda self: None
+            )  # which lays plots out: tests/probes/reporting
             status = cli.main(words)
         if any(word.startswith("--calibrate-") for word in words):
             self.engines.clear()

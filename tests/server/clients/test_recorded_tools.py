@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ FREE = [
 """Of these, those whose answer need not call."""
 SHORT = {"seed": 3, "max_tokens": 160}
 """With which the calls that must be made end by themselves."""
-CUT = {"seed": 3, "max_tokens": 64}
+CUT = {"seed": 3, "max_tokens": 48}
 """With which one is begun."""
 
 
@@ -133,6 +134,15 @@ def joined(caller: Checker, one: dict[str, Any], **fields: Any) -> tuple[str, li
     return text, [(name, arguments) for name, arguments in calls.values()], ended
 
 
+def both(
+    caller: Checker, one: dict[str, Any], **fields: Any
+) -> tuple[ChatCompletion, tuple[str, list[Call], str | None]]:
+    """An answer in one piece, and what the same streamed comes to, asked for at once: they share the engine's steps."""
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(joined, caller, one, **fields)
+        return asked(caller, one, **fields), other.result()
+
+
 def example(schema: dict[str, Any]) -> Any:
     """A value of a schema as the clients' functions have them."""
     if "enum" in schema:
@@ -167,20 +177,19 @@ def test_a_body_with_tools_is_answered_as_it_is(caller: Checker, one: dict[str, 
 
 @pytest.mark.parametrize("one", BODIES)
 def test_a_stream_of_the_calls_that_it_must_make_adds_up(caller: Checker, one: dict[str, Any]) -> None:
-    completion = asked(caller, one, **must(one), **CUT)
-    found = has_to_call(completion, one)
-    assert joined(caller, one, **must(one), **CUT) == ("", found, completion.choices[0].finish_reason)
+    completion, pieces = both(caller, one, **must(one), **CUT)
+    assert pieces == ("", has_to_call(completion, one), completion.choices[0].finish_reason)
 
 
 @pytest.mark.parametrize("one", FREE)
 def test_a_call_of_the_model_s_own_is_found_and_streamed(caller: Checker, one: dict[str, Any]) -> None:
     function = one["body"]["tools"][0]["function"]
-    completion = asked(caller, one, force=spoken(one))
+    completion, pieces = both(caller, one, force=spoken(one))
     ((name, arguments),) = found = calls_of(completion, one)
     assert (name, json.loads(arguments)) == (function["name"], example(function["parameters"]))
     assert completion.choices[0].message.content == "I look."
     assert completion.choices[0].finish_reason == "tool_calls"
-    assert joined(caller, one, force=spoken(one)) == ("I look.", found, "tool_calls")
+    assert pieces == ("I look.", found, "tool_calls")
 
 
 WRITTEN: list[dict[str, Any]] = [
@@ -200,9 +209,8 @@ def test_what_came_of_its_calls_is_read_on(caller: Checker, one: dict[str, Any])
     calls: Any = own["tool_calls"]
     came = [{"role": "tool", "tool_call_id": call["id"], "content": "It is red."} for call in calls]
     behind = [*one["body"]["messages"], own, *came]
-    second = asked(caller, one, messages=behind, **CUT)
-    calls_of(second, one)
-    text, pieces, ended = joined(caller, one, messages=behind, **CUT)
+    second, (text, pieces, ended) = both(caller, one, messages=behind, **CUT)
+    assert calls_of(second, one) == pieces
     assert text or pieces
     assert ended in ("stop", "length", "tool_calls")
     lengths = [first.usage.prompt_tokens, second.usage.prompt_tokens] if first.usage and second.usage else []
