@@ -144,8 +144,8 @@ def test_what_a_vector_says_about_itself_is_bounded(open_client: FlaskClient, ma
 
 
 def test_a_header_of_many_empty_tensors_is_refused_at_once(open_client: FlaskClient, folder: Path) -> None:
-    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    header = json.dumps({f"{number:x}": entry for number in range(300_000)}).encode()
+    entry = json.dumps({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]})
+    header = ("{" + ", ".join(f'"{number:x}": {entry}' for number in range(300_000)) + "}").encode()
     began = time.process_time()
     response = upload(open_client, len(header).to_bytes(8, "little") + header)
     assert time.process_time() - began < 1  # measured are 0.05, and 4.4 where it is parsed
