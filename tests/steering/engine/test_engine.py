@@ -53,9 +53,9 @@ def test_a_prompt_prefilled_in_chunks_gives_the_same(
     family: str, make_engine: MakeEngine, plain_answer: PlainAnswer
 ) -> None:
     """Pictures and texts of every kind where positions have three axes, where pictures are read whole, and where they are
-    cut into tiles; elsewhere a long prompt and several turns."""
+    cut into tiles and some layers see a window; elsewhere a long prompt and several turns."""
     chats = conversations(family)
-    asked = range(len(chats)) if family in ("qwen2_vl", "gemma3", "idefics3") else (1, 3)
+    asked = range(len(chats)) if family in ("qwen2_vl", "gemma3", "aya_vision") else (1, 3)
     engine = make_engine(family, slots=2, prefill_budget=7)
     results = engine.generate([Request(chats[number], greedy(3), states=True) for number in asked])
     for number, result in zip(asked, results, strict=True):
