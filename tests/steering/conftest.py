@@ -22,6 +22,9 @@ from tests.steering.plain import Plain
 MakeEngine = Callable[..., steering.Engine]
 LoadMLLM = Callable[[str], steering.MLLM]
 LoadPlain = Callable[[str], Plain]
+OF_EACH_KIND = ("qwen2_vl", "qwen3_vl_moe", "llava", "gemma3", "paligemma2", "idefics3")
+"""Where not every family is asked: M-RoPE, experts, one position a token, windows, a prompt that sees itself as a whole,
+tiles."""
 
 
 @pytest.fixture(scope="session")

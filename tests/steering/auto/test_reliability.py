@@ -60,9 +60,10 @@ def test_drops_are_those_of_the_plain_model(
     """Of shorter answers than it measures; the next test has them as long."""
     monkeypatch.setattr(reliability, "TOKENS", 8)
     engine, plain = make_engine(family), load_plain(family)
-    found = measure(engine, chats())
-    answers = engine.generate([Request(chat, Sampling(max_tokens=8)) for chat in chats()])
-    for one, chat, less, answer in zip(found, chats(), bare(), answers, strict=True):
+    given = list(zip(chats(), bare(), strict=True))[0 if family == "qwen2_vl" else 1 :]
+    found = measure(engine, [chat for chat, _ in given])
+    answers = engine.generate([Request(chat, Sampling(max_tokens=8)) for chat, _ in given])
+    for one, (chat, less), answer in zip(found, given, answers, strict=True):
         tokens = answer.choices[0].token_ids
         assert len(tokens) == 8  # so that none of them ends the answer
         expected = [probability(plain, each, tokens) for each in (chat, *less)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,14 @@ from steering.protocol import intervention, readout
 from steering.protocol.asked import Asked
 
 TINY = Trial("tiny", "cpu", "float32", quick=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_model() -> Iterator[None]:
+    """Every section makes a model, of the same numbers each time; here all have the same."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Trial, "model", functools.cache(Trial.model))
+        yield
 
 
 @pytest.fixture(scope="module")

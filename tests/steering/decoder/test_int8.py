@@ -115,7 +115,7 @@ def test_what_is_done_and_read_inside_the_model_is_so_in_integers(family: str, d
     for quantization in (None, "int8"):
         mllm = steering.load(folder, dtype=dtype, device="cpu", quantization=quantization)
         fingerprint = mllm.fingerprint
-        engine = Engine(mllm, slots=2, max_length=512)
+        engine = Engine(mllm, slots=2, max_length=512, self_check=False)
         asked = Request(chat, Sampling(max_tokens=3, ignore_eos=True), [See(alpha=0.2)], read)
         choice = engine.generate([asked])[0].choices[0]
         assert choice.diagnostics is not None

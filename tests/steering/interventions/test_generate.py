@@ -34,7 +34,7 @@ from tests.steering.conftest import LoadMLLM, LoadPlain
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
-STEPS = 6
+STEPS = 5
 FAMILIES = ("qwen2_vl", "qwen3_vl", "llava", "gemma3", "glm4v", "mistral3")
 ALL = Sage(See(alpha=0.5), Think(gamma=0.5, threshold=0.01), Generate(weight=2.0))
 
@@ -160,7 +160,7 @@ def test_tokens_are_those_of_two_runs_that_share_nothing(
             assert other.logprob == pytest.approx(float(row[other.token_id]), abs=1e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "gemma3", "glm4v", "paligemma2"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3", "paligemma2"])
 def test_a_twin_that_joins_late_equals_one_that_was_there(
     family: str, load_mllm: LoadMLLM, make_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

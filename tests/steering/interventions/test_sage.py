@@ -22,7 +22,7 @@ from steering.prompt.layout import build_prompt
 from steering.prompt.spans import FIRST_IMAGE, QUESTION, SYSTEM
 from steering.protocol.slots import PrefillChunk
 from tests import families
-from tests.steering.conftest import LoadMLLM, LoadPlain, a_pool, a_sequence
+from tests.steering.conftest import OF_EACH_KIND, LoadMLLM, LoadPlain, a_pool, a_sequence
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain
 
@@ -239,7 +239,7 @@ def test_both_stages_together_and_in_chunks(
     check(family, sage, load_mllm, load_plain, make_engine(family, prefill_budget=16))
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_vl_moe", "idefics3"])
+@pytest.mark.parametrize("family", OF_EACH_KIND)
 def test_neutral_settings_are_plain_decoding(family: str, make_engine: Any) -> None:
     sage = Sage(See(alpha=0.0), Think(gamma=1.0, threshold=0.0))
     chat = families.example_messages(family, 2)

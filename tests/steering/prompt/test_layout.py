@@ -129,15 +129,13 @@ def test_earlier_turns_are_not_the_question(family: str, load_mllm: LoadMLLM) ->
 
 
 @pytest.mark.parametrize("family", EVERY)
-@pytest.mark.parametrize(
-    "content", ["user", "assistant", "User:", "system", "model\n", "\n\nWhy?\n", "a", "Größe, 日本, 🙂?"]
-)
-def test_texts_that_look_like_the_template_or_are_odd(family: str, content: str, load_mllm: LoadMLLM) -> None:
+def test_texts_that_look_like_the_template_or_are_odd(family: str, load_mllm: LoadMLLM) -> None:
     mllm = load_mllm(family)
-    chat = [{"role": "system", "content": [text(content)]}, *user(image(0), text(content))]
-    prompt = build_prompt(mllm, chat)
-    assert said(mllm, prompt, SYSTEM) == content.strip()
-    assert said(mllm, prompt, QUESTION) == content.strip()
+    for content in ("user", "assistant", "User:", "system", "model\n", "\n\nWhy?\n", "a", "Größe, 日本, 🙂?"):
+        chat = [{"role": "system", "content": [text(content)]}, *user(image(0), text(content))]
+        prompt = build_prompt(mllm, chat)
+        assert said(mllm, prompt, SYSTEM) == content.strip()
+        assert said(mllm, prompt, QUESTION) == content.strip()
 
 
 @pytest.mark.parametrize("family", EVERY)
