@@ -66,6 +66,7 @@ def test_rates_are_of_the_half_that_chose_nothing() -> None:
     thresholds = calibrate(found)
     first, held_out = halves(found)
     assert thresholds.answers == len(first.right) == len(held_out.right) == 2000
+    assert not {*first.values["agreement"]} & {*held_out.values["agreement"]}
     assert thresholds == replace(calibrate(found), raised=thresholds.raised)
     apart = [
         held_out.values["attention"] >= thresholds.attention, held_out.values["agreement"] < thresholds.agreement,

@@ -121,7 +121,7 @@ def test_a_repeated_evaluation_asks_only_what_is_new(
 
 
 def test_ablations_and_the_automatic_direction(
-    evaluation: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluation: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, questions: list[Question]
 ) -> None:
     for name in ("PROBED", "LEAST_PROBED"):
         monkeypatch.setattr(f"probes.mc2.run.{name}", 4)
@@ -132,6 +132,7 @@ def test_ablations_and_the_automatic_direction(
     assert set(report) >= {"about", "conditions", "samples", "tasks", "strength", "latency", "auto"}
     assert set(report["samples"]) == {"2", "4"}
     assert set(report["tasks"]) == {"color", "shape", "all tasks"}
+    assert {one.push.strength for one in questions if one.push} == set(ablate.STRENGTHS)  # published is 1
     rows = report["strength"]["rows"]
     assert {"0", "0.125", "1", "3"} <= set(rows)
     assert all(set(row) == {"vision", "text"} and row["text"]["n"] == 1 for row in rows.values())

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all r
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[BaseProcess]:
-    """A process that runs two things of two minutes in processes of its own, while a third waits for work."""
+    """A process that runs two things of two minutes in processes of its own, while others wait for work, one of them
+    its first."""
 
     def run(name: str) -> None:
         (tmp_path / name).write_text(str(os.getpid()))
@@ -30,7 +31,7 @@ def begun(tmp_path: Path) -> Iterator[BaseProcess]:
     def program() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where the tests were begun behind an &
         try:
-            list(beside([["quick", "long", "next"], ["never"]], run, 3))
+            list(beside([["quick", "long", "next"], ["never"]], run, 4))
         except KeyboardInterrupt:
             print("Stopped.", flush=True)
 
