@@ -145,6 +145,8 @@ def answers(engine: Engine, asked: list[Request]) -> list[list[tuple[Any, ...]] 
         if all(completion.done for completion in completions):
             break
         engine.step()
+    else:
+        pytest.fail("Some would wait for ever.")
     out: list[list[tuple[Any, ...]] | None] = []
     for completion in completions:
         try:
