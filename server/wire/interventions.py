@@ -4,7 +4,7 @@ steering has a form of its own here, because its vectors are names that the serv
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, PlainValidator, WrapValidator
@@ -54,9 +54,10 @@ def fields() -> dict[str, Any]:
     }
 
 
+@lru_cache(maxsize=256)
 def schema(kind: type[Asked], layers: int) -> dict[str, Any] | None:
-    """The JSON schema of what may be asked of an intervention of a model with so many layers; None for one that requests
-    have no field for."""
+    """The JSON schema of what may be asked of an intervention of a model with so many layers, to be read only; None for one
+    that requests have no field for."""
     form: type[BaseModel] | None = OWN_FORMS.get(kind.path)
     if form is None and issubclass(kind, Options):
         form = kind
