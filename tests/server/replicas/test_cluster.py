@@ -22,10 +22,12 @@ import pytest
 import requests
 import torch
 from flask.testing import FlaskClient
+from PIL import Image
 
 import steering
 from server.signals import IGNORED
 from tests.server.api.test_streams import post_and_hold, wait_for
+from tests.server.conftest import data_uri, user
 from tests.server.process.servers import PATIENCE, Server
 from tests.server.process.test_gunicorn import ENDLESS
 from tests.server.replicas.cluster import (
@@ -93,7 +95,9 @@ def at_work(server: Server) -> dict[str, float]:
 def test_a_replica_dies_under_load_and_another_takes_its_place(
     server: Server, client: FlaskClient, engine: steering.Engine, tmp_path: Path
 ) -> None:
-    long = {colour: alone(client, colour, LONG) for colour in COLOURS[:STREAMS]}
+    with ThreadPoolExecutor(STREAMS) as pool:
+        texts = [pool.submit(alone, client, colour, LONG) for colour in COLOURS[:STREAMS]]
+        long = {colour: text.result() for colour, text in zip(COLOURS, texts, strict=False)}
     short = {colour: alone(client, colour, SHORT) for colour in COLOURS}
     first = replicas(server)
     assert len(first) == len(processes(server, REPLICA)) == 2
@@ -157,12 +161,11 @@ def test_a_replica_dies_under_load_and_another_takes_its_place(
     large["messages"][0]["content"].append({"type": "text", "text": " " * 5 * 2**20})
     too_long = requests.post(f"{server.url}/v1/chat/completions", json=large, timeout=PATIENCE)
     assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
-    measures = {"n": 2, "max_tokens": 1450, "logprobs": True, "top_logprobs": 20, **ENDLESS}
-    whole_answer = requests.post(
-        f"{server.url}/v1/chat/completions", json=body("red", 1450, **measures), timeout=PATIENCE
-    )
-    assert len(whole_answer.content) > 2**22
-    assert len(whole_answer.json()["choices"][1]["logprobs"]["content"]) == 1450
+    pictures = [data_uri(Image.effect_noise((1400, 1400), 120).convert("RGB"), "JPEG")] * 5
+    looked = {"messages": [user(*pictures, "?")], "diagnostics": {"include": ["patches"], "heatmaps": True}}
+    maps = requests.post(f"{server.url}/v1/chat/completions", json={**body("red", 2), **looked}, timeout=PATIENCE)
+    assert len(maps.content) > 2**22
+    assert len(maps.json()["choices"][0]["diagnostics"]["heatmaps"]) == len(pictures)
 
     # A client that leaves frees its slots.
     connection = post_and_hold(server.url, stream=True, n=2, max_tokens=1800, **ENDLESS)
@@ -171,7 +174,7 @@ def test_a_replica_dies_under_load_and_another_takes_its_place(
     wait_for(lambda: sum(measured(server, "helmsight_running").values()) == 0, PATIENCE)
 
     # All of them write one journal.
-    done = len(whole) + len(others) + len(asks) + 3 * len(shades) + len(whole_answer.json()["choices"])
+    done = len(whole) + len(others) + len(asks) + 3 * len(shades) + 1
     with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as journal:
         count = "SELECT count(*) FROM helmsight_journal WHERE finish_reason = 'length'"
         wait_for(lambda: journal.execute(count).fetchone()[0] >= done, PATIENCE)

@@ -249,7 +249,6 @@ def test_whatever_comes_together_and_is_let_go_of_meanwhile(engines: Engines) ->
             assert differences(said(result), expected[number], tolerance=5e-4) == [], drawn[number].asked
         assert_slots_hold_what_is_noted(warm)
     stats = warm.stats()
-    print("HITS", stats)
     assert stats["prefix_cache_hits"] > 8
     assert stats["prefix_cache_bytes"] <= 2**19
 
