@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Serves one patched model with continuous batching; any thread may submit, one thread steps.
+    """Serves one patched model with continuous batching; any thread may submit, one thread steps. Passes of several engines
+    of one model take turns.
 
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
     prompt tokens of one step. Once the engine was started, as servers do, a step beside running answers takes in so few that

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -70,6 +71,8 @@ class MLLM:
         self.ranks, self.quantization = ranks, quantization
         self.source: Source | None = None
         self.model = model
+        self.passing = Lock()
+        """Held while the layers run: what each keeps of its updates is of one pass, whichever engine's."""
         self.processor = processor
         self.seen = SeenPictures(processor)
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -229,7 +232,8 @@ class MLLM:
         pool = KVPool(1, 1)
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         embeds = self.model.get_input_embeddings()(zero)
-        self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
+        with self.passing:
+            self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
         return pool
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from steering import Engine, Fault, Request
+from steering import Engine, Fault, Request, Think
 from steering.protocol.request import Result
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, greedy
@@ -173,3 +173,29 @@ def test_results_are_handed_over_as_they_come_and_the_rest_is_cancelled(make_eng
     stream.close()
     engine.step()
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
+
+
+def test_engines_of_one_model_step_in_threads_of_their_own(make_engine: MakeEngine) -> None:
+    """Each reads what its own layers added, of as many rows as its own step has."""
+    said: dict[int, list[Any]] = {}
+
+    def client(number: int, engine: Engine) -> None:
+        request = Request(
+            conversations("qwen2_vl")[number], greedy(12), Think(threshold=0.01), diagnose=["residual", "modality"]
+        )
+        for _ in range(3):
+            results = engine.generate([request] * (number + 1))
+            said.setdefault(number, []).append(
+                [(one.choices[0].applied, one.choices[0].diagnostics) for one in results]
+            )
+
+    engines = [make_engine("qwen2_vl") for _ in range(2)]
+    for number, engine in enumerate(engines):
+        client(number, engine)
+    alone, said = said, {}
+    threads = [threading.Thread(target=client, args=both) for both in enumerate(engines)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert said == alone
