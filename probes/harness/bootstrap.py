@@ -227,15 +227,7 @@ def detectable(turned: float, samples: int) -> float:
 def area(values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None = None) -> float:
     """How often a wanted sample has a greater value than another one (equal ones half): the area under the ROC curve; .5 is
     chance. With `strata`, only samples of one stratum are compared. NaN where there is nothing to compare."""
-    won = pairs = 0.0
-    for stratum in (None,) if strata is None else np.unique(strata):
-        chosen = slice(None) if stratum is None else strata == stratum
-        some, those = values[chosen], wanted[chosen]
-        order, others = np.sort(some[~those]), int((~those).sum())
-        below, upto = (np.searchsorted(order, some[those], side) for side in ("left", "right"))
-        won += float((below + upto).sum()) / 2
-        pairs += others * int(those.sum())
-    return won / pairs if pairs else math.nan
+    return float(_areas(np.ones((1, len(values))), values, wanted, strata)[0])
 
 
 def area_with_interval(
@@ -246,10 +238,26 @@ def area_with_interval(
     whole = area(values, wanted, strata)
 
     def of(rows: np.ndarray, axis: int) -> np.ndarray:
-        areas = np.array([area(values[row], wanted[row], None if strata is None else strata[row]) for row in rows])
+        times = np.stack([np.bincount(row, minlength=len(values)) for row in rows])
+        areas = _areas(times, values, wanted, strata)
         return areas[~np.isnan(areas)]
 
     return None if np.isnan(whole) else (whole, interval(np.arange(len(wanted)), statistic=of))
+
+
+def _areas(times: np.ndarray, values: np.ndarray, wanted: np.ndarray, strata: np.ndarray | None) -> np.ndarray:
+    """(resamples,): `area` of each. times: (resamples, samples), how often a sample is in it."""
+    won, pairs = (np.zeros(len(times)) for _ in range(2))
+    for stratum in (None,) if strata is None else np.unique(strata):
+        chosen = np.arange(len(values)) if stratum is None else np.flatnonzero(strata == stratum)
+        order = chosen[np.argsort(values[chosen], kind="stable")]
+        first = np.unique(values[order], return_index=True)[1]  # of each value
+        if not len(first):
+            continue
+        those, others = (np.add.reduceat(times[:, order] * one[order], first, axis=1) for one in (wanted, ~wanted))
+        won += (those * (others.cumsum(1) - others / 2)).sum(1)
+        pairs += those.sum(1) * others.sum(1)
+    return np.divide(won, pairs, out=np.full(len(times), np.nan), where=pairs > 0)
 
 
 def spearman(one: np.ndarray, other: np.ndarray) -> float | None:
