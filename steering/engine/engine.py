@@ -38,8 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Serves one patched model with continuous batching; any thread may submit, one thread steps. Passes of several engines
-    of one model take turns.
+    """Serves one patched model with continuous batching; any thread may submit, one steps, as engines of one model in turn.
 
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
     prompt tokens of one step. Once the engine was started, as servers do, a step beside running answers takes in so few that
@@ -191,7 +190,8 @@ class Engine:
                 news, joined = self._lockstep.taken()
             self._lockstep.tell(news, self._alive, room)
             self._apply(self._lockstep, news, joined)
-        self._steps.step(room)
+        with self.mllm.stepping:
+            self._steps.step(room)
         self._stepping_since = math.inf
 
     def follow(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -71,8 +71,8 @@ class MLLM:
         self.ranks, self.quantization = ranks, quantization
         self.source: Source | None = None
         self.model = model
-        self.passing = Lock()
-        """Held while the layers run: what each keeps of its updates is of one pass, whichever engine's."""
+        self.stepping = RLock()
+        """Held by the engine that steps: what layers and wrapper keep while they run is of one of them."""
         self.processor = processor
         self.seen = SeenPictures(processor)
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -232,8 +232,7 @@ class MLLM:
         pool = KVPool(1, 1)
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         embeds = self.model.get_input_embeddings()(zero)
-        with self.passing:
-            self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
+        self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
         return pool
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:

@@ -106,8 +106,7 @@ class Passes:
             return batch, Passed(concerned, *found)
         hooks = {part.name: part.decode(batch) for part in acting}
         step = Decode(self._pool, positions, longest, Hooks.of(hooks.values()), columns.common, columns.apart)
-        with self._mllm.passing:
-            hidden = self._of_tokens(tokens[:, None], rope[:, None], step).last_hidden_state
+        hidden = self._of_tokens(tokens[:, None], rope[:, None], step).last_hidden_state
         step.hooks.settle(positions)
         hidden = hidden.to(self._mllm.device)
         return batch, Passed(concerned, hooks, Computed(hidden, self._mllm.head(hidden[:, -1])))
@@ -170,8 +169,7 @@ class Passes:
         hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
         ragged = Ragged(chunk.starts, chunk.lengths) if len(set(chunk.starts)) > 1 else None
         step = Prefill(self._pool, chunk.rows, chunk.starts[0], Hooks.of(hooks.values()), ragged)
-        with self._mllm.passing:
-            hidden: torch.Tensor = decoder(step).last_hidden_state.to(self._mllm.device)
+        hidden: torch.Tensor = decoder(step).last_hidden_state.to(self._mllm.device)
         step.hooks.settle(None)
         logits = None
         if chunk.complete:

@@ -50,14 +50,15 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
     Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
     """
     try:
-        prompts = checked_prompts(mllm)
-        references = [_Reference.of(mllm, prompt) for prompt in prompts]
-        mllm.settle(compiled)
-        if mllm.quantization is not None:
-            references = [one.computed_anew(mllm, prompt) for one, prompt in zip(references, prompts, strict=True)]
-        tokens = [reference.tokens for reference in references]
-        ours, _ = _engine_logits(mllm, prompts, tokens, compiled and mllm.device.type != "cpu")
-        explicit, looked = _engine_logits(mllm, prompts, tokens, compiled=False, observed=True)
+        with mllm.stepping:
+            prompts = checked_prompts(mllm)
+            references = [_Reference.of(mllm, prompt) for prompt in prompts]
+            mllm.settle(compiled)
+            if mllm.quantization is not None:
+                references = [one.computed_anew(mllm, prompt) for one, prompt in zip(references, prompts, strict=True)]
+            tokens = [reference.tokens for reference in references]
+            ours, _ = _engine_logits(mllm, prompts, tokens, compiled and mllm.device.type != "cpu")
+            explicit, looked = _engine_logits(mllm, prompts, tokens, compiled=False, observed=True)
     except UnsupportedModel:
         raise
     except Exception as error:

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import steering
+from steering.model.seen import CAPACITY
 from steering.prompt.layout import Prompt, build_prompt
 from tests import families
 from tests.steering.conftest import LoadMLLM
@@ -61,6 +62,7 @@ def test_a_prompt_is_the_same_when_its_pictures_were_seen(
     family: str, load_mllm: LoadMLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mllm = load_mllm(family)
+    monkeypatch.setattr(mllm.seen, "capacity", CAPACITY)  # of which the last engine that others made had a say
     chats = [chat(picture(0))]
     if family in SEVERAL:
         chats += [chat(picture(1), picture(0, (56, 112))), chat(picture(0), picture(1), picture(0))]
