@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,14 @@ def small(folder: Path) -> Path:
     alarm = Alarm.of(json.loads((embedded() / FILE).read_text())["alarm"])
     replace(measured, alarm=alarm).save(folder)
     return folder
+
+
+def printed_by(program: str, model: Path) -> Any:
+    """What one of the programs beside this file prints of a model, which is JSON."""
+    command = [sys.executable, "-m", f"tests.steering.parallel.{program}", str(model)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return json.loads(ran.stdout)
 
 
 def picture(*colour: int) -> Image.Image:

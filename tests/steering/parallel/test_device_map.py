@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,20 +15,13 @@ from steering.model import loading
 from steering.protocol.intervention import REGISTRY
 from tests.families import checkpoint
 from tests.steering.conftest import MakeEngine
-from tests.steering.parallel.asking import differences, requests
+from tests.steering.parallel.asking import differences, printed_by, requests
 from tests.steering.parallel.spread import WITHIN
 
 
 @pytest.mark.slow
 def test_answers_of_a_model_on_two_devices_are_those_of_the_model_on_one(model: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.steering.parallel.spread", str(model)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    alone, spread = json.loads(ran.stdout)
+    alone, spread = printed_by("spread", model)
     assert alone.keys() == requests(steering.load(model, device="cpu")).keys() - set(WITHIN)
     assert differences(alone, spread) == []
 

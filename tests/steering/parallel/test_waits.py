@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests import families
+from tests.steering.parallel.asking import printed_by
 
 EMBEDDING = ("model/mllm.py", "model/embedded.py")
 """Where transformers' own wrappers make a prompt's embeddings: their checks that pictures fit the prompt wait twice, their
@@ -30,14 +28,7 @@ Waits = dict[str, list[list[str]]]
 @pytest.fixture(scope="module")
 def counted(model: Path) -> dict[str, Waits]:
     """By request, and by family, of each step the lines that waited."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.steering.parallel.waits", str(model)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    found: dict[str, Waits] = json.loads(ran.stdout)
+    found: dict[str, Waits] = printed_by("waits", model)
     return found
 
 
