@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
@@ -28,6 +29,7 @@ from server.wire.messages import Turn, texts_of
 from server.wire.strangers import ELSEWHERE, check_names
 from server.wire.structured import ResponseFormat, StructuredOutputs, ToolChoice, ToolList
 from steering import Asked, Grammar, RequestError, Steering
+from steering.protocol.intervention import REGISTRY
 from steering.protocol.request import RANGES
 
 MAX_MESSAGES = 1024
@@ -349,8 +351,14 @@ Chat = TypeVar("Chat", bound=ChatRequest)
 
 
 def with_interventions(chat: type[Chat]) -> type[Chat]:
-    """A model with a field for each intervention, or group of them, that is registered by now. Raises ValueError where
-    something else is called so already."""
+    """A model with a field for each intervention, or group of them, that is registered by now: the same one as long as
+    these are the same. Raises ValueError where something else is called so already."""
+    made: type[Chat] = _with_interventions(chat, tuple(REGISTRY.values()))  # the cache does not tell types
+    return made
+
+
+@lru_cache(maxsize=16)
+def _with_interventions(chat: type[Chat], _registered: tuple[Any, ...]) -> type[Chat]:
     found = intervention_fields()
     if taken := [name for name in found if name in chat.model_fields or name in NOTES or hasattr(chat, name)]:
         raise ValueError(f"No intervention can be called {taken[0]!r}, which is part of a request already.")

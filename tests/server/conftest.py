@@ -18,7 +18,6 @@ from flask import Flask
 from flask.testing import FlaskClient
 from gunicorn.config import Config
 from PIL import Image
-from pydantic import create_model
 from werkzeug.serving import make_server
 
 import steering
@@ -28,8 +27,6 @@ from server.journal.database import Database, Place, open_database
 from server.process.worker import Worker
 from server.serving import gunicorn_options
 from server.settings import Settings
-from server.wire.interventions import OWN_FORMS
-from steering.protocol.intervention import REGISTRY
 from tests.server.fakes import FakeEngine, checkpoint
 from tests.server.journal.journals import Postgres, running_postgres
 from tests.server.web.browser import visit  # noqa: F401 -- a fixture
@@ -41,22 +38,6 @@ def no_journal_at_home() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server_settings, "DEFAULT_JOURNAL", "off")
         patch.setenv("HELMSIGHT_JOURNAL", "off")
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_model_of_requests_for_all() -> Iterator[None]:
-    """Applications with the same interventions read requests with one model: making it takes longer than most tests."""
-    made: dict[Any, Any] = {}
-
-    def create(name: str, **fields: Any) -> Any:
-        key = fields["__base__"], tuple(REGISTRY.items()), tuple(OWN_FORMS.items())
-        if key not in made:
-            made[key] = create_model(name, **fields)
-        return made[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("server.wire.chat.create_model", create)
         yield
 
 

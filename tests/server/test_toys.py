@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import shutil
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from server.app import create_app
 from server.settings import Settings
 from steering.protocol import intervention, readout
 from steering.protocol.text import texts_of
+from tests.forked import forked
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import checkpoint
 from tests.server.journal.journals import settled
@@ -352,23 +351,21 @@ def test_the_toys_work_where_the_page_puts_them(tmp_path: Path) -> None:
         shutil.copy(root / "tests" / "toys" / toy, tmp_path / "steering" / room)
         with (tmp_path / "steering" / room / "registry.py").open("a") as registry:
             registry.write(f"\n{line}\n")
-    # In a process that has imported already what it imports, but for the package
-    if (child := os.fork()) == 0:
-        try:
-            for name in [name for name in sys.modules if name.partition(".")[0] == "steering"]:
-                del sys.modules[name]
-            sys.path.insert(0, str(tmp_path))
-            place = importlib.import_module("steering").__file__
-            registries = [
-                importlib.import_module(f"steering.protocol.{one}").REGISTRY for one in ("intervention", "readout")
-            ]
-            assert place == str(tmp_path / "steering" / "__init__.py")
-            assert [toy in one for toy, one in zip(("nudge", "norm"), registries, strict=True)] == [True, True]
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def read_anew() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "steering"]:
+            del sys.modules[name]
+        sys.path.insert(0, str(tmp_path))
+        place = importlib.import_module("steering").__file__
+        registries = [
+            importlib.import_module(f"steering.protocol.{one}").REGISTRY for one in ("intervention", "readout")
+        ]
+        assert place == str(tmp_path / "steering" / "__init__.py")
+        assert [toy in one for toy, one in zip(("nudge", "norm"), registries, strict=True)] == [True, True]
+
+    with forked(read_anew, said := tmp_path / "said") as process:
+        process.join()
+    assert process.exitcode == 0, said.read_text()
 
 
 def test_the_page_shows_what_comes_back(client: FlaskClient, picture: Image.Image) -> None:

@@ -25,8 +25,8 @@ from probes.answering.engine import InProcess
 from server import cli
 from steering import Generate, Icd, Options, Pai, See, Think
 from tests import families
+from tests.forked import forked
 from tests.probes.answering.scripted_server import vector
-from tests.probes.forked import forked
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,9 @@ from PIL import Image
 from probes.answering.base import Push, Question, Reply
 from probes.harness.ledger import Remembering, key
 from steering import Criterion, Diagnose, Icd, See, SteeringVector, Think, Vcd
+from tests.forked import forked
 from tests.probes.conftest import Scripted, seen, text_of
-from tests.probes.forked import forked, wait_for
+from tests.waiting import wait_for
 
 
 def question(number: int) -> Question:
@@ -232,7 +233,7 @@ def test_a_run_that_is_killed_loses_no_answer_and_nobody_else_writes_while_it_ru
             print(number, flush=True)
 
     with forked(long, said) as process:
-        wait_for(lambda: said.exists() and said.read_bytes().count(b"\n") >= 30, process)
+        wait_for(lambda: said.exists() and said.read_bytes().count(b"\n") >= 30, 60, process)
         with pytest.raises(ValueError, match="is being written by another process"):
             run(path, questions(1))
         process.kill()

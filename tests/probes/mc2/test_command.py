@@ -23,10 +23,11 @@ from probes.mc2 import ablate, automatic, evaluate
 from probes.mc2 import command as mc2
 from probes.vector.build import build
 from server import cli
+from tests.forked import forked
 from tests.probes.command_line import demo_samples, last_error, run, strict, write_mc2
 from tests.probes.conftest import make_samples, seen, text_of
-from tests.probes.forked import forked, wait_for
 from tests.probes.mc2.test_evaluate import said, simple_vector
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("loaded_once", "short_answers")
 
@@ -223,7 +224,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     answers = killed / "answers.jsonl"
     with forked(lambda: cli.main([*words, "--out", str(killed)]), tmp_path / "said") as process:
-        wait_for(lambda: answers.exists() and answers.read_bytes().count(b"\n") >= 12, process)
+        wait_for(lambda: answers.exists() and answers.read_bytes().count(b"\n") >= 12, 60, process)
         process.kill()
         process.join()
     total = 3 * 2 * (1 + 2 + 3 * 2)

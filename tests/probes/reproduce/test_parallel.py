@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from probes.reproduce.parallel import beside
-from tests.probes.forked import forked, wait_for
+from tests.forked import forked
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all runs in one process")
 
@@ -37,7 +38,7 @@ def begun(tmp_path: Path) -> Iterator[BaseProcess]:
 
     with forked(program, tmp_path / "said") as process:
         started = [tmp_path / name for name in ("long", "next")]
-        wait_for(lambda: all(file.exists() and file.read_text() for file in started), process)
+        wait_for(lambda: all(file.exists() and file.read_text() for file in started), 60, process)
         time.sleep(0.5)
         group = process.pid
         yield process

@@ -23,9 +23,9 @@ from steering.auto import reliability
 from steering.protocol import intervention, readout
 from steering.protocol.readout import FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
-from tests.server.api.test_streams import wait_for
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
+from tests.waiting import wait_for
 
 CHAT = "/v1/chat/completions"
 KEY, OTHER = "sk-first-key", "sk-second-key"

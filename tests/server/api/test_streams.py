@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from server.settings import Settings
 from steering import Chunk, TokenLogprob
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
+from tests.waiting import wait_for
 
 Live = Callable[[Flask], str]
 
@@ -35,13 +35,6 @@ def events(response: Any) -> list[Any]:
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
     payloads = [block.removeprefix("data: ") for block in blocks]
     return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_the_events_are_openais(client: FlaskClient) -> None:

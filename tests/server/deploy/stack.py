@@ -15,10 +15,10 @@ from typing import Any
 import requests
 import yaml
 
-from tests.server.api.test_streams import wait_for
 from tests.server.deploy.conftest import free_port
 from tests.server.deploy.test_files import DEPLOY
 from tests.server.process.servers import PATIENCE, Server
+from tests.waiting import wait_for
 
 PASSWORDS = {"POSTGRES_PASSWORD": "a-password", "GRAFANA_PASSWORD": "another"}
 COMPOSE = yaml.safe_load(

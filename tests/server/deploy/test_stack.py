@@ -14,7 +14,7 @@ import requests
 import yaml
 
 from server.settings import Settings
-from tests.server.api.test_streams import post_and_hold, wait_for
+from tests.server.api.test_streams import post_and_hold
 from tests.server.conftest import data_uri, user
 from tests.server.deploy.conftest import NAME, Front
 from tests.server.deploy.stack import SERVICES, Prometheus, Root, composed, lacking
@@ -23,6 +23,7 @@ from tests.server.journal.journals import running_postgres
 from tests.server.keys.conftest import KeyFile
 from tests.server.process.servers import PATIENCE
 from tests.server.process.test_gunicorn import ENDLESS
+from tests.waiting import wait_for
 
 LACKING = lacking("prometheus", "nginx")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}")]

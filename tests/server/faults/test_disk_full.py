@@ -15,9 +15,9 @@ import pytest
 import requests
 
 from server.journal.database import Place, open_database
-from tests.server.api.test_streams import wait_for
 from tests.server.conftest import user
 from tests.server.process.servers import PATIENCE, Server
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

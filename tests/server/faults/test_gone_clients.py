@@ -21,10 +21,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.api.test_streams import connect, head, wait_for
+from tests.server.api.test_streams import connect, head
 from tests.server.conftest import user
 from tests.server.process.servers import PATIENCE, Server, children
 from tests.server.process.test_gunicorn import ENDLESS
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,12 @@ from server.app import create_app
 from server.journal.entry import steered_toward
 from server.settings import Settings, SettingsError
 from tests.server.api.test_operations import samples
-from tests.server.api.test_streams import Live, events, post_and_hold, wait_for
+from tests.server.api.test_streams import Live, events, post_and_hold
 from tests.server.conftest import ask, data_uri, user
 from tests.server.fakes import FakeEngine
 from tests.server.journal.journals import NOTHING_SAID
 from tests.server.journal.rows import Serve, journal_of, rows_of
+from tests.waiting import wait_for
 
 NOTHING = dict.fromkeys(("steering", "sage", "contrast", "refusal_prompt", "diagnostics")) | {"baseline": False}
 

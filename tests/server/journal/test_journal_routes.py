@@ -13,11 +13,11 @@ from pydantic import SecretStr
 from server.journal import routes
 from server.journal.writer import HEAVY
 from tests.server.api.test_operations import samples
-from tests.server.api.test_streams import wait_for
 from tests.server.conftest import ask
 from tests.server.fakes import FakeEngine
 from tests.server.journal.journals import put, row
 from tests.server.journal.rows import Serve, journal_of, rows_of
+from tests.waiting import wait_for
 
 
 def test_pages_follow_one_another(fake: FakeEngine, serve: Serve) -> None:

@@ -24,10 +24,10 @@ from server.journal.schema import ROWS, VERSION_TABLE
 from server.journal.writer import Journal
 from server.settings import Settings
 from tests.server.api.test_operations import samples
-from tests.server.api.test_streams import wait_for
 from tests.server.conftest import ask
 from tests.server.fakes import FakeEngine
 from tests.server.journal.journals import Postgres, put, row, settled
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 Begin = Callable[..., Journal]

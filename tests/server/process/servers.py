@@ -10,8 +10,8 @@ from typing import Any
 
 import requests
 
-from tests.server.api.test_streams import wait_for
 from tests.server.conftest import data_uri, user
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 90

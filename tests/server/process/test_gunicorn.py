@@ -21,10 +21,11 @@ import requests
 from gunicorn.arbiter import Arbiter
 
 from server.apart.starts import TRIES
-from tests.server.api.test_streams import post_and_hold, wait_for
+from tests.server.api.test_streams import post_and_hold
 from tests.server.conftest import user
 from tests.server.fakes import checkpoint
 from tests.server.process.servers import PATIENCE, Server, children
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 

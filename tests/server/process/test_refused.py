@@ -12,9 +12,10 @@ import requests
 
 from server.process import worker as workers
 from server.telemetry.logs import current
-from tests.server.api.test_streams import head, wait_for
+from tests.server.api.test_streams import head
 from tests.server.fakes import FakeEngine
 from tests.server.process.test_worker import Connect, Serve, answer, app_of
+from tests.waiting import wait_for
 
 PAGE = "https://app.example.org"
 FROM_PAGE = head(9).replace(b"\r\n\r\n", f"\r\nOrigin: {PAGE}\r\nX-Request-Id: mine\r\n\r\n".encode())

@@ -17,9 +17,10 @@ from server.app import create_app
 from server.process import connection as connections
 from server.process import worker as workers
 from server.settings import Settings
-from tests.server.api.test_streams import head, wait_for
+from tests.server.api.test_streams import head
 from tests.server.conftest import user
 from tests.server.fakes import FakeEngine
+from tests.waiting import wait_for
 
 Serve = Callable[[Flask], int]
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

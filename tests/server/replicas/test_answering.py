@@ -16,10 +16,10 @@ from server.app import create_app
 from server.replicas.answering import HELD, Answering
 from server.replicas.call import AnswerHead, Call
 from server.settings import Settings
-from tests.server.api.test_streams import wait_for
 from tests.server.conftest import data_uri, user
 from tests.server.fakes import FakeEngine
 from tests.server.replicas.loops import ran
+from tests.waiting import wait_for
 
 HEADERS = ((b"host", b"localhost"), (b"content-type", b"application/json"))
 

@@ -26,7 +26,7 @@ from PIL import Image
 
 import steering
 from server.signals import IGNORED
-from tests.server.api.test_streams import post_and_hold, wait_for
+from tests.server.api.test_streams import post_and_hold
 from tests.server.conftest import data_uri, user
 from tests.server.process.servers import PATIENCE, Server
 from tests.server.process.test_gunicorn import ENDLESS
@@ -43,6 +43,7 @@ from tests.server.replicas.cluster import (
     serving,
     streamed,
 )
+from tests.waiting import wait_for
 
 pytest.importorskip("ray.serve")
 grpc = pytest.importorskip("grpc")

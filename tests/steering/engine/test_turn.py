@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from steering import Busy, Engine, Fault, Request, Sampling, Turn, measure
 from tests import families
 from tests.steering.conftest import MakeEngine
+from tests.waiting import wait_for
 
 FAMILY = "qwen2_vl"
 
 
 def request(tokens: int = 3) -> Request:
     return Request(families.example_messages(FAMILY, 1), Sampling(max_tokens=tokens, ignore_eos=True))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_what_follows_in_a_turn_goes_before_newcomers_but_the_first_behind_them(make_engine: MakeEngine) -> None:

@@ -17,12 +17,12 @@ from server.journal.refusals import Refusals
 from server.journal.retention import prune
 from server.journal.schema import REFUSALS
 from server.journal.writer import Journal
-from tests.server.api.test_streams import wait_for
 from tests.server.conftest import ask
 from tests.server.fakes import FakeEngine
 from tests.server.journal.journals import START, settled
 from tests.server.journal.journals import row as answer
 from tests.server.journal.rows import Serve, journal_of, rows_of
+from tests.waiting import wait_for
 
 MINUTE = int(START // 60)
 CHAT = "/v1/chat/completions"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from multiprocessing.process import BaseProcess
@@ -31,12 +30,3 @@ def forked(run: Callable[[], object], said: Path) -> Iterator[BaseProcess]:
     finally:
         process.kill()
         process.join()
-
-
-def wait_for(happened: Callable[[], object], process: BaseProcess, seconds: float = 60) -> None:
-    """Until that has happened, which the process must live to see."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert process.is_alive(), "it ended before"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
