@@ -16,6 +16,7 @@ import torch
 from steering.compiled.step import DecodeStep
 from steering.compiled.tensors import Bound, Foreign, Mould, Pattern, taken_apart
 from steering.decoder.kv import KVPool
+from steering.loops.native import Loops
 from steering.model.mllm import MLLM
 from steering.protocol.slots import SCOPES, Computed, PrefillChunk, Scope
 
@@ -59,6 +60,7 @@ class DecodeGraphs:
     and columns, up to buckets, when it is first wanted; `capture` does that."""
 
     axes: int | None = None
+    loops: Loops | None = None
 
     def __init__(
         self, mllm: MLLM, capture: Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured] = captured

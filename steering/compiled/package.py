@@ -31,6 +31,7 @@ class Package:
         self._team = team
         self._inputs, self._outputs = (entry.about["rows"][kind] for kind in ("inputs", "outputs"))
         """By tensor, the axis that the rows are on."""
+        self.native = self._library.native
         self.divisible = None not in self._outputs
         """Whether some rows of a pass may be run by themselves."""
         self._column = torch.zeros(0)

@@ -10,9 +10,10 @@ from torch import nn
 
 from steering.compiled.packing import PackedWeights, Packing
 from steering.compiled.tensors import Hole, Made, Pattern, put_together, taken_apart
-from steering.decoder.attention import Decode, Placed
+from steering.decoder.attention import Decode
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
+from steering.decoder.prompts import Placed
 from steering.model.images import PIXELS
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Scope
@@ -181,7 +182,7 @@ class PrefillStep(DecoderStep):
         """embeds: (rows, n, d). positions: (rows, n), or (axes, rows, n), rotary. slots, starts, last: (rows,), where each
         row lies, its first column, and which of its tokens is the last. The others: as those of a decode."""
         hooks: list[Hook] = put_together(self.shape.tree, given)
-        step = Placed(KVPool.of(pooled), slots, starts, column.shape[0], Hooks.of(hooks))
+        step = Placed(KVPool.of(pooled), slots, starts, column.shape[0], Hooks.of(hooks), fused=self._fused)
         return self._run(embeds, positions, step, last, hooks, given)
 
 

@@ -22,6 +22,7 @@ from steering.compiled.store import StoredStep
 from steering.compiled.tensors import Bound, Pattern
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
+from steering.loops.native import Loops
 from steering.model.images import PIXELS, Features
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, PrefillChunk, Scope
@@ -65,6 +66,8 @@ class CompiledSteps:
         self._reordered: dict[str, torch.Tensor] = {}  # the same as kernels read them, which all packages share
         self.scopes: dict[str, frozenset[Scope]] = {}
         """What there are steps for, of "prefill" and of "decode"."""
+        self.loops: Loops | None = None
+        """Those that a prompt's step was linked with, for passes that run as they are."""
         self.taken = 0
         """How many steps were run."""
 
@@ -112,6 +115,8 @@ class CompiledSteps:
         """Use a package from the next step on."""
         kind, scope = wanted.variant
         self.scopes = {**self.scopes, kind: self.scopes.get(kind, frozenset()) | {scope}}
+        if kind == "prefill" and self._mllm.dtype == torch.float32:
+            self.loops = Loops(package.native, self._threads)
         place = kind, wanted.axes
         self._ready = {**self._ready, place: [*self._ready.get(place, ()), package]}
 

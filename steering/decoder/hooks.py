@@ -34,7 +34,7 @@ class AttentionHook(Hook):
     """Changes the attention of some rows. What it does to the weights of other rows must leave them as they are, to the bit.
 
     asked: (rows, 1, 1, 1) bool, the rows that it changes. queries: of a prefill, the queries (rows, R) of which it needs the
-    weights, -1 where a row has fewer; None where `product` does without any.
+    weights, -1 where a row has fewer; None where it needs none, as `product` does not.
     """
 
     asked: torch.Tensor
@@ -54,17 +54,20 @@ class AttentionHook(Hook):
         return weights
 
     def shift(self, layer: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """For loops that do it in one, of a hook that changes a decode's weights: masks, settings and transfer, as
-        `loops.looks.enhanced` takes them; None where it does something else."""
+        """For loops that do it in one, of a hook that changes weights: masks, settings and transfer, as
+        `loops.looks.enhanced` takes them, of which prompts have the fixed alpha alone; None where it does something else."""
         return None
 
     def shifted(self, told: torch.Tensor) -> None:
         """Hear what such a loop did in a layer, (rows, 3)."""
 
-    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
-        """A prefill layer's output (rows, heads, n, head_dim) without its weights; None where it changes nothing. value:
-        (rows, kv_heads, columns, head_dim), float32."""
-        return None
+    def changes(self, layer: int) -> bool:
+        """Whether it makes a prefill layer's output anew, without its weights: by `product`, or as loops do by `shift`."""
+        return False
+
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor:
+        """The output (rows, heads, n, head_dim) of such a layer. value: (rows, kv_heads, columns, head_dim)."""
+        raise NotImplementedError
 
 
 class LayerHook(Hook):
@@ -112,6 +115,11 @@ class Hooks:
             tuple(hook for hook in every if isinstance(hook, LayerHook)),
             tuple(hook for hook in every if isinstance(hook, Observer)),
         )
+
+    @property
+    def looks(self) -> bool:
+        """Whether some of them concern attention."""
+        return bool(self.attention or self.observers)
 
     def settle(self, positions: torch.Tensor | None) -> None:
         """Have all of them settle."""

@@ -114,6 +114,7 @@ class SeeRows(AttentionHook):
     m_v(1). ceiling: (rows,). transfer: (rows,) bool, the reading, None where every row scales. depths: in how many layers
     some row is shallow, and how many are shallow in every row. generated: whether the rows are generated tokens, whose
     decay is measured, or prompts. ranks: who has the other heads. steps: (rows, length, 4), where loops write what they did.
+    apart: whether some column of a prompt is neither an image's nor of the rest.
     Once settled, `measured` is what it did to generated tokens, unless it was written: (rows, 4), alpha, its mean and
     greatest over layers, and m_v before and after, means over layers and heads.
     """
@@ -133,13 +134,14 @@ class SeeRows(AttentionHook):
         generated: bool,
         ranks: Ranks = ALONE,
         steps: torch.Tensor | None = None,
+        apart: bool = True,
     ):
         self.asked = asked[:, None, None, None]
         self.depth, self._common_depth = depths
         self.generated = generated
         self._ranks, self._noted = ranks, steps
         self._given = masks, fixed, adaptive, first, ceiling, transfer
-        self._transfers = transfer is not None
+        self._transfers, self._apart = transfer is not None, apart and transfer is not None
         self._tables: dict[torch.device, _Tables] = {}
         self._steps: list[tuple[torch.Tensor, ...]] = []
         self._settings: torch.Tensor | None = None
@@ -209,21 +211,26 @@ class SeeRows(AttentionHook):
         deep = deep.clamp_(own.zero, own.most[:, layer, None])
         return deep if layer >= self.depth else own.fixed[:, layer, None] + deep
 
-    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
-        """A shallow layer's output without its weights: m_v and m_t are products of the weights, too. All is float32: what
-        is divided by may be smaller than half precision can tell from nothing."""
-        if self.generated or layer >= self.depth:
-            return None
+    def changes(self, layer: int) -> bool:
+        return not self.generated and layer < self.depth
+
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor:
+        """A shallow layer's output: m_v and m_t are products of the weights, too. All is float32: what is divided by may be
+        smaller than half precision can tell from nothing."""
         own = self._on(value.device, value.shape[2])
         value, masks = value.float(), own.masks[:, None]
+        whole, visual = exact(value), exact(value * masks[..., :1])
         indicators = torch.zeros_like(value)
         indicators[..., : masks.shape[-1]] = masks
-        masses = exact(indicators)
-        up, down, total = self._factors(own, own.fixed[:, layer, None], masses[..., :1], masses[..., 1:2])
-        more = up * exact(value * masks[..., :1])
-        if down is not None:
-            more = more - down * exact(value * masks[..., 1:])
-        return (exact(value) + more) / total
+        seen, read = exact(indicators)[..., :2].split(1, -1)
+        text = whole - visual
+        if self._apart:
+            text = exact(value * masks[..., 1:])
+        else:
+            read = 1 - seen
+        up, down, total = self._factors(own, own.fixed[:, layer, None], seen, read)
+        more = up * visual if down is None else up * visual - down * text
+        return (whole + more) / total
 
     def _factors(
         self, own: _Tables, alpha: torch.Tensor, seen: torch.Tensor, read: torch.Tensor
@@ -292,6 +299,11 @@ class SeeSlots(Slots):
         fill(self.ceiling, slot, see.ceiling)
         fill(self.transfer, slot, see.reading == "transfer")
 
+    def drawn(self) -> None:
+        """A column is an image's, the text's or neither."""
+        visual, text = (self.masks > 0.25).unbind(-1)
+        self.masks.copy_(torch.stack([visual, text & ~visual], -1))
+
     def prefill(self, chunk: PrefillChunk) -> SeeRows | None:
         if not (chunk.uniform or self.acts(chunk.sequences)):
             return None
@@ -358,6 +370,7 @@ class SeeSlots(Slots):
             generated,
             self.pool.mllm.ranks,
             self.steps[slots] if generated and self.pool.counts_within else None,
+            apart=uniform or any(see.spans == "content" for see in asked),
         )
 
 

@@ -21,6 +21,8 @@ constexpr int MOST = 12 / VECTORS, PART = MOST;
 constexpr int blocks_of(int rows) { return rows > 2 ? 1 : 8 / (rows * VECTORS); }
 #endif
 
+constexpr int64_t FEW = 18;  // rows: for more, weights in half precision are made float32 once
+
 // states: (rows, width), with a stride. weights: (blocks, width, 16). sums: (rows, blocks, 16).
 template <int rows, int blocks, typename Number>
 void products(const float* states, int64_t stride, const Number* weights, int64_t width, floats (&sums)[rows][blocks * VECTORS]) {
@@ -83,17 +85,29 @@ struct Layer {
   }
 
   template <typename Number>
+  void all_rows(int64_t first, int64_t end, const Number* weights) const {
+    const int64_t parts = rows <= MOST ? 1 : (rows + PART - 1) / PART;
+    for (int64_t part = 0; part < parts; part++) {  // of about the same size
+      const int64_t row = rows * part / parts;
+      some_rows(rows * (part + 1) / parts - row, row, first, end, weights);
+    }
+  }
+
+  template <typename Number>
   void run(const Number* weights) const {
     const int64_t blocks = (outputs + BLOCK - 1) / BLOCK, share = (blocks + THREADS - 1) / THREADS;
     // Blocks that stay in a cache together, where all rows are not taken at once.
     const int64_t near = rows <= MOST ? share : blocks_of(PART);
 #pragma omp parallel for num_threads(THREADS) if (THREADS > 1)
     for (int64_t first = 0; first < blocks; first += near) {
-      const int64_t end = first + near < blocks ? first + near : blocks;
-      const int64_t parts = rows <= MOST ? 1 : (rows + PART - 1) / PART;
-      for (int64_t part = 0; part < parts; part++) {  // of about the same size
-        const int64_t row = rows * part / parts;
-        some_rows(rows * (part + 1) / parts - row, row, first, end, weights + first * width * BLOCK);
+      const int64_t end = first + near < blocks ? first + near : blocks, numbers = (end - first) * width * BLOCK;
+      const Number* own = weights + first * width * BLOCK;
+      if (std::is_same_v<Number, float> || rows <= FEW) {
+        all_rows(first, end, own);
+      } else {
+        float* wide = scratch(numbers);
+        for (int64_t at = 0; at < numbers; at += WIDTH) store(wide + at, load(own + at));
+        all_rows(first, end, wide);
       }
     }
   }

@@ -3,10 +3,9 @@
 #include <algorithm>
 
 #include "attention.h"
+#include "see.h"
 
 namespace {
-
-constexpr float LEAST = std::numeric_limits<float>::min();  // attention that can be divided by
 
 // The mean over heads of a row's weights (heads, stride), (columns,), in whole vectors. to: with room for these.
 void mean(const float* weights, int64_t heads, int64_t stride, int64_t columns, float* to) {
@@ -18,55 +17,41 @@ void mean(const float* weights, int64_t heads, int64_t stride, int64_t columns, 
   }
 }
 
-// What See makes of rows' weights.
-struct Enhancement {
-  Tensor masks, settings, transfer;
-  int64_t layer;
-  float* told;
-
-  bool of(AtenTensorHandle first, AtenTensorHandle second, AtenTensorHandle third, int64_t rows, int64_t columns) {
-    return masks.look(first) && settings.look(second) && transfer.look(third) && masks.is_float() && settings.is_float() &&
-        masks.dense(1) && settings.dense() && transfer.dense() && masks.axes == 3 && masks.sizes[1] >= columns &&
-        masks.sizes[2] == 2 && settings.axes == 3 && settings.sizes[0] == rows && settings.sizes[2] == 4 &&
-        layer < settings.sizes[1];
-  }
-
-  // In place, a row's weights (heads, stride) of its columns from `begin` on. room: for two of its columns and of its heads.
-  void enhance(int64_t row, float* weights, int64_t heads, int64_t stride, int64_t begin, int64_t columns, float* room) const {
-    const float *mask = masks.of(row) + 2 * begin, *here = settings.of() + (row * settings.sizes[1] + layer) * 4;
-    const float fixed = here[0], start = here[1], fall = here[2], most = here[3];
-    float *visual = room, *text = visual + stride, *seen = text + stride, *read = seen + heads;
-    for (int64_t column = 0; column < columns; column++) visual[column] = mask[2 * column], text[column] = mask[2 * column + 1];
-    for (int64_t column = columns; column < whole(columns); column++) visual[column] = text[column] = 0;
-    float decay = 0;
-    for (int64_t head = 0; head < heads; head++) {
-      floats on_images = {}, on_text = {};
-      for (int64_t at = 0; at < columns; at += WIDTH) {
-        const floats some = load(weights + head * stride + at);
-        on_images += some * load(visual + at), on_text += some * load(text + at);
-      }
-      seen[head] = total(on_images), read[head] = total(on_text), decay += seen[head] / heads;
+// In place, what See makes of a row's weights (heads, stride) of its columns from `begin` on. room: for two of its columns
+// and of its heads. told: alpha, and attention to images before and after, means over heads.
+void enhance(const Enhancement& see, int64_t row, float* weights, int64_t heads, int64_t stride, int64_t begin,
+             int64_t columns, float* room, float* told) {
+  const float *mask = see.mask(row) + 2 * begin, *here = see.alpha(row);
+  const float fixed = here[0], start = here[1], fall = here[2], most = here[3];
+  float *visual = room, *text = visual + stride, *seen = text + stride, *read = seen + heads;
+  for (int64_t column = 0; column < columns; column++) visual[column] = mask[2 * column], text[column] = mask[2 * column + 1];
+  for (int64_t column = columns; column < whole(columns); column++) visual[column] = text[column] = 0;
+  float decay = 0;
+  for (int64_t head = 0; head < heads; head++) {
+    floats on_images = {}, on_text = {};
+    for (int64_t at = 0; at < columns; at += WIDTH) {
+      const floats some = load(weights + head * stride + at);
+      on_images += some * load(visual + at), on_text += some * load(text + at);
     }
-    const float alpha = fixed + std::min(std::max(start + decay * fall, 0.f), most);
-    const bool moving = transfer.of<const bool>()[row];
-    float after = 0;
-    for (int64_t head = 0; head < heads && alpha > 0; head++) {
-      const float moved = seen[head] >= LEAST ? alpha : 0.f;
-      const float up = moving ? moved * read[head] / std::max(seen[head], LEAST) : alpha;
-      const float down = moving ? moved : 0.f, all = moving ? 1.f : 1 + alpha * seen[head], share = 1 / all;
-      float* own = weights + head * stride;
-      for (int64_t at = 0; at < columns; at += WIDTH)
-        store(own + at, load(own + at) * (1 + up * load(visual + at) - down * load(text + at)) * share);
-      after += seen[head] * (1 + up) * share / heads;
-    }
-    told[row * 3] = alpha, told[row * 3 + 1] = decay, told[row * 3 + 2] = alpha > 0 ? after : decay;
+    seen[head] = total(on_images), read[head] = total(on_text), decay += seen[head] / heads;
   }
-};
+  const float alpha = fixed + std::min(std::max(start + decay * fall, 0.f), most);
+  float after = 0;
+  for (int64_t head = 0; head < heads && alpha > 0; head++) {
+    const Shares by(alpha, seen[head], read[head], see.moving(row));
+    const float share = 1 / by.total;
+    float* own = weights + head * stride;
+    for (int64_t at = 0; at < columns; at += WIDTH)
+      store(own + at, load(own + at) * (1 + by.up * load(visual + at) - by.down * load(text + at)) * share);
+    after += seen[head] * (1 + by.up) * share / heads;
+  }
+  told[0] = alpha, told[1] = decay, told[2] = alpha > 0 ? after : decay;
+}
 
-// The output of a decode's attention, and the mean over heads of its weights; see: nullptr for none.
+// The output of a decode's attention, and the mean over heads of its weights; see: nullptr for none, told: what it did.
 template <typename Number>
 void looked(const Reading& reading, const Tensor& values, const Scoring& scoring, const Tensor* gains,
-            const Enhancement* see, int64_t columns, float* out, float* means) {
+            const Enhancement* see, int64_t columns, float* out, float* means, float* told) {
   const int64_t heads = reading.kv_heads * reading.group, stride = whole(reading.most);
   const int64_t of_row = heads * stride + 2 * (stride + heads);
   float* room = scratch(reading.rows * of_row);
@@ -78,7 +63,7 @@ void looked(const Reading& reading, const Tensor& values, const Scoring& scoring
   for (int64_t row = 0; row < reading.rows; row++) {
     const int64_t begin = reading.begin(row), seen = reading.end(row) - begin;
     float *weights = room + row * of_row, *left = weights + heads * stride, *to = means + row * columns;
-    if (see) see->enhance(row, weights, heads, stride, begin, seen, left);
+    if (see) enhance(*see, row, weights, heads, stride, begin, seen, left, told + 3 * row);
     mean(weights, heads, stride, seen, left);
     std::fill(to, to + begin, 0.f);
     std::copy(left, left + seen, to + begin);
@@ -109,9 +94,9 @@ struct Observed {
     return out && means;
   }
 
-  AOTITorchError look(const Enhancement* see) const {
+  AOTITorchError look(const Enhancement* see, float* told) const {
     return typed(reading.pooled.dtype, [&]<typename Number>() {
-      looked<Number>(reading, values, scoring, gained, see, reading.most, out, means);
+      looked<Number>(reading, values, scoring, gained, see, reading.most, out, means, told);
     }) ? AOTI_TORCH_SUCCESS : AOTI_TORCH_FAILURE;
   }
 };
@@ -124,7 +109,7 @@ extern "C" AOTITorchError aoti_torch_cpu_read_attention(
   Observed observed;
   observed.scoring = {static_cast<float>(scaling), static_cast<float>(softcap)};
   if (!observed.of(query, key, value, positions, gains, window, columns, out, means)) return AOTI_TORCH_FAILURE;
-  return observed.look(nullptr);
+  return observed.look(nullptr, nullptr);
 }
 
 extern "C" AOTITorchError aoti_torch_cpu_enhanced_attention(
@@ -135,7 +120,8 @@ extern "C" AOTITorchError aoti_torch_cpu_enhanced_attention(
   Enhancement see;
   observed.scoring = {static_cast<float>(scaling), static_cast<float>(softcap)};
   if (!observed.of(query, key, value, positions, gains, window, columns, out, means)) return AOTI_TORCH_FAILURE;
-  see.layer = layer, see.told = made({observed.reading.rows, 3}, told);
-  if (!see.told || !see.of(masks, settings, transfer, observed.reading.rows, columns)) return AOTI_TORCH_FAILURE;
-  return observed.look(&see);
+  see.layer = layer;
+  float* did = made({observed.reading.rows, 3}, told);
+  if (!did || !see.of(masks, settings, transfer, observed.reading.rows, columns)) return AOTI_TORCH_FAILURE;
+  return observed.look(&see, did);
 }

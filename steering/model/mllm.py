@@ -18,8 +18,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from steering.decoder import int8, packed, updates
-from steering.decoder.attention import Prefill
 from steering.decoder.kv import KVPool
+from steering.decoder.prompts import Prefill
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
 from steering.model.calibration import Calibration

@@ -160,6 +160,9 @@ class Slots:
     def place(self, sequence: Sequence) -> None:
         """Write a sequence's settings into its slot, neutral ones where it did not ask."""
 
+    def drawn(self) -> None:
+        """Make what can be asked for of what its tensors hold: numbers from 0 to 1/2, drawn to try a compiled step with."""
+
     def move(self, source: int, target: int) -> None:
         """Copy a slot to another."""
         for tensor in vars(self).values():

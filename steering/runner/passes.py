@@ -11,10 +11,12 @@ import torch
 from steering.compiled.graphs import DecodeGraphs
 from steering.compiled.steps import CompiledSteps
 from steering.compiled.tensors import Bound
-from steering.decoder.attention import Decode, Prefill, Ragged
+from steering.decoder.attention import Decode
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
+from steering.decoder.prompts import Prefill, Ragged
 from steering.devices import sent
+from steering.loops.prompts import PromptLoops
 from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence
@@ -74,7 +76,9 @@ class Passes:
         arguments = inputs.arguments
         if any(chunk.starts):
             arguments["attention_mask"] = self._own_mask(1)
-        return self._prefill(chunk, concerned, lambda step: self._mllm.decoder(**arguments, use_cache=False, step=step))
+        return self._prefill(
+            chunk, concerned, lambda step: self._mllm.decoder(**arguments, use_cache=False, step=step), inputs.divisible
+        )
 
     def generated(self, chunk: PrefillChunk, tokens: torch.Tensor, positions: torch.Tensor) -> Passed:
         """Tokens (1, n) of an answer at rotary positions (1, n), as a chunk of a prompt."""
@@ -165,10 +169,16 @@ class Passes:
         ready = self.steps.scopes.get(kind, frozenset())
         return [scope for scope in SCOPES[least:] if scope in ready]
 
-    def _prefill(self, chunk: PrefillChunk, concerned: Concerned, decoder: Callable[[Prefill], Any]) -> Passed:
+    def _prefill(
+        self, chunk: PrefillChunk, concerned: Concerned, decoder: Callable[[Prefill], Any], causal: bool = True
+    ) -> Passed:
+        """causal: a token sees those before it alone."""
         hooks = {part.name: part.prefill(chunk) for part in concerned.acting}
         ragged = Ragged(chunk.starts, chunk.lengths) if len(set(chunk.starts)) > 1 else None
         step = Prefill(self._pool, chunk.rows, chunk.starts[0], Hooks.of(hooks.values()), ragged)
+        loops = self.steps.loops if self.steps is not None else None
+        if causal and loops is not None and loops.threads >= torch.get_num_threads():
+            step.loops = PromptLoops.of(loops)
         hidden: torch.Tensor = decoder(step).last_hidden_state.to(self._mllm.device)
         step.hooks.settle(None)
         logits = None

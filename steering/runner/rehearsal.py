@@ -18,7 +18,7 @@ from steering.model.images import PIXELS, Encode, Features, joined
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Computed, PrefillChunk, Scope
+from steering.protocol.slots import Computed, PrefillChunk, Scope, Slots
 from steering.runner.runner import Runner
 from steering.runner.selfcheck import HALF_TOLERANCE, STEPS, TOLERANCE, checked_prompts, checked_sequence
 
@@ -122,10 +122,13 @@ class Rehearsal:
             return [self._prefilled(variant.scope)]
         return [self._decoded(rows, variant.scope) for rows in (1, len(self._sequences))]
 
+    @property
+    def _parts(self) -> list[Slots]:
+        return self._runner.concerns.of_steps["every"]
+
     def _state(self) -> list[torch.Tensor]:
         """All that the parts of a decode hold."""
-        parts = self._runner.concerns.of_steps["every"]
-        return [one for part in parts for one in vars(part).values() if isinstance(one, torch.Tensor)]
+        return [one for part in self._parts for one in vars(part).values() if isinstance(one, torch.Tensor)]
 
     def _set(self, something: bool) -> None:
         """Have every part hold what it holds where nothing is asked for, or `something` of everything."""
@@ -134,6 +137,9 @@ class Rehearsal:
         random = torch.Generator().manual_seed(0)
         for one, neutral in zip(self._state(), self._neutral, strict=True):
             one.copy_(torch.rand(one.shape, generator=random) / 2 if something else neutral)
+        if something:
+            for part in self._parts:
+                part.drawn()
 
     def _prefilled(self, scope: Scope) -> Told:
         """One prompt whole, then both in parts, the second of which begin at different columns."""

@@ -25,8 +25,8 @@ from steering.bench.launches import Launched, launched
 from steering.bench.rows import Gauge, Unavailable, as_json, as_page
 from steering.bench.sections import SECTIONS, Section, rows_of
 from steering.bench.trial import Trial
-from steering.decoder.attention import Prefill
 from steering.decoder.kv import KVPool
+from steering.decoder.prompts import Prefill
 from steering.protocol import intervention, readout
 from steering.protocol.asked import Asked
 

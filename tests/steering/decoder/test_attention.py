@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from steering.decoder.attention import Decode, Prefill, Ragged, attend
+from steering.decoder.attention import Decode, attend
 from steering.decoder.hooks import AttentionHook, Hooks, Product
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVBlocks, KVPool
+from steering.decoder.prompts import Prefill, Ragged
 from steering.recorders import attention
 from steering.recorders.attention import QUESTIONS, DecodeCapture, PrefillCapture
 
@@ -331,8 +332,11 @@ class Scaled(AttentionHook):
     def weights(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
         return torch.where(self.asked, weights * self._gain(weights.shape[-1]), weights)
 
-    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor | None:
-        return exact(value * self._gain(value.shape[2])[:, None]) if self.by_product else None
+    def changes(self, layer: int) -> bool:
+        return self.by_product
+
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor:
+        return exact(value * self._gain(value.shape[2])[:, None])
 
 
 def test_hooks_without_weights_act_behind_one_another() -> None:

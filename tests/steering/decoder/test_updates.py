@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from steering.decoder.attention import Prefill
 from steering.decoder.hooks import Hooks, LayerHook
 from steering.decoder.kv import KVPool
+from steering.decoder.prompts import Prefill
 from steering.decoder.updates import Updates
 from tests.steering.conftest import LoadMLLM
 

@@ -8,15 +8,13 @@ import platform
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from filelock import FileLock
 from torch.utils.cpp_extension import library_paths
 
 from steering.compiled.building import LOOPS, build_loops
-from steering.compiled.library import _address, _capsule, _handles
+from steering.loops import native
 
 COMPILER = shlex.split(os.environ.get("CXX", "g++"))
 
@@ -29,14 +27,14 @@ PROCESSORS = [
 """For whom the loops are compiled: how many threads they have, and what this processor is to be without."""
 
 
-class Loops:
-    """The library's functions, called as a compiled step calls them."""
+class Loops(native.Loops):
+    """A library of them alone."""
 
     def __init__(self, folder: Path, threads: int):
         path = folder / "loops.so"
         if not path.exists():
             self._build(path, threads)
-        self._library = ctypes.CDLL(str(path))
+        super().__init__(ctypes.CDLL(str(path)), threads)
 
     def _build(self, path: Path, threads: int) -> None:
         folder, linked = path.parent, [f"-L{one}" for one in library_paths()]
@@ -46,28 +44,6 @@ class Loops:
         subprocess.run(
             [*COMPILER, "-shared", "-o", str(path), *whole, *linked, "-ltorch_cpu", "-lc10", *openmp], check=True
         )
-
-    def __call__(self, name: str, *given: Any) -> Any:
-        """What a loop makes; RuntimeError where it refuses."""
-        schema = getattr(torch.ops.helmsight, name).default._schema
-        tensors = [one for value in given for one in (value if isinstance(value, list) else [value])]
-        tensors = [one for one in tensors if isinstance(one, torch.Tensor)]
-        handles = iter([_address(one, None) for one in _handles.unsafe_alloc_void_ptrs_from_tensors(tensors)])
-        passed: list[Any] = []
-        for value, declared in zip(given, schema.arguments, strict=True):
-            kind = str(declared.type)
-            if isinstance(value, list):
-                passed += [(ctypes.c_void_p * len(value))(*[next(handles) for _ in value]), ctypes.c_int64(len(value))]
-            elif isinstance(value, torch.Tensor):
-                own = ctypes.c_void_p(next(handles))
-                passed.append(ctypes.byref(own) if kind.startswith("Optional") else own)
-            else:
-                passed.append({"int": ctypes.c_int64, "float": ctypes.c_double}.get(kind, lambda none: none)(value))
-        made = [ctypes.c_void_p() for _ in schema.returns]
-        if self._library[f"aoti_torch_cpu_{name}"](*passed, *(map(ctypes.byref, made) if made else [None])):
-            raise RuntimeError("it refused")
-        out = _handles.alloc_tensors_by_stealing_from_void_ptrs([_capsule(one, None, None) for one in made])
-        return out[0] if len(out) == 1 else tuple(out) or None
 
 
 @pytest.fixture(scope="session", params=range(len(PROCESSORS)), ids=[of for of, *_ in PROCESSORS])

@@ -13,9 +13,10 @@ from transformers import AutoModelForImageTextToText, LlamaConfig
 import steering
 from steering import MLLM, UnsupportedModel
 from steering.decoder import attention, kernels
-from steering.decoder.attention import Decode, Prefill
+from steering.decoder.attention import Decode
 from steering.decoder.hooks import Hooks
 from steering.decoder.kv import KVPool
+from steering.decoder.prompts import Prefill
 from steering.model import loading
 from steering.model.embedded import Embedded
 from steering.prompt import layout

@@ -1,0 +1,238 @@
+"""Attention of prompts' passes: of some columns of some slots of the pool, under hooks."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+
+from steering.decoder import kernels
+from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product
+from steering.decoder.kernels import Heads
+from steering.decoder.kv import KVPool
+from steering.devices import sent
+from steering.loops.prompts import WITHIN, PromptLoops
+
+
+class _OfPrompts:
+    """What passes of prompts have in common: attention under their hooks."""
+
+    hooks: Hooks
+    start: int = 0
+
+    def _hooked(
+        self,
+        heads: Heads,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The output (rows, heads, n, head_dim) of queries (rows, heads, n, head_dim) of all columns that are given."""
+        plain = out = kernels.product(heads, query, key, value, mask)
+        wide = functools.cache(lambda: (query.float(), key.float()))
+
+        def exact(values: torch.Tensor) -> torch.Tensor:
+            known = values is value and plain.dtype == torch.float32
+            return plain if known else kernels.product(heads, *wide(), values, mask)
+
+        changed: Product = exact
+        for hook in self.hooks.attention:
+            if hook.changes(heads.layer):
+                own = hook.product(heads.layer, value, changed).to(out.dtype)
+                out = torch.where(hook.asked.to(out.device), own, out)
+                changed = functools.partial(_product_under, hook, heads.layer, changed)
+        return self._looked(heads, query, key, value, mask, out)
+
+    def _looped(
+        self,
+        loops: PromptLoops,
+        heads: Heads,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+        starts: torch.Tensor,
+        columns: int,
+    ) -> torch.Tensor | None:
+        """The same by our own loops, straight from a layer's pool, but for what `_looked` does; None where they do not know
+        what hooks make of it. slots, starts: (rows,). columns: at least those that are seen."""
+        changing = [hook for hook in self.hooks.attention if hook.changes(heads.layer)]
+        given = query.contiguous(), keys, values, slots, starts
+        how = heads.scaling, heads.window or 0, heads.softcap or 0.0
+        if not changing:
+            return loops.plain(*given, *how)
+        shift = changing[0].shift(heads.layer, columns) if len(changing) == 1 else None
+        return None if shift is None else loops.enhanced(*given, *shift, heads.layer, *how)
+
+    def _looked(
+        self,
+        heads: Heads,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        """An output (rows, heads, n, head_dim) behind those hooks that need weights."""
+        weights = functools.partial(self._weights, heads, query, key, mask)
+        for observer in self.hooks.observers:
+            observer.prefill(heads.layer, weights, key.shape[2])
+        for hook in self.hooks.attention:
+            if hook.queries is not None:
+                out = _replaced(
+                    out, hook.queries.to(out.device), kernels.weighted(weights(hook.queries.clamp(min=0)), value)
+                )
+        return out
+
+    def _weights(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, queries: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention weights (rows, heads, R, columns) of some queries of each prompt, as the hooks make them.
+
+        queries: (rows, R), counted in the chunk.
+        """
+        columns, asked = key.shape[2], queries
+        queries = queries.to(query.device)
+        index = queries[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
+        scores = kernels.grouped_scores(heads, query.gather(2, index), key)
+        for hook in self.hooks.scoring:
+            scores = hook.scores(heads.layer, scores, asked)
+        if mask is None:
+            visible = kernels.visible(queries + self.start, columns, None)[:, None]
+        else:
+            visible = mask.expand(queries.shape[0], -1, -1, -1)
+            visible = visible.gather(2, queries[:, None, :, None].expand(-1, 1, -1, columns))
+        weights = kernels.masked(scores, visible).softmax(-1)
+        for hook in self.hooks.attention:
+            weights = hook.weights(heads.layer, weights)
+        return weights
+
+
+@dataclass
+class Prefill(_OfPrompts):
+    """A forward pass that fills columns start..start+n of some slots, `rows`, one prompt a row, padded on the right.
+
+    Padding writes garbage behind a prompt's end, where decode overwrites every column before it reads it. Where rows begin
+    at different columns, `ragged` tells which those are. loops: by which attention is computed, on a CPU in float32.
+    """
+
+    pool: KVPool
+    rows: slice
+    start: int = 0
+    hooks: Hooks = NO_HOOKS
+    ragged: Ragged | None = None
+    loops: PromptLoops | None = None
+    _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        keys, values = self.pool.layer(heads.layer, key, value)
+        n = key.shape[2]
+        end = self.start + n
+        if self.ragged is not None:
+            self.ragged.write(keys[self.rows], key)
+            self.ragged.write(values[self.rows], value)
+            end = self.ragged.columns
+        else:
+            keys[self.rows, :, self.start : end], values[self.rows, :, self.start : end] = key, value
+        looped = None
+        starts = [self.start] * len(key) if self.ragged is None else self.ragged.starts
+        if self.loops is not None and max(starts) + n <= self.pool.length:
+            slots = torch.arange(self.rows.start, self.rows.stop)
+            looped = self._looped(self.loops, heads, query, keys, values, slots, torch.tensor(starts), end)
+            if looped is not None and not self.hooks.looks:
+                return looped
+        if self.start or self.ragged is not None:
+            key, value = keys[self.rows, :, :end], values[self.rows, :, :end]
+            mask = self._chunk_mask(n, end, heads.window, query.device)
+        given = heads, query, key, value, mask
+        return self._hooked(*given) if looped is None else self._looked(*given, looped)
+
+    def _chunk_mask(self, n: int, columns: int, window: int | None, device: torch.device) -> torch.Tensor:
+        """(1 or rows, 1, n, columns): causal with an offset, which is_causal cannot say, and within the window."""
+        if (window, device) not in self._masks:
+            starts = torch.tensor([self.start] if self.ragged is None else self.ragged.starts)
+            rows = sent(starts[:, None] + torch.arange(n), device)
+            self._masks[window, device] = kernels.visible(rows, columns, window)[:, None]
+        return self._masks[window, device]
+
+
+@dataclass
+class Placed(_OfPrompts):
+    """A forward pass of prompts as `Prefill`, whose places are tensors, so that the same code is right for all of them.
+
+    slots: (rows,). starts: (rows,), the column that each row's first token fills. columns: how many are read, at least those
+    that are filled. Padding fills columns too, which must be a slot's own. fused: as of a `Decode`.
+    """
+
+    pool: KVPool
+    slots: torch.Tensor
+    starts: torch.Tensor
+    columns: int
+    hooks: Hooks = NO_HOOKS
+    fused: bool = False
+    _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        kv_heads, n, width = key.shape[1:]
+        keys, values = self.pool.layer(heads.layer, key, value)
+        filled = self.starts[:, None] + torch.arange(n, device=key.device)  # (rows, n)
+        head = self.slots[:, None] * kv_heads + torch.arange(kv_heads, device=key.device)  # (rows, kv_heads)
+        written = (head[..., None] * self.pool.length + filled[:, None]).flatten()
+        for pooled, own in ((keys, key), (values, value)):
+            pooled.view(-1, width).index_copy_(0, written, own.reshape(-1, width))
+        looped = None
+        if self.fused and keys.dtype == torch.float32:
+            looped = self._looped(WITHIN, heads, query, keys, values, self.slots, self.starts, self.columns)
+        if looped is not None and not self.hooks.looks:
+            return looped
+        if heads.window not in self._masks:
+            seen = kernels.visible(filled, self.columns, heads.window)[:, None]
+            self._masks[heads.window] = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -torch.inf)
+        keys, values = (pooled[:, :, : self.columns].index_select(0, self.slots) for pooled in (keys, values))
+        if self.hooks.looks:  # grouped, a compiler finds no simple strides in their weights
+            group = query.shape[1] // kv_heads
+            keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
+        given = heads, query, keys, values, self._masks[heads.window]
+        return self._hooked(*given) if looped is None else self._looked(*given, looped)
+
+
+@dataclass
+class Ragged:
+    """Where the rows of a prefill begin and how many tokens each has, where they do not begin at one column."""
+
+    starts: list[int]
+    lengths: list[int]
+    _places: dict[torch.device, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> int:
+        """How many columns its queries may see."""
+        return max(start + length for start, length in zip(self.starts, self.lengths, strict=True))
+
+    def write(self, pooled: torch.Tensor, own: torch.Tensor) -> None:
+        """Put own (rows, kv_heads, n, head_dim), but for its padding, into pooled (rows, kv_heads, length, head_dim)."""
+        if own.device not in self._places:
+            real = torch.arange(own.shape[2]) < torch.tensor(self.lengths)[:, None]
+            row, at = real.nonzero().unbind(1)
+            column = torch.tensor(self.starts)[row] + at
+            self._places[own.device] = (sent(row, own.device), sent(at, own.device), sent(column, own.device))
+        row, at, column = self._places[own.device]
+        pooled[row, :, column] = own[row, :, at]
+
+
+def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:
+    """`exact` as a hook changes it, for the hooks behind it."""
+    changed = hook.product(layer, value, exact)
+    return torch.where(hook.asked.to(changed.device), changed, exact(value))
+
+
+def _replaced(out: torch.Tensor, queries: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """out (rows, heads, n, head_dim) with own (rows, heads, R, head_dim) at some queries (rows, R); not in rows of -1."""
+    index = queries.clamp(min=0)[:, None, :, None].expand(-1, out.shape[1], -1, out.shape[3])
+    return out.scatter(2, index, torch.where((queries >= 0)[:, None, :, None], own, out.gather(2, index)))

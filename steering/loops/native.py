@@ -1,0 +1,60 @@
+"""Calling what was compiled by its C interface, without the interpreter's lock, which `ctypes` lets go of."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+_handles: Any = torch._C._aoti  # type: ignore[attr-defined]
+_address = ctypes.pythonapi.PyCapsule_GetPointer
+_address.restype, _address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_NUMBERS = {"int": ctypes.c_int64, "float": ctypes.c_double}
+
+
+def lent(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Handles of tensors, which hold them until `taken` again, by us or by whom they are passed to."""
+    return [_address(one, None) for one in _handles.unsafe_alloc_void_ptrs_from_tensors(tensors)]
+
+
+def taken(handles: Iterable[int | None]) -> list[torch.Tensor]:
+    """The tensors of handles, which are handles no longer."""
+    made: list[torch.Tensor] = _handles.alloc_tensors_by_stealing_from_void_ptrs(
+        [_capsule(one, None, None) for one in handles]
+    )
+    return made
+
+
+class Loops:
+    """Our own loops, called as a compiled step calls them; one that steps were linked with has them all. threads: as many
+    as share each."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int):
+        self._library, self.threads = library, threads
+
+    def __call__(self, name: str, *given: Any) -> Any:
+        """What the operator of this name makes; raises RuntimeError where its loop is not for what is given."""
+        declared = getattr(torch.ops.helmsight, name).default._schema
+        tensors = [one for value in given for one in (value if isinstance(value, list) else [value])]
+        handles = lent([one for one in tensors if isinstance(one, torch.Tensor)])
+        own = map(ctypes.c_void_p, handles)
+        passed: list[Any] = []
+        for value, argument in zip(given, declared.arguments, strict=True):
+            kind = str(argument.type)
+            if isinstance(value, list):
+                passed += [(ctypes.c_void_p * len(value))(*[next(own) for _ in value]), ctypes.c_int64(len(value))]
+            elif isinstance(value, torch.Tensor):
+                passed.append(ctypes.byref(next(own)) if kind.startswith("Optional") else next(own))
+            else:
+                passed.append(_NUMBERS.get(kind, lambda none: none)(value))
+        made = [ctypes.c_void_p() for _ in declared.returns]
+        failed = self._library[f"aoti_torch_cpu_{name}"](*passed, *(map(ctypes.byref, made) if made else [None]))
+        taken(handles)  # a loop only looks at them
+        if failed:
+            raise RuntimeError(f"the loop of {name} refused what it was given")
+        out = taken([one.value for one in made])
+        return out[0] if len(out) == 1 else tuple(out) or None

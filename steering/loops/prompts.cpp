@@ -1,0 +1,236 @@
+// Attention of prompts: `prompts.py` says what it is.
+//
+// Some queries meet the columns that they see, some at a time, and keep the largest score so far, by which what they have
+// summed is made smaller where a larger one comes (FlashAttention, Dao et al. 2022, section 3.1). What no query of a few
+// sees is not computed. Sums are kept apart by what a column is, so that See's shares of them cost nothing but their places.
+
+#include <algorithm>
+
+#include "attention.h"
+#include "see.h"
+
+namespace {
+
+constexpr int64_t COLUMNS = 64;  // that are met at once
+constexpr int64_t QUERIES = 192;  // for which keys are turned once, of all heads that share them
+#if defined(__AVX512F__)
+constexpr int AT_ONCE = 12;  // queries whose sums are in registers, two vectors each
+#else
+constexpr int AT_ONCE = 6;
+#endif
+constexpr int64_t PAIR = 2 * WIDTH;
+enum Kind { VISUAL, TEXT, REST, KINDS };  // of columns
+
+int64_t paired(int64_t numbers) { return (numbers + PAIR - 1) / PAIR * PAIR; }
+
+// Adds left (AT_ONCE, depth) times right (depth, 2 vectors) to what is there, or takes its place.
+template <bool added>
+void multiply(const float* left, int64_t left_stride, const float* right, int64_t right_stride, int64_t depth, float* to,
+              int64_t to_stride) {
+  floats sums[AT_ONCE][2] = {};
+  if (added)
+#pragma GCC unroll 16
+    for (int row = 0; row < AT_ONCE; row++)
+      sums[row][0] = load(to + row * to_stride), sums[row][1] = load(to + row * to_stride + WIDTH);
+  for (int64_t at = 0; at < depth; at++) {
+    const floats first = load(right + at * right_stride), second = load(right + at * right_stride + WIDTH);
+#pragma GCC unroll 16
+    for (int row = 0; row < AT_ONCE; row++) {
+      const float by = left[row * left_stride + at];
+      sums[row][0] += first * by, sums[row][1] += second * by;
+    }
+  }
+#pragma GCC unroll 16
+  for (int row = 0; row < AT_ONCE; row++)
+    store(to + row * to_stride, sums[row][0]), store(to + row * to_stride + WIDTH, sums[row][1]);
+}
+
+struct Prompts {
+  Tensor asked, keys, values, slots, starts;
+  int64_t rows, kv_heads, group, length, width, padded, window;
+  float scaling, softcap;
+  const Enhancement* see = nullptr;
+
+  bool of(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle first,
+          AtenTensorHandle second) {
+    if (!asked.look(query) || !keys.look(key) || !values.look(value) || !slots.look(first) || !starts.look(second)) return false;
+    if (asked.axes != 4 || keys.axes != 4 || values.axes != 4 || slots.axes != 1 || starts.axes != 1) return false;
+    rows = asked.sizes[0], length = asked.sizes[2], width = asked.sizes[3], kv_heads = keys.sizes[1];
+    padded = paired(values.sizes[3]);
+    if (!kv_heads || asked.sizes[1] % kv_heads || keys.sizes[3] != width || values.sizes[1] != kv_heads) return false;
+    group = asked.sizes[1] / kv_heads;
+    for (const Tensor* one : {&keys, &values})
+      if (one->strides[3] != 1 || one->strides[2] != one->sizes[3]) return false;
+    for (const Tensor* one : {&asked, &keys, &values})
+      if (!one->is_float()) return false;
+    for (const Tensor* one : {&slots, &starts})
+      if (!one->is_number() || !one->dense() || one->sizes[0] != rows) return false;
+    for (int64_t row = 0; row < rows; row++) {
+      const int64_t slot = slots.of<const int64_t>()[row], start = starts.of<const int64_t>()[row];
+      const int64_t end = start + length;
+      if (slot < 0 || slot >= keys.sizes[0] || slot >= values.sizes[0] || start < 0 || end > keys.sizes[2] ||
+          end > values.sizes[2] || (see && end > see->masks.sizes[1]))
+        return false;
+    }
+    return asked.dense();
+  }
+
+  int64_t queries() const { return std::max<int64_t>(QUERIES / group, 1); }
+
+  void run(float* out) const {
+    const int64_t parts = (length + queries() - 1) / queries();
+#pragma omp parallel for schedule(dynamic) num_threads(THREADS) if (THREADS > 1)
+    for (int64_t at = 0; at < rows * kv_heads * parts; at++) {
+      const int64_t part = parts - 1 - at / (rows * kv_heads);  // those that see most come first
+      some(at % (rows * kv_heads) / kv_heads, at % kv_heads, part * queries(), out);
+    }
+  }
+
+  // Some queries of a row, from one on, of a head of keys.
+  void some(int64_t row, int64_t head, int64_t from, float* out) const {
+    const int64_t count = std::min(queries(), length - from) * group, wide = (count + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
+    const int64_t start = starts.of<const int64_t>()[row], slot = slots.of<const int64_t>()[row];
+    const float alpha = see ? see->alpha(row)[0] : 0, *mask = alpha > 0 ? see->mask(row) : nullptr;
+    const int64_t kinds = mask ? KINDS : 1;
+    float* query = scratch(wide * width + (width + padded) * COLUMNS + kinds * wide * (padded + 1) + wide);
+    float *turned = query + wide * width, *near = turned + width * COLUMNS, *sums = near + padded * COLUMNS;
+    float *totals = sums + kinds * wide * padded, *most = totals + kinds * wide;
+    const float left = softcap > 0 ? 1.f : scaling;
+    for (int64_t one = 0; one < wide; one++) {
+      const float* own = place(asked.of(), row, head, from, one, width);
+      for (int64_t at = 0; at < width; at++) query[one * width + at] = one < count ? own[at] * left : 0;
+    }
+    std::fill(sums, most, 0.f), std::fill(most, most + wide, NOTHING);
+    const float* key = keys.of(slot) + head * keys.strides[1];
+    const float* value = values.of(slot) + head * values.strides[1];
+    const int64_t values_width = values.sizes[3], end = start + from + count / group;
+    int64_t next, column = window > 0 ? std::max<int64_t>(start + from + 1 - window, 0) : 0;
+    for (; column < end; column = next) {
+      next = std::min(column + COLUMNS, end);
+      const Kind kind = mask ? kind_of(mask, column) : VISUAL;
+      for (int64_t at = column + 1; mask && at < next; at++)
+        if (kind_of(mask, at) != kind) next = at;
+      const int64_t met = next - column;
+      for (int64_t at = 0; at < width; at++) {
+        for (int64_t one = 0; one < met; one++) turned[at * COLUMNS + one] = key[(column + one) * width + at];
+        for (int64_t one = met; one < paired(met); one++) turned[at * COLUMNS + one] = 0;
+      }
+      const float* here = value + column * values_width;
+      if (padded != values_width) {
+        for (int64_t one = 0; one < met; one++)
+          for (int64_t at = 0; at < padded; at++)
+            near[one * padded + at] = at < values_width ? here[one * values_width + at] : 0;
+        here = near;
+      }
+      for (int64_t one = 0; one < count; one += AT_ONCE) {
+        const int64_t first = start + from + one / group, last = start + from + (std::min(one + AT_ONCE, count) - 1) / group;
+        if (last < column || (window > 0 && first - window >= next - 1)) continue;  // none of them sees any
+        const int64_t reached = std::min(last + 1 - column, met);  // by the last of them
+        float weights[AT_ONCE * COLUMNS];
+        for (int64_t at = 0; at < reached; at += PAIR)
+          multiply<false>(query + one * width, width, turned + at, COLUMNS, width, weights + at, COLUMNS);
+        for (int64_t own = 0; own < AT_ONCE; own++) {
+          const int64_t position = start + from + (one + own) / group;
+          const int64_t hidden = window > 0 ? std::max<int64_t>(position + 1 - window - column, 0) : 0;
+          const int64_t seen = one + own < count ? std::min(position + 1 - column, reached) : 0;
+          float* by = weights + own * COLUMNS;
+          if (seen <= hidden) {
+            std::fill(by, by + reached, 0.f);
+            continue;
+          }
+          const float factor = weigh(by, hidden, seen, paired(reached), most + one + own, totals + kind * wide + one + own);
+          if (factor == 1) continue;
+          for (int64_t other = 0; other < kinds; other++) {
+            float* sum = sums + (other * wide + one + own) * padded;
+            for (int64_t at = 0; at < padded; at += WIDTH) store(sum + at, load(sum + at) * factor);
+            if (other != kind) totals[other * wide + one + own] *= factor;
+          }
+        }
+        for (int64_t at = 0; at < padded; at += PAIR)
+          multiply<true>(weights, COLUMNS, here + at, padded, reached, sums + (kind * wide + one) * padded + at, padded);
+      }
+    }
+    for (int64_t one = 0; one < count; one++) {
+      const bool moving = mask && see->moving(row);
+      write(sums + one * padded, totals + one, wide, alpha, mask ? &moving : nullptr,
+            place(out, row, head, from, one, values_width));
+    }
+  }
+
+  static Kind kind_of(const float* mask, int64_t column) {
+    return mask[2 * column] > 0 ? VISUAL : mask[2 * column + 1] > 0 ? TEXT : REST;
+  }
+
+  // Where a query, counted by head within query, lies in (rows, heads, length, width).
+  template <typename Number>
+  Number* place(Number* numbers, int64_t row, int64_t head, int64_t from, int64_t one, int64_t wide) const {
+    return numbers + (((row * kv_heads + head) * group + one % group) * length + from + one / group) * wide;
+  }
+
+  // Scores of a query become weights, but for what all are divided by; zeros where it does not see. Returns by what earlier
+  // ones are to be multiplied.
+  float weigh(float* scores, int64_t hidden, int64_t seen, int64_t numbers, float* most, float* sum) const {
+    if (softcap > 0)
+      for (int64_t at = hidden; at < seen; at++) scores[at] = std::tanh(scores[at] * scaling / softcap) * softcap;
+    std::fill(scores, scores + hidden, NOTHING), std::fill(scores + seen, scores + numbers, NOTHING);
+    floats largest = floats{} + *most;
+    for (int64_t at = 0; at < numbers; at += WIDTH) largest = greater(largest, load(scores + at));
+    const float before = *most, now = greatest(largest);
+    floats made = {};
+    for (int64_t at = 0; at < numbers; at += WIDTH) {
+      const floats power = exponential(load(scores + at) - now);
+      store(scores + at, power), made += power;
+    }
+    const float factor = before == now ? 1.f : std::exp(before - now);
+    *most = now, *sum = *sum * factor + total(made);
+    return factor;
+  }
+
+  // A query's output. sums, totals: of each kind, `wide` queries behind one another; moving: nullptr where it is not enhanced.
+  void write(const float* sums, const float* totals, int64_t wide, float alpha, const bool* moving, float* to) const {
+    const int64_t count = values.sizes[3];
+    if (!moving) {
+      for (int64_t at = 0; at < count; at++) to[at] = sums[at] / totals[0];
+      return;
+    }
+    const float all = totals[0] + totals[wide] + totals[2 * wide];
+    const Shares by(alpha, totals[0] / all, totals[wide] / all, *moving);
+    const float share = 1 / (all * by.total), visual = (1 + by.up) * share, text = (1 - by.down) * share;
+    for (int64_t at = 0; at < count; at++)
+      to[at] = visual * sums[at] + text * sums[wide * padded + at] + share * sums[2 * wide * padded + at];
+  }
+};
+
+AOTITorchError attended(Prompts& prompts, AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value,
+                        AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle* out) {
+  if (!prompts.of(query, key, value, slots, starts)) return AOTI_TORCH_FAILURE;
+  const int64_t heads = prompts.kv_heads * prompts.group;
+  float* to = made({prompts.rows, heads, prompts.length, prompts.values.sizes[3]}, out);
+  if (!to) return AOTI_TORCH_FAILURE;
+  prompts.run(to);
+  return AOTI_TORCH_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" AOTITorchError aoti_torch_cpu_prompt_attention(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
+    double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
+  Prompts prompts;
+  prompts.scaling = static_cast<float>(scaling), prompts.softcap = static_cast<float>(softcap), prompts.window = window;
+  return attended(prompts, query, key, value, slots, starts, out);
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_enhanced_prompt_attention(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
+    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle transfer, int64_t layer, double scaling,
+    int64_t window, double softcap, AtenTensorHandle* out) {
+  Prompts prompts;
+  Tensor rows;
+  Enhancement see;
+  see.layer = layer;
+  if (!rows.look(slots) || rows.axes != 1 || !see.of(masks, settings, transfer, rows.sizes[0], 0)) return AOTI_TORCH_FAILURE;
+  prompts.scaling = static_cast<float>(scaling), prompts.softcap = static_cast<float>(softcap), prompts.window = window;
+  prompts.see = &see;
+  return attended(prompts, query, key, value, slots, starts, out);
+}
