@@ -95,6 +95,7 @@ struct Layer {
 
   template <typename Number>
   void run(const Number* weights) const {
+    if (!rows) return;
     const int64_t blocks = (outputs + BLOCK - 1) / BLOCK, share = (blocks + THREADS - 1) / THREADS;
     // Blocks that stay in a cache together, where all rows are not taken at once.
     const int64_t near = rows <= MOST ? share : blocks_of(PART);

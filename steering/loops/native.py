@@ -41,8 +41,20 @@ class Loops:
         declared = getattr(torch.ops.helmsight, name).default._schema
         tensors = [one for value in given for one in (value if isinstance(value, list) else [value])]
         handles = lent([one for one in tensors if isinstance(one, torch.Tensor)])
-        own = map(ctypes.c_void_p, handles)
-        passed: list[Any] = []
+        try:
+            passed, made = self._passed(declared, given, handles), [ctypes.c_void_p() for _ in declared.returns]
+            failed = self._library[f"aoti_torch_cpu_{name}"](*passed, *(map(ctypes.byref, made) if made else [None]))
+        finally:
+            taken(handles)  # a loop only looks at them
+        if failed:
+            raise RuntimeError(f"the loop of {name} refused what it was given")
+        out = taken([one.value for one in made])
+        return out[0] if len(out) == 1 else tuple(out) or None
+
+    @staticmethod
+    def _passed(declared: Any, given: Sequence[Any], handles: Sequence[int]) -> list[Any]:
+        """Arguments of the C function, of which tensors are these handles in turn."""
+        own, passed = map(ctypes.c_void_p, handles), list[Any]()
         for value, argument in zip(given, declared.arguments, strict=True):
             kind = str(argument.type)
             if isinstance(value, list):
@@ -51,10 +63,4 @@ class Loops:
                 passed.append(ctypes.byref(next(own)) if kind.startswith("Optional") else next(own))
             else:
                 passed.append(_NUMBERS.get(kind, lambda none: none)(value))
-        made = [ctypes.c_void_p() for _ in declared.returns]
-        failed = self._library[f"aoti_torch_cpu_{name}"](*passed, *(map(ctypes.byref, made) if made else [None]))
-        taken(handles)  # a loop only looks at them
-        if failed:
-            raise RuntimeError(f"the loop of {name} refused what it was given")
-        out = taken([one.value for one in made])
-        return out[0] if len(out) == 1 else tuple(out) or None
+        return passed

@@ -175,10 +175,10 @@ struct Prompts {
     std::fill(scores, scores + hidden, NOTHING), std::fill(scores + seen, scores + numbers, NOTHING);
     floats largest = floats{} + *most;
     for (int64_t at = 0; at < numbers; at += WIDTH) largest = greater(largest, load(scores + at));
-    const float before = *most, now = greatest(largest);
+    const float before = *most, now = greatest(largest), from = now == NOTHING ? 0 : now;  // of those so far, all may be that
     floats made = {};
     for (int64_t at = 0; at < numbers; at += WIDTH) {
-      const floats power = exponential(load(scores + at) - now);
+      const floats power = exponential(load(scores + at) - from);
       store(scores + at, power), made += power;
     }
     const float factor = before == now ? 1.f : std::exp(before - now);

@@ -137,7 +137,7 @@ def test_a_linear_layer_of_any_number_of_rows(
     assert packed.dtype == dtype
     expected = torch.nn.functional.linear(states.double(), own.double(), None if added is None else added.double())
     close(linear.packed_linear(states, packed, added, outputs), expected, TOLERANCE * width)
-    for rows in ROWS:
+    for rows in (0, *ROWS):
         told = loops("packed_linear", states[:rows].clone(), packed, added, outputs)
         assert told.shape == (rows, 1, outputs)
         torch.testing.assert_close(told.double(), expected[:rows], rtol=0, atol=TOLERANCE * width)

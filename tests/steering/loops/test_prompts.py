@@ -135,6 +135,15 @@ def test_far_scores(loops: Loops, span: float, rising: bool) -> None:
     torch.testing.assert_close(found.double(), scores.softmax(-1), rtol=3e-6, atol=2e-38)
 
 
+def test_scores_of_minus_infinity_count_for_nothing(loops: Loops) -> None:
+    """Whole blocks of them come first; who sees nothing else has no answer."""
+    key, value, at = torch.ones(1, 1, 150, 16), torch.eye(150)[None, None], torch.tensor([0])
+    key[0, 0, :70] = -torch.inf
+    found = loops("prompt_attention", torch.ones(1, 1, 150, 16), key, value, at, at, 1.0, 0, 0.0)[0, 0]
+    assert found[:70].isnan().all()
+    close(found[70:], torch.ones(80, 150).tril(70) * (torch.arange(150) >= 70) / torch.arange(1, 81)[:, None])
+
+
 def test_what_is_not_a_number_stays_seen(loops: Loops) -> None:
     """A fault of the model is not answered from; those before it and other heads are as they were."""
     query, pool, at = torch.ones(1, 4, 80, 16), torch.ones(1, 2, 90, 16), torch.tensor([0])
