@@ -223,11 +223,10 @@ class SeeRows(AttentionHook):
         indicators = torch.zeros_like(value)
         indicators[..., : masks.shape[-1]] = masks
         seen, read = exact(indicators)[..., :2].split(1, -1)
-        text = whole - visual
         if self._apart:
             text = exact(value * masks[..., 1:])
-        else:
-            read = 1 - seen
+        else:  # all that is no image is text
+            text, read = whole - visual, 1 - seen
         up, down, total = self._factors(own, own.fixed[:, layer, None], seen, read)
         more = up * visual if down is None else up * visual - down * text
         return (whole + more) / total

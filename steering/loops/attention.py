@@ -47,7 +47,7 @@ def decode_weights(
         scores = torch.tanh(scores / softcap) * softcap
     if gains is not None:
         scores = scores + gains[:, None, None] * scores.abs()
-    return scores.masked_fill(~_seen(positions, columns, window), -torch.inf).softmax(-1)
+    return scores.masked_fill(~seen_columns(positions[:, None, None, None], columns, window), -torch.inf).softmax(-1)
 
 
 @operator(lambda weights, value, *_: weights.new_empty(*weights.shape[:3], value.shape[3]))
@@ -56,11 +56,11 @@ def decode_sums(weights: torch.Tensor, value: torch.Tensor, positions: torch.Ten
     `decode_weights` gives them."""
     rows, heads, _, columns = weights.shape
     values = value[:rows, :, :columns].float()
-    seen = weights.where(_seen(positions, columns, window), 0.0)
+    seen = weights.where(seen_columns(positions[:, None, None, None], columns, window), 0.0)
     return (seen.view(rows, values.shape[1], -1, columns) @ values).view(rows, heads, 1, -1)
 
 
-def _seen(positions: torch.Tensor, columns: int, window: int) -> torch.Tensor:
-    """(rows, 1, 1, columns) bool."""
-    column, last = torch.arange(columns, device=positions.device), positions[:, None, None, None]
+def seen_columns(last: torch.Tensor, columns: int, window: int) -> torch.Tensor:
+    """(..., columns) bool, which are seen. last: (..., 1), the last that is."""
+    column = torch.arange(columns, device=last.device)
     return (column <= last) & (column > last - window) if window > 0 else column <= last

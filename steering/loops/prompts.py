@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from steering.loops.attention import seen_columns
 from steering.loops.looks import enhanced
 from steering.loops.native import Loops
 from steering.loops.operators import operator
@@ -90,10 +91,8 @@ def prompt_weights(
     scores = query @ keys.transpose(-1, -2) * scaling
     if softcap > 0:
         scores = torch.tanh(scores / softcap) * softcap
-    column = torch.arange(key.shape[2], device=query.device)
     last = (starts[:, None] + torch.arange(n, device=query.device))[:, None, :, None]
-    seen = (column <= last) & (column > last - window) if window > 0 else column <= last
-    return scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return scores.masked_fill(~seen_columns(last, key.shape[2], window), -torch.inf).softmax(-1)
 
 
 def _sums(weights: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -99,3 +99,14 @@ def numbers(value: Any) -> list[float]:
     if isinstance(value, list | tuple):
         return [number for one in value for number in numbers(one)]
     return [float(value)] if isinstance(value, int | float) else []
+
+
+def check_same_answers(engine: steering.Engine, plain: steering.Engine, asked: list[Request]) -> None:
+    """What both engines answer, with log-probabilities, and tell of it."""
+    answers = zip(plain.generate(asked), engine.generate(asked), strict=True)
+    for one, other in ((a.choices[0], b.choices[0]) for a, b in answers):
+        assert one.token_ids == other.token_ids
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+        for said, again in ((one.diagnostics, other.diagnostics), (one.applied, other.applied)):
+            assert numbers(again) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)

@@ -25,7 +25,7 @@ from steering.model.images import joined
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
 from steering.team import Team
-from tests.steering.compiled.conftest import VARIANTS, engine, numbers, requests
+from tests.steering.compiled.conftest import VARIANTS, check_same_answers, engine, numbers, requests
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++"),
@@ -80,13 +80,7 @@ def test_answers_with_all_that_can_be_asked_are_those_of_the_plain_step(compiled
         ),
     ):
         before, steps = compiled.stats()["compiled_steps"], compiled.stats()["steps"]
-        answers = zip(plain.generate(several), compiled.generate(several), strict=True)
-        for one, other in ((a.choices[0], b.choices[0]) for a, b in answers):
-            assert one.token_ids == other.token_ids
-            for a, b in zip(one.logprobs, other.logprobs, strict=True):
-                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
-            for said, again in ((one.diagnostics, other.diagnostics), (one.applied, other.applied)):
-                assert numbers(again) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+        check_same_answers(compiled, plain, several)
         assert compiled.stats()["compiled_steps"] - before >= passes
         assert compiled.stats()["steps"] - steps <= 40
 

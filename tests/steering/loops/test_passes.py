@@ -14,7 +14,7 @@ from steering.compiled.steps import CompiledSteps
 from steering.loops import native
 from steering.protocol.readout import REGISTRY
 from tests import families
-from tests.steering.compiled.conftest import numbers
+from tests.steering.compiled.conftest import check_same_answers
 from tests.steering.conftest import MakeEngine
 from tests.steering.loops.conftest import Loops
 
@@ -54,14 +54,7 @@ def test_answers_are_those_without(
     }
     asked["words"] = Request(families.example_messages(family, 0), Sampling(max_tokens=4, ignore_eos=True, logprobs=2))
     for several in (*([one] for one in asked), ["plain", "words", "transfer", "content"], ["words", "read", "scale"]):
-        given = [asked[name] for name in several]
-        answers = zip(plain.generate(given), ours.generate(given), strict=True)
-        for one, other in ((a.choices[0], b.choices[0]) for a, b in answers):
-            assert one.token_ids == other.token_ids
-            for a, b in zip(one.logprobs, other.logprobs, strict=True):
-                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
-            for said, again in ((one.diagnostics, other.diagnostics), (one.applied, other.applied)):
-                assert numbers(again) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+        check_same_answers(ours, plain, [asked[name] for name in several])
     causal = family != "gemma3"
     assert all((called[name] > 0) == causal for name in ("prompt_attention", "enhanced_prompt_attention"))
 
