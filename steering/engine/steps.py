@@ -334,13 +334,14 @@ class Steps:
             return
         del self.alive[sequence]
         slot = sequence.slot
+        if not sequence.is_twin:  # counted first, as statistics are read without the lock: what ran has ended
+            self.counts[_ending(sequence)] += 1
         self.scheduler.release(sequence)
         sequence.release()
         if sequence.is_twin:
             return
         if sequence.twin is not None:
             self._dismiss_twin(sequence.twin)
-        self.counts[_ending(sequence)] += 1
         if slot >= 0:
             self.rate.ended(len(sequence.tokens))
         if sequence.finish_reason is None:
