@@ -52,7 +52,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def test_serving_from_the_first_probe_to_the_drain(start: Start, tmp_path: Path) -> None:
     journal = str(tmp_path / "journal.db")
-    server = start([*SERVE, "--graceful-timeout", "20", "--max-body", "20000", "--journal", journal])
+    server = start([*SERVE, "--graceful-timeout", str(PATIENCE), "--max-body", "20000", "--journal", journal])
     wait_for(lambda: "Listening at" in server.log.read_text(), seconds=PATIENCE)
     assert server.get("/health").status_code == 200
     server.wait_until_ready()
