@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -43,10 +43,11 @@ class Chooser:
         sequences: list[Sequence],
         acting: Iterable[Slots],
         rows: slice | torch.Tensor,
-        positions: torch.Tensor,
+        positions: Callable[[], torch.Tensor],
         logits: torch.Tensor,
     ) -> Sampled:
-        """One token for each row of logits (rows, vocabulary), as its interventions leave them."""
+        """One token for each row of logits (rows, vocabulary), as its interventions leave them. positions: makes (rows,),
+        the places of these tokens, where some row needs them."""
         for part in acting:
             changed = part.logits(sequences, rows, logits)
             if changed.shape != logits.shape:
@@ -54,7 +55,8 @@ class Chooser:
             logits = changed
         scored = any(sequence.wants(Signal.LOGPROBS) for sequence in sequences)
         needs = Needs.of([sequence.spec.sampling for sequence in sequences], scored=scored)
-        sampled = sample(logits, self._rows, rows, positions, needs).agreed(self._ranks)
+        sampled = sample(logits, self._rows, rows, positions() if needs.positions else None, needs)
+        sampled = sampled.agreed(self._ranks)
         _force(sampled, logits, sequences)
         return sampled
 

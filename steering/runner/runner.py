@@ -190,7 +190,9 @@ class Runner:
                 self.choice.place(sequence)
         logits = self.choice.masked(sequences, logits)
         rows = sent(torch.tensor([sequence.slot for sequence in sequences]), logits.device)
-        sampled = self.choice.sampled(sequences, self.concerns.of(sequences).acting, rows, self.position[rows], logits)
+        sampled = self.choice.sampled(
+            sequences, self.concerns.of(sequences).acting, rows, lambda: self.position[rows], logits
+        )
         self.token[rows] = sampled.tokens
         for row, sequence in enumerate(sequences):
             if sequence.twin is not None:
@@ -214,7 +216,7 @@ class Runner:
         logits = self.choice.masked(running, logits)
         combined: Combined = twins.combine(running, logits)
         rows, acting = batch.rows, passed.concerned.acting
-        sampled = self.choice.sampled(running, acting, rows, self.position[rows] + 1, combined.logits)
+        sampled = self.choice.sampled(running, acting, rows, lambda: batch.positions + 1, combined.logits)
         spoilt = self._record(batch, passed)
         try:
             twins.record(combined)
@@ -261,7 +263,7 @@ class Runner:
                 spoilt |= dict.fromkeys(
                     (one for one in batch.sequences if part.concerns(one.spec.asked, one.spec.signals)), error
                 )
-        self.position[batch.rows] += batch.active[:, 0, 0].long()
+        self.position[batch.rows].add_(batch.active.flatten().long())  # += would copy the view onto itself
         return spoilt
 
     @torch.inference_mode()

@@ -27,6 +27,11 @@ class Needs:
     least: bool
     top_logprobs: int | None
 
+    @property
+    def positions(self) -> bool:
+        """Whether it matters at which place of its answer a token is."""
+        return self.sampling or self.least
+
     @classmethod
     def of(cls, settings: list[Sampling], *, scored: bool = False) -> Needs:
         """The union over the rows of a batch. scored: log-probabilities of the tokens are read beside an answer."""
@@ -150,26 +155,35 @@ class SamplerRows:
 
 
 def sample(
-    logits: torch.Tensor, settings: SamplerRows, rows: slice | torch.Tensor, positions: torch.Tensor, needs: Needs
+    logits: torch.Tensor,
+    settings: SamplerRows,
+    rows: slice | torch.Tensor,
+    positions: torch.Tensor | None,
+    needs: Needs,
 ) -> Sampled:
-    """Choose a token a row. logits: (rows, vocabulary) float32; positions: (rows,) the place of the new token.
+    """Choose a token a row. logits: (rows, vocabulary) float32; positions: (rows,) the place of the new token, None where
+    these `needs` do not ask for it.
 
     Order of steps as in transformers: penalties, bias, least length, temperature, top_k, top_p, min_p.
     """
-    finite = logits.amax(-1).isfinite()  # a NaN anywhere in a row is its maximum
     adjusted = logits
     if needs.penalties:
         adjusted = _penalise(adjusted, settings, rows)
     if needs.bias and settings.bias is not None:
         adjusted = adjusted + settings.bias[rows]
     if needs.least:
+        assert positions is not None
         early = positions < settings.may_end[rows]
         ends = adjusted[:, settings.stop_ids].masked_fill(early[:, None], -torch.inf)
         longer = adjusted.index_copy(1, settings.stop_ids, ends)
         over = longer.amax(-1, keepdim=True).isneginf()  # nothing else is possible: a grammar has come to its end
         adjusted = torch.where(over, adjusted, longer)
-    tokens = adjusted.argmax(-1)
+    greatest, tokens = adjusted.max(-1)
+    if adjusted is not logits:
+        greatest = logits.amax(-1)
+    finite = greatest.abs() < torch.inf  # a NaN anywhere in a row is its maximum
     if needs.sampling:
+        assert positions is not None
         temperature = settings.column("temperature", rows)
         scaled = adjusted / torch.where(temperature > 0, temperature, 1.0)
         if needs.truncation:
