@@ -15,11 +15,21 @@ import torch
 
 from steering.decoder.updates import Updates
 
-Weights = Callable[[torch.Tensor], torch.Tensor]
-"""Gives the attention weights (rows, heads, R, columns) of some queries (rows, R) of a prefill, float32."""
 Product = Callable[[torch.Tensor], torch.Tensor]
 """Gives a prefill's attention weights times any values (rows, kv_heads, columns, head_dim), float32: (rows, heads, n,
 head_dim)."""
+
+
+class Weights(ABC):
+    """A prefill layer's attention weights, float32, as its hooks make them."""
+
+    @abstractmethod
+    def __call__(self, queries: torch.Tensor) -> torch.Tensor:
+        """Those of some queries (rows, R): (rows, heads, R, columns)."""
+
+    def grouped(self, queries: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        """Their mean over heads, summed by groups (rows, G, R) that say how much each query counts: (rows, G, columns)."""
+        return groups @ self(queries).mean(1).to(groups.device)
 
 
 class Hook(ABC):  # noqa: B024

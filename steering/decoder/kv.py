@@ -41,7 +41,7 @@ class KVPool:
     def column_bytes(self) -> int:
         """Keys and values of one column in one layer; 0 before any are made."""
         first = next(iter(self._layers.values()), ())
-        return sum(tensor[0, :, 0].numel() * tensor.element_size() for tensor in first)
+        return sum(tensor.nbytes for tensor in first) // (self.slots * self.length)
 
     @property
     def tensors(self) -> Iterator[torch.Tensor]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from steering.decoder import kernels
-from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product
+from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product, Weights
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
 from steering.devices import sent
@@ -43,7 +44,7 @@ class _OfPrompts:
                 own = hook.product(heads.layer, value, changed).to(out.dtype)
                 out = torch.where(hook.asked.to(out.device), own, out)
                 changed = functools.partial(_product_under, hook, heads.layer, changed)
-        return self._looked(heads, query, key, value, mask, out)
+        return self._looked(_Weights(self, heads, query, key, mask), value, out)
 
     def _looped(
         self,
@@ -66,19 +67,10 @@ class _OfPrompts:
         shift = changing[0].shift(heads.layer, columns) if len(changing) == 1 else None
         return None if shift is None else loops.enhanced(*given, *shift, heads.layer, *how)
 
-    def _looked(
-        self,
-        heads: Heads,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        """An output (rows, heads, n, head_dim) behind those hooks that need weights."""
-        weights = functools.partial(self._weights, heads, query, key, mask)
+    def _looked(self, weights: _Weights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """An output (rows, heads, n, head_dim) behind those hooks that need weights. value: of all columns."""
         for observer in self.hooks.observers:
-            observer.prefill(heads.layer, weights, key.shape[2])
+            observer.prefill(weights.heads.layer, weights, value.shape[2])
         for hook in self.hooks.attention:
             if hook.queries is not None:
                 out = _replaced(
@@ -86,28 +78,38 @@ class _OfPrompts:
                 )
         return out
 
-    def _weights(
-        self, heads: Heads, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, queries: torch.Tensor
-    ) -> torch.Tensor:
-        """Attention weights (rows, heads, R, columns) of some queries of each prompt, as the hooks make them.
 
-        queries: (rows, R), counted in the chunk.
-        """
-        columns, asked = key.shape[2], queries
-        queries = queries.to(query.device)
-        index = queries[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[3])
-        scores = kernels.grouped_scores(heads, query.gather(2, index), key)
-        for hook in self.hooks.scoring:
-            scores = hook.scores(heads.layer, scores, asked)
-        if mask is None:
-            visible = kernels.visible(queries + self.start, columns, None)[:, None]
+@dataclass
+class _Weights(Weights):
+    """Those of a layer of a pass. query: (rows, heads, n, head_dim). key: (rows, kv_heads, columns, head_dim). loop: gives
+    what is `grouped` of queries and groups that are on the CPU, as no hook changes it."""
+
+    step: _OfPrompts
+    heads: Heads
+    query: torch.Tensor
+    key: torch.Tensor
+    mask: torch.Tensor | None
+    loop: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    def __call__(self, queries: torch.Tensor) -> torch.Tensor:
+        hooks, columns, asked = self.step.hooks, self.key.shape[2], queries
+        queries = queries.to(self.query.device)
+        index = queries[:, None, :, None].expand(-1, self.query.shape[1], -1, self.query.shape[3])
+        scores = kernels.grouped_scores(self.heads, self.query.gather(2, index), self.key)
+        for hook in hooks.scoring:
+            scores = hook.scores(self.heads.layer, scores, asked)
+        if self.mask is None:
+            visible = kernels.visible(queries + self.step.start, columns, None)[:, None]
         else:
-            visible = mask.expand(queries.shape[0], -1, -1, -1)
+            visible = self.mask.expand(queries.shape[0], -1, -1, -1)
             visible = visible.gather(2, queries[:, None, :, None].expand(-1, 1, -1, columns))
         weights = kernels.masked(scores, visible).softmax(-1)
-        for hook in self.hooks.attention:
-            weights = hook.weights(heads.layer, weights)
+        for hook in hooks.attention:
+            weights = hook.weights(self.heads.layer, weights)
         return weights
+
+    def grouped(self, queries: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        return super().grouped(queries, groups) if self.loop is None else self.loop(queries, groups)
 
 
 @dataclass
@@ -138,18 +140,22 @@ class Prefill(_OfPrompts):
             end = self.ragged.columns
         else:
             keys[self.rows, :, self.start : end], values[self.rows, :, self.start : end] = key, value
-        looped = None
+        looped = grouped = None
         starts = [self.start] * len(key) if self.ragged is None else self.ragged.starts
         if self.loops is not None and max(starts) + n <= self.pool.length:
-            slots = torch.arange(self.rows.start, self.rows.stop)
-            looped = self._looped(self.loops, heads, query, keys, values, slots, torch.tensor(starts), end)
+            places = torch.arange(self.rows.start, self.rows.stop), torch.tensor(starts)
+            looped = self._looped(self.loops, heads, query, keys, values, *places, end)
             if looped is not None and not self.hooks.looks:
                 return looped
+            if not any(hook.changes(heads.layer) or hook.queries is not None for hook in self.hooks.attention):
+                how = end, heads.scaling, heads.window or 0, heads.softcap or 0.0
+                grouped = functools.partial(_grouped, self.loops, (query.contiguous(), keys, *places), how)
         if self.start or self.ragged is not None:
             key, value = keys[self.rows, :, :end], values[self.rows, :, :end]
             mask = self._chunk_mask(n, end, heads.window, query.device)
-        given = heads, query, key, value, mask
-        return self._hooked(*given) if looped is None else self._looked(*given, looped)
+        if looped is None:
+            return self._hooked(heads, query, key, value, mask)
+        return self._looked(_Weights(self, heads, query, key, mask, grouped), value, looped)
 
     def _chunk_mask(self, n: int, columns: int, window: int | None, device: torch.device) -> torch.Tensor:
         """(1 or rows, 1, n, columns): causal with an offset, which is_causal cannot say, and within the window."""
@@ -198,8 +204,10 @@ class Placed(_OfPrompts):
         if self.hooks.looks:  # grouped, a compiler finds no simple strides in their weights
             group = query.shape[1] // kv_heads
             keys, values = (one.repeat_interleave(group, 1) for one in (keys, values))
-        given = heads, query, keys, values, self._masks[heads.window]
-        return self._hooked(*given) if looped is None else self._looked(*given, looped)
+        mask = self._masks[heads.window]
+        if looped is None:
+            return self._hooked(heads, query, keys, values, mask)
+        return self._looked(_Weights(self, heads, query, keys, mask), values, looped)
 
 
 @dataclass
@@ -224,6 +232,16 @@ class Ragged:
             self._places[own.device] = (sent(row, own.device), sent(at, own.device), sent(column, own.device))
         row, at, column = self._places[own.device]
         pooled[row, :, column] = own[row, :, at]
+
+
+def _grouped(
+    loops: PromptLoops,
+    given: tuple[torch.Tensor, ...],
+    how: tuple[float, ...],
+    queries: torch.Tensor,
+    groups: torch.Tensor,
+) -> torch.Tensor:
+    return loops.grouped(*given, queries.contiguous(), groups.contiguous(), *how)
 
 
 def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:

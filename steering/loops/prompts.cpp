@@ -5,6 +5,7 @@
 // sees is not computed. Sums are kept apart by what a column is, so that See's shares of them cost nothing but their places.
 
 #include <algorithm>
+#include <vector>
 
 #include "attention.h"
 #include "see.h"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int64_t COLUMNS = 64;  // that are met at once
 constexpr int64_t QUERIES = 192;  // for which keys are turned once, of all heads that share them
+constexpr int64_t SCORES = 1 << 19;  // of chosen queries that are kept at a time, where that is not less than a query's
 #if defined(__AVX512F__)
 constexpr int AT_ONCE = 12;  // queries whose sums are in registers, two vectors each
 #else
@@ -111,10 +113,7 @@ struct Prompts {
       for (int64_t at = column + 1; mask && at < next; at++)
         if (kind_of(mask, at) != kind) next = at;
       const int64_t met = next - column;
-      for (int64_t at = 0; at < width; at++) {
-        for (int64_t one = 0; one < met; one++) turned[at * COLUMNS + one] = key[(column + one) * width + at];
-        for (int64_t one = met; one < paired(met); one++) turned[at * COLUMNS + one] = 0;
-      }
+      turn(key + column * width, met, turned);
       const float* here = value + column * values_width;
       if (padded != values_width) {
         for (int64_t one = 0; one < met; one++)
@@ -154,6 +153,68 @@ struct Prompts {
       const bool moving = mask && see->moving(row);
       write(sums + one * padded, totals + one, wide, alpha, mask ? &moving : nullptr,
             place(out, row, head, from, one, values_width));
+    }
+  }
+
+  // Adds, for each of some groups, what a head of keys' queries of a row have for each column: weights times what a query
+  // counts in the group. chosen: (number,), which queries. counts: (groups, number). to: (groups, columns).
+  void gather(int64_t row, int64_t head, const int64_t* chosen, const float* counts, int64_t number, int64_t groups,
+              int64_t columns, float* to) const {
+    const int64_t start = starts.of<const int64_t>()[row], slot = slots.of<const int64_t>()[row];
+    const float* key = keys.of(slot) + head * keys.strides[1];
+    std::vector<int64_t> picks;
+    for (int64_t at = 0; at < number; at++)
+      if (counted(counts + at, number, groups)) picks.push_back(at);
+    const int64_t together = std::max<int64_t>(std::min(QUERIES, SCORES / columns) / group, 1);
+    for (size_t from = 0; from < picks.size(); from += together) {
+      const int64_t some = std::min<int64_t>(together, picks.size() - from), count = some * group;
+      const int64_t wide = (count + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
+      int64_t first = length, last = 0;
+      for (int64_t one = 0; one < some; one++)
+        first = std::min(first, chosen[picks[from + one]]), last = std::max(last, chosen[picks[from + one]]);
+      const int64_t end = start + last + 1, stride = (end + COLUMNS - 1) / COLUMNS * COLUMNS;
+      const int64_t begin = window > 0 ? std::max<int64_t>(start + first + 1 - window, 0) / COLUMNS * COLUMNS : 0;
+      float *query = scratch(wide * width + width * COLUMNS + wide * stride), *turned = query + wide * width;
+      float* scores = turned + width * COLUMNS;
+      std::fill(query, turned, 0.f);
+      for (int64_t one = 0; one < count; one++) {
+        const float* own = place(asked.of(), row, head, chosen[picks[from + one / group]], one % group, width);
+        for (int64_t at = 0; at < width; at++) query[one * width + at] = own[at] * (softcap > 0 ? 1.f : scaling);
+      }
+      for (int64_t column = begin; column < end; column += COLUMNS) {
+        const int64_t met = std::min(COLUMNS, end - column);
+        turn(key + column * width, met, turned);
+        for (int64_t one = 0; one < wide; one += AT_ONCE)
+          for (int64_t at = 0; at < met; at += PAIR)
+            multiply<false>(query + one * width, width, turned + at, COLUMNS, width, scores + one * stride + column + at, stride);
+      }
+      for (int64_t one = 0; one < count; one++) {
+        const int64_t pick = picks[from + one / group], seen = start + chosen[pick] + 1 - begin;
+        const int64_t hidden = window > 0 ? std::max<int64_t>(seen - window, 0) : 0;
+        float *by = scores + one * stride + begin, most = NOTHING, sum = 0;
+        weigh(by, hidden, seen, paired(seen), &most, &sum);
+        for (int64_t other = 0; other < groups; other++) {
+          const float share = counts[other * number + pick] / (sum * static_cast<float>(group * kv_heads));
+          float* added = to + other * columns + begin;
+          if (share != 0)
+            for (int64_t at = hidden; at < seen; at++) added[at] += by[at] * share;
+        }
+      }
+    }
+  }
+
+  // Whether a query is in some group; one that is in none may be behind what there is.
+  static bool counted(const float* counts, int64_t number, int64_t groups) {
+    for (int64_t one = 0; one < groups; one++)
+      if (counts[one * number] != 0) return true;
+    return false;
+  }
+
+  // Some keys, column by column, as rows of a number of each: (width, COLUMNS), up to a multiple of what is read at once.
+  void turn(const float* key, int64_t met, float* turned) const {
+    for (int64_t at = 0; at < width; at++) {
+      for (int64_t one = 0; one < met; one++) turned[at * COLUMNS + one] = key[one * width + at];
+      for (int64_t one = met; one < paired(met); one++) turned[at * COLUMNS + one] = 0;
     }
   }
 
@@ -233,4 +294,38 @@ extern "C" AOTITorchError aoti_torch_cpu_enhanced_prompt_attention(
   prompts.scaling = static_cast<float>(scaling), prompts.softcap = static_cast<float>(softcap), prompts.window = window;
   prompts.see = &see;
   return attended(prompts, query, key, value, slots, starts, out);
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_grouped_prompt_weights(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle queries,
+    AtenTensorHandle groups, int64_t columns, double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
+  Prompts prompts;
+  Tensor chosen, counts;
+  prompts.scaling = static_cast<float>(scaling), prompts.softcap = static_cast<float>(softcap), prompts.window = window;
+  if (!prompts.of(query, key, key, slots, starts) || !chosen.look(queries) || !counts.look(groups)) return AOTI_TORCH_FAILURE;
+  if (!chosen.is_number() || !chosen.dense() || chosen.axes != 2 || !counts.is_float() || !counts.dense() || counts.axes != 3)
+    return AOTI_TORCH_FAILURE;
+  const int64_t rows = prompts.rows, heads = prompts.kv_heads, number = chosen.sizes[1], kinds = counts.sizes[1];
+  if (chosen.sizes[0] != rows || counts.sizes[0] != rows || counts.sizes[2] != number) return AOTI_TORCH_FAILURE;
+  for (int64_t row = 0; row < rows; row++) {
+    const int64_t *own = chosen.of<const int64_t>() + row * number, start = prompts.starts.of<const int64_t>()[row];
+    for (int64_t at = 0; at < number; at++)
+      if (Prompts::counted(counts.of() + row * kinds * number + at, number, kinds) &&
+          (own[at] < 0 || own[at] >= prompts.length || start + own[at] >= columns))
+        return AOTI_TORCH_FAILURE;
+  }
+  float* to = made({rows, kinds, columns}, out);
+  if (!to) return AOTI_TORCH_FAILURE;
+  const int64_t each = kinds * columns;
+  std::vector<float> parts(rows * heads * each);
+#pragma omp parallel for schedule(dynamic) num_threads(THREADS) if (THREADS > 1)
+  for (int64_t at = 0; at < rows * heads; at++) {
+    const int64_t row = at / heads;
+    prompts.gather(row, at % heads, chosen.of<const int64_t>() + row * number, counts.of() + row * kinds * number, number,
+                   kinds, columns, parts.data() + at * each);
+  }
+  std::fill(to, to + rows * each, 0.f);
+  for (int64_t at = 0; at < rows * heads; at++)
+    for (int64_t one = 0; one < each; one++) to[at / heads * each + one] += parts[at * each + one];
+  return AOTI_TORCH_SUCCESS;
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -61,11 +61,36 @@ def enhanced_prompt_attention(
     return _sums(torch.cat(each, 2), value, slots)
 
 
+def _by_group(query: torch.Tensor, *rest: Any) -> torch.Tensor:
+    groups, columns = rest[4:6]
+    return query.new_empty(*groups.shape[:2], columns)
+
+
+@operator(_by_group)
+def grouped_prompt_weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    queries: torch.Tensor,
+    groups: torch.Tensor,
+    columns: int,
+    scaling: float,
+    window: int,
+    softcap: float,
+) -> torch.Tensor:
+    """The weights of some queries (rows, R), mean over heads, summed by groups (rows, G, R) that say how much each counts:
+    (rows, G, columns), which are all that a query may see."""
+    weights = prompt_weights(query, key, slots, starts, scaling, window, softcap).mean(1)[..., :columns]
+    return groups @ weights.gather(1, queries[..., None].expand(-1, -1, columns))
+
+
 class PromptLoops(NamedTuple):
-    """How they are called: `prompt_attention` and `enhanced_prompt_attention`."""
+    """How they are called: `prompt_attention`, `enhanced_prompt_attention` and `grouped_prompt_weights`."""
 
     plain: Callable[..., torch.Tensor]
     enhanced: Callable[..., torch.Tensor]
+    grouped: Callable[..., torch.Tensor]
 
     @classmethod
     def of(cls, loops: Loops) -> PromptLoops:
@@ -73,7 +98,7 @@ class PromptLoops(NamedTuple):
         return cls(*(partial(loops, one.__name__) for one in WITHIN))
 
 
-WITHIN = PromptLoops(prompt_attention, enhanced_prompt_attention)
+WITHIN = PromptLoops(prompt_attention, enhanced_prompt_attention, grouped_prompt_weights)
 
 
 def prompt_weights(

@@ -130,16 +130,13 @@ class PrefillCapture(Observer):
         self._of_last: list[torch.Tensor] = []
 
     def prefill(self, layer: int, weights: Weights, columns: int) -> None:
-        def grouped(rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-            return groups @ weights(rows).mean(1).to(groups.device)  # (rows, 3, columns)
-
         if self._at_once:
-            self._grouped.append(grouped(self._rows, self._groups))
+            self._grouped.append(weights.grouped(self._rows, self._groups))
         elif not self._rows.shape[1]:  # what is asked for lies in rows that were known
             self._grouped.append(self._groups.new_zeros(*self._groups.shape[:2], columns))
         else:
             parts = zip(self._rows.split(CAPTURE_ROWS, 1), self._groups.split(CAPTURE_ROWS, 2), strict=True)
-            self._grouped.append(sum(itertools.starmap(grouped, parts)))  # type: ignore[arg-type]
+            self._grouped.append(sum(itertools.starmap(weights.grouped, parts)))  # type: ignore[arg-type]
         if self._last is not None:
             self._of_last.append(weights(self._last[:, None]).mean(1).to(self._last.device))
 

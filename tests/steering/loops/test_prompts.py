@@ -185,3 +185,48 @@ def test_what_they_are_not_for_is_refused(loops: Loops) -> None:
     for own in ((masks[:1], settings, moved, 0), (masks[:, :19], settings, moved, 0), (masks, settings, moved, 3)):
         with pytest.raises(RuntimeError, match="refused"):
             loops("enhanced_prompt_attention", query, pool, pool, at, begun, *own, *how)
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "group", "n", "known", "width", "window", "softcap"),
+    [
+        (1, 1, 1, 1, 0, 16, 0, 0.0),
+        (2, 2, 3, 70, 0, 32, 0, 0.0),
+        (3, 1, 7, 37, 100, 64, 0, 0.0),
+        (2, 2, 2, 260, 90, 20, 33, 0.0),
+        (2, 1, 2, 40, 9, 7, 5, 2.0),
+    ],
+)
+def test_weights_of_some_queries_by_group(
+    loops: Loops, rows: int, heads: int, group: int, n: int, known: int, width: int, window: int, softcap: float
+) -> None:
+    """Queries in any order, one that is in no group and lies behind all, groups that count them differently."""
+    random = torch.Generator().manual_seed(4)
+    slots, starts, columns = places(rows, n, known)
+    query = torch.randn(rows, heads * group, n, width, generator=random)
+    key = pooled(rows + 2, heads, columns, width, torch.float32, 2)
+    ones = torch.eye(columns).expand(rows + 2, heads, -1, -1)  # what is summed of these are the weights
+    weights = torch.stack(
+        [by_definition(query[i], key[s], ones[s], int(starts[i]), window, softcap) for i, s in enumerate(slots)]
+    ).mean(1)
+    queries = torch.stack([torch.randperm(n, generator=random)[: -(-3 * n // 4)] for _ in range(rows)])
+    groups = torch.rand(rows, 3, queries.shape[1], generator=random) * (torch.arange(queries.shape[1]) % 3 > 0)
+    groups[..., 1::2] *= torch.tensor([1.0, 0.0, 1.0])[:, None]
+    expected = groups.double() @ torch.stack([one[at] for one, at in zip(weights, queries, strict=True)])
+    how = 0.3, window, softcap
+    close(prompts.grouped_prompt_weights(query, key, slots, starts, queries, groups, columns, *how), expected)
+    queries[:, 0] = n + 5
+    given = query, hide(key, slots, starts, n), slots, starts, queries, groups
+    close(loops("grouped_prompt_weights", *given, columns, *how), expected)
+    if n > 1:
+        with pytest.raises(RuntimeError, match="refused"):
+            loops("grouped_prompt_weights", *given, int(starts.max()) + n // 4, *how)
+
+
+def test_weights_of_no_queries(loops: Loops) -> None:
+    query, key = torch.randn(2, 2, 5, 16), pooled(2, 1, 8, 16, torch.float32, 0)
+    places = torch.arange(2), torch.zeros(2, dtype=torch.int64)
+    nobody = torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 3, 0)
+    assert torch.equal(
+        loops("grouped_prompt_weights", query, key, *places, *nobody, 8, 0.3, 0, 0.0), torch.zeros(2, 3, 8)
+    )
