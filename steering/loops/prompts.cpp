@@ -306,7 +306,8 @@ extern "C" AOTITorchError aoti_torch_cpu_grouped_prompt_weights(
   if (!chosen.is_number() || !chosen.dense() || chosen.axes != 2 || !counts.is_float() || !counts.dense() || counts.axes != 3)
     return AOTI_TORCH_FAILURE;
   const int64_t rows = prompts.rows, heads = prompts.kv_heads, number = chosen.sizes[1], kinds = counts.sizes[1];
-  if (chosen.sizes[0] != rows || counts.sizes[0] != rows || counts.sizes[2] != number) return AOTI_TORCH_FAILURE;
+  if (chosen.sizes[0] != rows || counts.sizes[0] != rows || counts.sizes[2] != number || columns < 1)
+    return AOTI_TORCH_FAILURE;
   for (int64_t row = 0; row < rows; row++) {
     const int64_t *own = chosen.of<const int64_t>() + row * number, start = prompts.starts.of<const int64_t>()[row];
     for (int64_t at = 0; at < number; at++)

@@ -12,6 +12,7 @@ import steering
 from steering import Diagnose, Pai, Request, Sage, Sampling, See
 from steering.compiled.steps import CompiledSteps
 from steering.loops import native
+from steering.loops.prompts import WITHIN
 from steering.protocol.readout import REGISTRY
 from tests import families
 from tests.steering.compiled.conftest import check_same_answers
@@ -56,7 +57,7 @@ def test_answers_are_those_without(
     for several in (*([one] for one in asked), ["plain", "words", "transfer", "content"], ["words", "read", "scale"]):
         check_same_answers(ours, plain, [asked[name] for name in several])
     causal = family != "gemma3"
-    assert all((called[name] > 0) == causal for name in ("prompt_attention", "enhanced_prompt_attention"))
+    assert all((called[loop.__name__] > 0) == causal for loop in WITHIN)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
