@@ -230,3 +230,5 @@ def test_weights_of_no_queries(loops: Loops) -> None:
     assert torch.equal(
         loops("grouped_prompt_weights", query, key, *places, *nobody, 8, 0.3, 0, 0.0), torch.zeros(2, 3, 8)
     )
+    with pytest.raises(RuntimeError, match="refused"):
+        loops("grouped_prompt_weights", query, key, *places, *nobody, 0, 0.3, 0, 0.0)
