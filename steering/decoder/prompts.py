@@ -58,14 +58,33 @@ class _OfPrompts:
         columns: int,
     ) -> torch.Tensor | None:
         """The same by our own loops, straight from a layer's pool, but for what `_looked` does; None where they do not know
-        what hooks make of it. slots, starts: (rows,). columns: at least those that are seen."""
+        what hooks make of it. query: contiguous. slots, starts: (rows,). columns: at least those that are seen."""
         changing = [hook for hook in self.hooks.attention if hook.changes(heads.layer)]
-        given = query.contiguous(), keys, values, slots, starts
-        how = heads.scaling, heads.window or 0, heads.softcap or 0.0
+        given = query, keys, values, slots, starts
         if not changing:
-            return loops.plain(*given, *how)
+            return loops.plain(*given, *_how(heads))
         shift = changing[0].shift(heads.layer, columns) if len(changing) == 1 else None
-        return None if shift is None else loops.enhanced(*given, *shift, heads.layer, *how)
+        return None if shift is None else loops.enhanced(*given, *shift, heads.layer, *_how(heads))
+
+    def _summed(
+        self,
+        loops: PromptLoops,
+        heads: Heads,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        slots: torch.Tensor,
+        starts: torch.Tensor,
+        columns: int,
+    ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+        """A layer's `Weights.grouped` by the same loops; None where a hook makes the weights others. As `_looped`."""
+        if any(hook.changes(heads.layer) or hook.queries is not None for hook in self.hooks.attention):
+            return None
+
+        def grouped(queries: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+            chosen = queries.contiguous(), groups.contiguous()
+            return loops.grouped(query, keys, slots, starts, *chosen, columns, *_how(heads))
+
+        return grouped
 
     def _looked(self, weights: _Weights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """An output (rows, heads, n, head_dim) behind those hooks that need weights. value: of all columns."""
@@ -143,13 +162,12 @@ class Prefill(_OfPrompts):
         looped = grouped = None
         starts = [self.start] * len(key) if self.ragged is None else self.ragged.starts
         if self.loops is not None and max(starts) + n <= self.pool.length:
+            query = query.contiguous()
             places = torch.arange(self.rows.start, self.rows.stop), torch.tensor(starts)
             looped = self._looped(self.loops, heads, query, keys, values, *places, end)
             if looped is not None and not self.hooks.looks:
                 return looped
-            if not any(hook.changes(heads.layer) or hook.queries is not None for hook in self.hooks.attention):
-                how = end, heads.scaling, heads.window or 0, heads.softcap or 0.0
-                grouped = functools.partial(_grouped, self.loops, (query.contiguous(), keys, *places), how)
+            grouped = self._summed(self.loops, heads, query, keys, *places, end)
         if self.start or self.ragged is not None:
             key, value = keys[self.rows, :, :end], values[self.rows, :, :end]
             mask = self._chunk_mask(n, end, heads.window, query.device)
@@ -194,7 +212,8 @@ class Placed(_OfPrompts):
             pooled.view(-1, width).index_copy_(0, written, own.reshape(-1, width))
         looped = None
         if self.fused and keys.dtype == torch.float32:
-            looped = self._looped(WITHIN, heads, query, keys, values, self.slots, self.starts, self.columns)
+            places = self.slots, self.starts
+            looped = self._looped(WITHIN, heads, query.contiguous(), keys, values, *places, self.columns)
         if looped is not None and not self.hooks.looks:
             return looped
         if heads.window not in self._masks:
@@ -234,14 +253,9 @@ class Ragged:
         pooled[row, :, column] = own[row, :, at]
 
 
-def _grouped(
-    loops: PromptLoops,
-    given: tuple[torch.Tensor, ...],
-    how: tuple[float, ...],
-    queries: torch.Tensor,
-    groups: torch.Tensor,
-) -> torch.Tensor:
-    return loops.grouped(*given, queries.contiguous(), groups.contiguous(), *how)
+def _how(heads: Heads) -> tuple[float, int, float]:
+    """The end of what each of the loops is told."""
+    return heads.scaling, heads.window or 0, heads.softcap or 0.0
 
 
 def _product_under(hook: AttentionHook, layer: int, exact: Product, value: torch.Tensor) -> torch.Tensor:

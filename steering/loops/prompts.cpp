@@ -23,7 +23,8 @@ constexpr int AT_ONCE = 6;
 constexpr int64_t PAIR = 2 * WIDTH;
 enum Kind { VISUAL, TEXT, REST, KINDS };  // of columns
 
-int64_t paired(int64_t numbers) { return (numbers + PAIR - 1) / PAIR * PAIR; }
+int64_t rounded(int64_t numbers, int64_t to) { return (numbers + to - 1) / to * to; }
+int64_t paired(int64_t numbers) { return rounded(numbers, PAIR); }
 
 // Adds left (AT_ONCE, depth) times right (depth, 2 vectors) to what is there, or takes its place.
 template <bool added>
@@ -52,6 +53,9 @@ struct Prompts {
   int64_t rows, kv_heads, group, length, width, padded, window;
   float scaling, softcap;
   const Enhancement* see = nullptr;
+
+  Prompts(double scaling, int64_t window, double softcap)
+      : window(window), scaling(static_cast<float>(scaling)), softcap(static_cast<float>(softcap)) {}
 
   bool of(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle first,
           AtenTensorHandle second) {
@@ -90,7 +94,7 @@ struct Prompts {
 
   // Some queries of a row, from one on, of a head of keys.
   void some(int64_t row, int64_t head, int64_t from, float* out) const {
-    const int64_t count = std::min(queries(), length - from) * group, wide = (count + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
+    const int64_t count = std::min(queries(), length - from) * group, wide = rounded(count, AT_ONCE);
     const int64_t start = starts.of<const int64_t>()[row], slot = slots.of<const int64_t>()[row];
     const float alpha = see ? see->alpha(row)[0] : 0, *mask = alpha > 0 ? see->mask(row) : nullptr;
     const int64_t kinds = mask ? KINDS : 1;
@@ -168,11 +172,11 @@ struct Prompts {
     const int64_t together = std::max<int64_t>(std::min(QUERIES, SCORES / columns) / group, 1);
     for (size_t from = 0; from < picks.size(); from += together) {
       const int64_t some = std::min<int64_t>(together, picks.size() - from), count = some * group;
-      const int64_t wide = (count + AT_ONCE - 1) / AT_ONCE * AT_ONCE;
+      const int64_t wide = rounded(count, AT_ONCE);
       int64_t first = length, last = 0;
       for (int64_t one = 0; one < some; one++)
         first = std::min(first, chosen[picks[from + one]]), last = std::max(last, chosen[picks[from + one]]);
-      const int64_t end = start + last + 1, stride = (end + COLUMNS - 1) / COLUMNS * COLUMNS;
+      const int64_t end = start + last + 1, stride = rounded(end, COLUMNS);
       const int64_t begin = window > 0 ? std::max<int64_t>(start + first + 1 - window, 0) / COLUMNS * COLUMNS : 0;
       float *query = scratch(wide * width + width * COLUMNS + wide * stride), *turned = query + wide * width;
       float* scores = turned + width * COLUMNS;
@@ -277,8 +281,7 @@ AOTITorchError attended(Prompts& prompts, AtenTensorHandle query, AtenTensorHand
 extern "C" AOTITorchError aoti_torch_cpu_prompt_attention(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
     double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
-  Prompts prompts;
-  prompts.scaling = static_cast<float>(scaling), prompts.softcap = static_cast<float>(softcap), prompts.window = window;
+  Prompts prompts(scaling, window, softcap);
   return attended(prompts, query, key, value, slots, starts, out);
 }
 
@@ -286,12 +289,11 @@ extern "C" AOTITorchError aoti_torch_cpu_enhanced_prompt_attention(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
     AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle transfer, int64_t layer, double scaling,
     int64_t window, double softcap, AtenTensorHandle* out) {
-  Prompts prompts;
+  Prompts prompts(scaling, window, softcap);
   Tensor rows;
   Enhancement see;
   see.layer = layer;
   if (!rows.look(slots) || rows.axes != 1 || !see.of(masks, settings, transfer, rows.sizes[0], 0)) return AOTI_TORCH_FAILURE;
-  prompts.scaling = static_cast<float>(scaling), prompts.softcap = static_cast<float>(softcap), prompts.window = window;
   prompts.see = &see;
   return attended(prompts, query, key, value, slots, starts, out);
 }
@@ -299,9 +301,8 @@ extern "C" AOTITorchError aoti_torch_cpu_enhanced_prompt_attention(
 extern "C" AOTITorchError aoti_torch_cpu_grouped_prompt_weights(
     AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle queries,
     AtenTensorHandle groups, int64_t columns, double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
-  Prompts prompts;
+  Prompts prompts(scaling, window, softcap);
   Tensor chosen, counts;
-  prompts.scaling = static_cast<float>(scaling), prompts.softcap = static_cast<float>(softcap), prompts.window = window;
   if (!prompts.of(query, key, key, slots, starts) || !chosen.look(queries) || !counts.look(groups)) return AOTI_TORCH_FAILURE;
   if (!chosen.is_number() || !chosen.dense() || chosen.axes != 2 || !counts.is_float() || !counts.dense() || counts.axes != 3)
     return AOTI_TORCH_FAILURE;

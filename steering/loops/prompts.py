@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -61,8 +61,16 @@ def enhanced_prompt_attention(
     return _sums(torch.cat(each, 2), value, slots)
 
 
-def _by_group(query: torch.Tensor, *rest: Any) -> torch.Tensor:
-    groups, columns = rest[4:6]
+def _by_group(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    queries: torch.Tensor,
+    groups: torch.Tensor,
+    columns: int,
+    *rest: object,
+) -> torch.Tensor:
     return query.new_empty(*groups.shape[:2], columns)
 
 

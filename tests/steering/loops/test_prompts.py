@@ -15,6 +15,21 @@ from tests.steering.loops.test_loops import close, pooled
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
 
 
+shaped = pytest.mark.parametrize(
+    ("rows", "heads", "group", "n", "known", "width", "window", "softcap"),
+    [
+        (1, 1, 1, 1, 0, 16, 0, 0.0),
+        (2, 2, 3, 70, 0, 32, 0, 0.0),
+        (3, 1, 7, 37, 100, 64, 0, 0.0),
+        (2, 2, 2, 130, 90, 20, 33, 0.0),
+        (2, 1, 2, 40, 9, 7, 5, 2.0),
+        (1, 2, 1, 230, 3, 80, 0, 0.0),
+        (2, 1, 250, 2, 70, 16, 64, 0.0),
+        (2, 2, 2, 260, 90, 20, 33, 0.0),
+    ],
+)
+
+
 def places(rows: int, n: int, known: int) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Slots in another order than rows, where each begins, and how many columns there are."""
     starts = torch.tensor([known * row // max(1, rows - 1) for row in range(rows)])
@@ -53,18 +68,7 @@ def by_definition(
     return torch.stack(out, 1)
 
 
-@pytest.mark.parametrize(
-    ("rows", "heads", "group", "n", "known", "width", "window", "softcap"),
-    [
-        (1, 1, 1, 1, 0, 16, 0, 0.0),
-        (2, 2, 3, 70, 0, 32, 0, 0.0),
-        (3, 1, 7, 37, 100, 64, 0, 0.0),
-        (2, 2, 2, 130, 90, 20, 33, 0.0),
-        (2, 1, 2, 40, 9, 7, 5, 2.0),
-        (1, 2, 1, 230, 3, 80, 0, 0.0),
-        (2, 1, 250, 2, 70, 16, 64, 0.0),
-    ],
-)
+@shaped
 def test_attention_of_prompts(
     loops: Loops, rows: int, heads: int, group: int, n: int, known: int, width: int, window: int, softcap: float
 ) -> None:
@@ -187,16 +191,7 @@ def test_what_they_are_not_for_is_refused(loops: Loops) -> None:
             loops("enhanced_prompt_attention", query, pool, pool, at, begun, *own, *how)
 
 
-@pytest.mark.parametrize(
-    ("rows", "heads", "group", "n", "known", "width", "window", "softcap"),
-    [
-        (1, 1, 1, 1, 0, 16, 0, 0.0),
-        (2, 2, 3, 70, 0, 32, 0, 0.0),
-        (3, 1, 7, 37, 100, 64, 0, 0.0),
-        (2, 2, 2, 260, 90, 20, 33, 0.0),
-        (2, 1, 2, 40, 9, 7, 5, 2.0),
-    ],
-)
+@shaped
 def test_weights_of_some_queries_by_group(
     loops: Loops, rows: int, heads: int, group: int, n: int, known: int, width: int, window: int, softcap: float
 ) -> None:
