@@ -59,12 +59,11 @@ class _OfPrompts:
     ) -> torch.Tensor | None:
         """The same by our own loops, straight from a layer's pool, but for what `_looked` does; None where they do not know
         what hooks make of it. query: contiguous. slots, starts: (rows,). columns: at least those that are seen."""
-        changing = [hook for hook in self.hooks.attention if hook.changes(heads.layer)]
-        given = query, keys, values, slots, starts
-        if not changing:
-            return loops.plain(*given, *_how(heads))
-        shift = changing[0].shift(heads.layer, columns) if len(changing) == 1 else None
-        return None if shift is None else loops.enhanced(*given, *shift, heads.layer, *_how(heads))
+        known = self._known(heads.layer, columns)
+        if known is None:
+            return None
+        loop = loops.enhanced if known else loops.plain
+        return loop(query, keys, values, slots, starts, *known, *_how(heads))
 
     def _summed(
         self,
@@ -76,15 +75,26 @@ class _OfPrompts:
         starts: torch.Tensor,
         columns: int,
     ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-        """A layer's `Weights.grouped` by the same loops; None where a hook makes the weights others. As `_looped`."""
-        if any(hook.changes(heads.layer) or hook.queries is not None for hook in self.hooks.attention):
+        """A layer's `Weights.grouped` by the same loops; None as there, and where a hook wants weights. As `_looped`."""
+        known = self._known(heads.layer, columns)
+        if known is None or any(hook.queries is not None for hook in self.hooks.attention):
             return None
 
         def grouped(queries: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+            loop = loops.enhanced_grouped if known else loops.grouped
             chosen = queries.contiguous(), groups.contiguous()
-            return loops.grouped(query, keys, slots, starts, *chosen, columns, *_how(heads))
+            return loop(query, keys, slots, starts, *chosen, columns, *known, *_how(heads))
 
         return grouped
+
+    def _known(self, layer: int, columns: int) -> tuple[torch.Tensor | int, ...] | None:
+        """What loops are told of a hook that changes a layer's weights, nothing where none does; None where they do not know
+        what hooks make of them."""
+        changing = [hook for hook in self.hooks.attention if hook.changes(layer)]
+        if not changing:
+            return ()
+        shift = changing[0].shift(layer, columns) if len(changing) == 1 else None
+        return None if shift is None else (*shift, layer)
 
     def _looked(self, weights: _Weights, value: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """An output (rows, heads, n, head_dim) behind those hooks that need weights. value: of all columns."""
@@ -101,7 +111,7 @@ class _OfPrompts:
 @dataclass
 class _Weights(Weights):
     """Those of a layer of a pass. query: (rows, heads, n, head_dim). key: (rows, kv_heads, columns, head_dim). loop: gives
-    what is `grouped` of queries and groups that are on the CPU, as no hook changes it."""
+    what is `grouped` of queries and groups that are on the CPU."""
 
     step: _OfPrompts
     heads: Heads
@@ -210,10 +220,11 @@ class Placed(_OfPrompts):
         written = (head[..., None] * self.pool.length + filled[:, None]).flatten()
         for pooled, own in ((keys, key), (values, value)):
             pooled.view(-1, width).index_copy_(0, written, own.reshape(-1, width))
-        looped = None
+        looped = grouped = None
         if self.fused and keys.dtype == torch.float32:
-            places = self.slots, self.starts
-            looped = self._looped(WITHIN, heads, query.contiguous(), keys, values, *places, self.columns)
+            query, places = query.contiguous(), (self.slots, self.starts)
+            looped = self._looped(WITHIN, heads, query, keys, values, *places, self.columns)
+            grouped = self._summed(WITHIN, heads, query, keys, *places, self.columns)
         if looped is not None and not self.hooks.looks:
             return looped
         if heads.window not in self._masks:
@@ -226,7 +237,7 @@ class Placed(_OfPrompts):
         mask = self._masks[heads.window]
         if looped is None:
             return self._hooked(heads, query, keys, values, mask)
-        return self._looked(_Weights(self, heads, query, keys, mask), values, looped)
+        return self._looked(_Weights(self, heads, query, keys, mask, grouped), values, looped)
 
 
 @dataclass

@@ -57,6 +57,16 @@ struct Prompts {
   Prompts(double scaling, int64_t window, double softcap)
       : window(window), scaling(static_cast<float>(scaling)), softcap(static_cast<float>(softcap)) {}
 
+  // Before `of`: attention is enhanced, as settings say, which must stay.
+  bool under(Enhancement& how, AtenTensorHandle slots, AtenTensorHandle masks, AtenTensorHandle settings,
+             AtenTensorHandle transfer, int64_t layer) {
+    Tensor rows;
+    how.layer = layer;
+    if (!rows.look(slots) || rows.axes != 1 || !how.of(masks, settings, transfer, rows.sizes[0], 0)) return false;
+    see = &how;
+    return true;
+  }
+
   bool of(AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle first,
           AtenTensorHandle second) {
     if (!asked.look(query) || !keys.look(key) || !values.look(value) || !slots.look(first) || !starts.look(second)) return false;
@@ -101,11 +111,11 @@ struct Prompts {
     float* query = scratch(wide * width + (width + padded) * COLUMNS + kinds * wide * (padded + 1) + wide);
     float *turned = query + wide * width, *near = turned + width * COLUMNS, *sums = near + padded * COLUMNS;
     float *totals = sums + kinds * wide * padded, *most = totals + kinds * wide;
-    const float left = softcap > 0 ? 1.f : scaling;
-    for (int64_t one = 0; one < wide; one++) {
-      const float* own = place(asked.of(), row, head, from, one, width);
-      for (int64_t at = 0; at < width; at++) query[one * width + at] = one < count ? own[at] * left : 0;
-    }
+    for (int64_t one = 0; one < wide; one++)
+      if (one < count)
+        fetch(row, head, from, one, query + one * width);
+      else
+        std::fill_n(query + one * width, width, 0.f);
     std::fill(sums, most, 0.f), std::fill(most, most + wide, NOTHING);
     const float* key = keys.of(slot) + head * keys.strides[1];
     const float* value = values.of(slot) + head * values.strides[1];
@@ -181,10 +191,8 @@ struct Prompts {
       float *query = scratch(wide * width + width * COLUMNS + wide * stride), *turned = query + wide * width;
       float* scores = turned + width * COLUMNS;
       std::fill(query, turned, 0.f);
-      for (int64_t one = 0; one < count; one++) {
-        const float* own = place(asked.of(), row, head, chosen[picks[from + one / group]], one % group, width);
-        for (int64_t at = 0; at < width; at++) query[one * width + at] = own[at] * (softcap > 0 ? 1.f : scaling);
-      }
+      for (int64_t one = 0; one < count; one++)
+        fetch(row, head, chosen[picks[from + one / group]], one % group, query + one * width);
       for (int64_t column = begin; column < end; column += COLUMNS) {
         const int64_t met = std::min(COLUMNS, end - column);
         turn(key + column * width, met, turned);
@@ -197,6 +205,7 @@ struct Prompts {
         const int64_t hidden = window > 0 ? std::max<int64_t>(seen - window, 0) : 0;
         float *by = scores + one * stride + begin, most = NOTHING, sum = 0;
         weigh(by, hidden, seen, paired(seen), &most, &sum);
+        if (see && see->alpha(row)[0] > 0) enhance(row, begin, by, hidden, seen, sum);
         for (int64_t other = 0; other < groups; other++) {
           const float share = counts[other * number + pick] / (sum * static_cast<float>(group * kv_heads));
           float* added = to + other * columns + begin;
@@ -205,6 +214,16 @@ struct Prompts {
         }
       }
     }
+  }
+
+  // Weights as See makes them, all but for what they are divided by, which stays. from: the first one's column.
+  void enhance(int64_t row, int64_t from, float* weights, int64_t hidden, int64_t seen, float all) const {
+    const float* mask = see->mask(row);
+    float sums[KINDS] = {};
+    for (int64_t at = hidden; at < seen; at++) sums[kind_of(mask, from + at)] += weights[at];
+    const Shares by(see->alpha(row)[0], sums[VISUAL] / all, sums[TEXT] / all, see->moving(row));
+    const float factors[KINDS] = {(1 + by.up) / by.total, (1 - by.down) / by.total, 1 / by.total};
+    for (int64_t at = hidden; at < seen; at++) weights[at] *= factors[kind_of(mask, from + at)];
   }
 
   // Whether a query is in some group; one that is in none may be behind what there is.
@@ -230,6 +249,12 @@ struct Prompts {
   template <typename Number>
   Number* place(Number* numbers, int64_t row, int64_t head, int64_t from, int64_t one, int64_t wide) const {
     return numbers + (((row * kv_heads + head) * group + one % group) * length + from + one / group) * wide;
+  }
+
+  // A query, as `place` counts them, of which scores are made.
+  void fetch(int64_t row, int64_t head, int64_t from, int64_t one, float* to) const {
+    const float *own = place(asked.of(), row, head, from, one, width), left = softcap > 0 ? 1.f : scaling;
+    for (int64_t at = 0; at < width; at++) to[at] = own[at] * left;
   }
 
   // Scores of a query become weights, but for what all are divided by; zeros where it does not see. Returns by what earlier
@@ -276,32 +301,10 @@ AOTITorchError attended(Prompts& prompts, AtenTensorHandle query, AtenTensorHand
   return AOTI_TORCH_SUCCESS;
 }
 
-}  // namespace
-
-extern "C" AOTITorchError aoti_torch_cpu_prompt_attention(
-    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
-    double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
-  Prompts prompts(scaling, window, softcap);
-  return attended(prompts, query, key, value, slots, starts, out);
-}
-
-extern "C" AOTITorchError aoti_torch_cpu_enhanced_prompt_attention(
-    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
-    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle transfer, int64_t layer, double scaling,
-    int64_t window, double softcap, AtenTensorHandle* out) {
-  Prompts prompts(scaling, window, softcap);
-  Tensor rows;
-  Enhancement see;
-  see.layer = layer;
-  if (!rows.look(slots) || rows.axes != 1 || !see.of(masks, settings, transfer, rows.sizes[0], 0)) return AOTI_TORCH_FAILURE;
-  prompts.see = &see;
-  return attended(prompts, query, key, value, slots, starts, out);
-}
-
-extern "C" AOTITorchError aoti_torch_cpu_grouped_prompt_weights(
-    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle queries,
-    AtenTensorHandle groups, int64_t columns, double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
-  Prompts prompts(scaling, window, softcap);
+// What `grouped_prompt_weights` says, or the same under See.
+AOTITorchError summed(Prompts& prompts, AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots,
+                      AtenTensorHandle starts, AtenTensorHandle queries, AtenTensorHandle groups, int64_t columns,
+                      AtenTensorHandle* out) {
   Tensor chosen, counts;
   if (!prompts.of(query, key, key, slots, starts) || !chosen.look(queries) || !counts.look(groups)) return AOTI_TORCH_FAILURE;
   if (!chosen.is_number() || !chosen.dense() || chosen.axes != 2 || !counts.is_float() || !counts.dense() || counts.axes != 3)
@@ -330,4 +333,40 @@ extern "C" AOTITorchError aoti_torch_cpu_grouped_prompt_weights(
   for (int64_t at = 0; at < rows * heads; at++)
     for (int64_t one = 0; one < each; one++) to[at / heads * each + one] += parts[at * each + one];
   return AOTI_TORCH_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" AOTITorchError aoti_torch_cpu_prompt_attention(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
+    double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
+  Prompts prompts(scaling, window, softcap);
+  return attended(prompts, query, key, value, slots, starts, out);
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_enhanced_prompt_attention(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle value, AtenTensorHandle slots, AtenTensorHandle starts,
+    AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle transfer, int64_t layer, double scaling,
+    int64_t window, double softcap, AtenTensorHandle* out) {
+  Prompts prompts(scaling, window, softcap);
+  Enhancement see;
+  if (!prompts.under(see, slots, masks, settings, transfer, layer)) return AOTI_TORCH_FAILURE;
+  return attended(prompts, query, key, value, slots, starts, out);
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_grouped_prompt_weights(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle queries,
+    AtenTensorHandle groups, int64_t columns, double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
+  Prompts prompts(scaling, window, softcap);
+  return summed(prompts, query, key, slots, starts, queries, groups, columns, out);
+}
+
+extern "C" AOTITorchError aoti_torch_cpu_enhanced_grouped_prompt_weights(
+    AtenTensorHandle query, AtenTensorHandle key, AtenTensorHandle slots, AtenTensorHandle starts, AtenTensorHandle queries,
+    AtenTensorHandle groups, int64_t columns, AtenTensorHandle masks, AtenTensorHandle settings, AtenTensorHandle transfer,
+    int64_t layer, double scaling, int64_t window, double softcap, AtenTensorHandle* out) {
+  Prompts prompts(scaling, window, softcap);
+  Enhancement see;
+  if (!prompts.under(see, slots, masks, settings, transfer, layer)) return AOTI_TORCH_FAILURE;
+  return summed(prompts, query, key, slots, starts, queries, groups, columns, out);
 }

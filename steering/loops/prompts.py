@@ -56,9 +56,7 @@ def enhanced_prompt_attention(
     """The same of weights as See enhances them where alpha is fixed. masks, settings, transfer: as `looks.enhanced` has
     them; a column is an image's, the text's or neither."""
     weights = prompt_weights(query, key, slots, starts, scaling, window, softcap)
-    alone = torch.cat([settings[..., :1], torch.zeros_like(settings[..., 1:])], -1)
-    each = [enhanced(one[:, :, None], masks, alone, transfer, layer)[0] for one in weights.unbind(2)]
-    return _sums(torch.cat(each, 2), value, slots)
+    return _sums(_enhanced(weights, masks, settings, transfer, layer), value, slots)
 
 
 def _by_group(
@@ -89,16 +87,39 @@ def grouped_prompt_weights(
 ) -> torch.Tensor:
     """The weights of some queries (rows, R), mean over heads, summed by groups (rows, G, R) that say how much each counts:
     (rows, G, columns), which are all that a query may see."""
-    weights = prompt_weights(query, key, slots, starts, scaling, window, softcap).mean(1)[..., :columns]
-    return groups @ weights.gather(1, queries[..., None].expand(-1, -1, columns))
+    return _summed(prompt_weights(query, key, slots, starts, scaling, window, softcap), queries, groups, columns)
+
+
+@operator(_by_group)
+def enhanced_grouped_prompt_weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    queries: torch.Tensor,
+    groups: torch.Tensor,
+    columns: int,
+    masks: torch.Tensor,
+    settings: torch.Tensor,
+    transfer: torch.Tensor,
+    layer: int,
+    scaling: float,
+    window: int,
+    softcap: float,
+) -> torch.Tensor:
+    """The same of weights as `enhanced_prompt_attention` has them."""
+    weights = prompt_weights(query, key, slots, starts, scaling, window, softcap)
+    return _summed(_enhanced(weights, masks, settings, transfer, layer), queries, groups, columns)
 
 
 class PromptLoops(NamedTuple):
-    """How they are called: `prompt_attention`, `enhanced_prompt_attention` and `grouped_prompt_weights`."""
+    """How they are called: `prompt_attention`, `enhanced_prompt_attention`, `grouped_prompt_weights` and
+    `enhanced_grouped_prompt_weights`."""
 
     plain: Callable[..., torch.Tensor]
     enhanced: Callable[..., torch.Tensor]
     grouped: Callable[..., torch.Tensor]
+    enhanced_grouped: Callable[..., torch.Tensor]
 
     @classmethod
     def of(cls, loops: Loops) -> PromptLoops:
@@ -106,7 +127,9 @@ class PromptLoops(NamedTuple):
         return cls(*(partial(loops, one.__name__) for one in WITHIN))
 
 
-WITHIN = PromptLoops(prompt_attention, enhanced_prompt_attention, grouped_prompt_weights)
+WITHIN = PromptLoops(
+    prompt_attention, enhanced_prompt_attention, grouped_prompt_weights, enhanced_grouped_prompt_weights
+)
 
 
 def prompt_weights(
@@ -126,6 +149,19 @@ def prompt_weights(
         scores = torch.tanh(scores / softcap) * softcap
     last = (starts[:, None] + torch.arange(n, device=query.device))[:, None, :, None]
     return scores.masked_fill(~seen_columns(last, key.shape[2], window), -torch.inf).softmax(-1)
+
+
+def _enhanced(
+    weights: torch.Tensor, masks: torch.Tensor, settings: torch.Tensor, transfer: torch.Tensor, layer: int
+) -> torch.Tensor:
+    alone = torch.cat([settings[..., :1], torch.zeros_like(settings[..., 1:])], -1)
+    each = [enhanced(one[:, :, None], masks, alone, transfer, layer)[0] for one in weights.unbind(2)]
+    return torch.cat(each, 2)
+
+
+def _summed(weights: torch.Tensor, queries: torch.Tensor, groups: torch.Tensor, columns: int) -> torch.Tensor:
+    chosen = weights.mean(1)[..., :columns].gather(1, queries[..., None].expand(-1, -1, columns))
+    return groups @ chosen
 
 
 def _sums(weights: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -138,7 +138,8 @@ class PrefillCapture(Observer):
             parts = zip(self._rows.split(CAPTURE_ROWS, 1), self._groups.split(CAPTURE_ROWS, 2), strict=True)
             self._grouped.append(sum(itertools.starmap(weights.grouped, parts)))  # type: ignore[arg-type]
         if self._last is not None:
-            self._of_last.append(weights(self._last[:, None]).mean(1).to(self._last.device))
+            alone = torch.ones_like(self._last, dtype=self._groups.dtype)[:, None, None]
+            self._of_last.append(weights.grouped(self._last[:, None], alone))
 
     def settle(self, positions: torch.Tensor | None) -> None:
         by_group = self._ranks.mean(torch.stack(self._grouped))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from typing import Any
 
 import pytest
@@ -107,14 +108,11 @@ def test_attention_of_prompts_that_see_enhances(loops: Loops, known: int, window
         moved = torch.where(seen >= looks.LEAST, alpha, 0.0)
         return weights * (1 + image * (moved * read / seen.clamp(min=looks.LEAST)) - text * moved)
 
-    expected = torch.stack(
-        [
-            by_definition(
-                query[i], key[s], value[s], int(starts[i]), window, softcap, lambda weights, row=i: see(row, weights)
-            )
-            for i, s in enumerate(slots)
-        ]
-    )
+    def by_row(values: torch.Tensor) -> torch.Tensor:
+        given = [(query[i], key[s], values[s], int(starts[i]), window, softcap) for i, s in enumerate(slots)]
+        return torch.stack([by_definition(*one, partial(see, row)) for row, one in enumerate(given)])
+
+    expected = by_row(value)
     how = slots, starts, masks, settings, transfer, layer, 0.3, window, softcap
     hidden = [hide(one, slots, starts, n) for one in (key, value)]
     found = loops("enhanced_prompt_attention", query, *hidden, *how)
@@ -123,6 +121,14 @@ def test_attention_of_prompts_that_see_enhances(loops: Loops, known: int, window
     plain = loops("prompt_attention", query, *hidden, *how[:2], *how[6:])
     assert torch.equal(found[2], plain[2])  # it did not ask
     assert not torch.isclose(found[0], plain[0], atol=1e-2).all()
+    weights = by_row(torch.eye(columns).expand(rows + 2, heads, -1, -1)).mean(1)
+    queries, groups = torch.arange(n).flip(0).expand(rows, -1).contiguous(), torch.rand(rows, 3, n, generator=random)
+    given, how = (slots, starts, queries, groups, columns), how[2:]
+    expected = groups.double() @ weights.flip(1)
+    close(loops("enhanced_grouped_prompt_weights", query, hidden[0], *given, *how), expected)
+    close(prompts.enhanced_grouped_prompt_weights(query, key, *given, *how), expected)
+    plain = loops("grouped_prompt_weights", query, hidden[0], *given, *how[4:])
+    assert torch.equal(loops("enhanced_grouped_prompt_weights", query, hidden[0], *given, *how)[2], plain[2])
 
 
 @pytest.mark.parametrize("span", [1.0, 30.0, 90.0, 1e4])
@@ -189,6 +195,9 @@ def test_what_they_are_not_for_is_refused(loops: Loops) -> None:
     for own in ((masks[:1], settings, moved, 0), (masks[:, :19], settings, moved, 0), (masks, settings, moved, 3)):
         with pytest.raises(RuntimeError, match="refused"):
             loops("enhanced_prompt_attention", query, pool, pool, at, begun, *own, *how)
+        chosen = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1, 1)
+        with pytest.raises(RuntimeError, match="refused"):
+            loops("enhanced_grouped_prompt_weights", query, pool, at, begun, *chosen, 20, *own, *how)
 
 
 @shaped
