@@ -1,9 +1,11 @@
-"""The two models of the benchmarks and their prompts: the embedded one, and a wider one with random weights."""
+"""The two models of the benchmarks and their prompts: the embedded one, and a wider one with random weights, which
+`python -m benchmarks.models FOLDER` writes for servers to be asked about."""
 
 from __future__ import annotations
 
 import json
 import random
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,3 +62,7 @@ def wide(folder: Path, seed: int = 0) -> Workload:
     model.generation_config = GenerationConfig(eos_token_id=text["eos_token_id"], pad_token_id=text["pad_token_id"])
     model.save_pretrained(folder)
     return Workload("wide", folder, images=4, size=(25 * 28, 15 * 28), context=350, words=108, max_length=2304)
+
+
+if __name__ == "__main__":
+    print(f"{wide(Path(sys.argv[1])).folder} holds the wide model." if len(sys.argv) == 2 else __doc__)

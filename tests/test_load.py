@@ -312,6 +312,31 @@ def test_workloads_are_the_same_for_every_server() -> None:
         assert len(one) == pictures + 1
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["b"], "'b' is not NAME=URL=MODEL"),
+        (["b=127.0.0.1=m"], "is not NAME=URL=MODEL"),
+        (["--fields", "b={}"], "no server is named b"),
+        (["--fields", "a={"], "'{' is not JSON"),
+        (["--fields", "a=[1]"], "'[1]' is no object"),
+        (["--tokens", "9-3"], "'9-3' is neither a number of tokens"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_asked(
+    more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["a=http://127.0.0.1:1/v1=m", *more])
+    assert said in capsys.readouterr().err
+
+
+def test_why_nothing_was_answered_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "a=http://127.0.0.1:1/v1=m", "--requests", "2", "--clients", "1", "--repeats", "1", "--rest", "0"
+    assert run.main(words) == 1
+    assert "a: 2 had no answer: [Errno 111] Connection refused" in capsys.readouterr().err
+
+
 def test_the_commands_of_the_page_are_read() -> None:
     shown = of_the_page()
     loads = [words[3:] for words in shown if words[1:3] == ["-m", "benchmarks.load.run"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -27,8 +28,8 @@ class Server:
 
 @dataclass
 class Seen:
-    """One request. status: of HTTP, 0 where there was none. first: seconds to the first text; gaps: between its pieces, of
-    a stream; total: to the end. left: the client went before that."""
+    """One request. status: of HTTP, 0 where there was none, and `fault` says why. first: seconds to the first text; gaps:
+    between its pieces, of a stream; total: to the end. left: the client went before that."""
 
     status: int = 0
     first: float | None = None
@@ -36,6 +37,7 @@ class Seen:
     total: float = 0.0
     tokens: int = 0
     left: bool = False
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Outcome:
         """How many requests ended how: their status, or that the client left."""
         found = ["left" if one.left else str(one.status) for one in self.seen]
         return {name: found.count(name) for name in sorted(set(found))}
+
+    def faults(self) -> Counter[str]:
+        """Why how many requests had no answer."""
+        return Counter(one.fault for one in self.seen if one.status == 0)
 
     def times(self, name: str, percent: float) -> float | None:
         """A percentile in milliseconds of `first`, `total` or `gaps`; None where there are none."""

@@ -38,7 +38,7 @@ COLUMNS = "workload", "clients", "engine, tokens/s", "server, tokens/s", "of the
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     options = _options().parse_args(argv)
-    server, key = server_of(options.server), os.environ.get("OPENAI_API_KEY")
+    server, key = options.server, os.environ.get("OPENAI_API_KEY")
     engine = make_engine(Settings())
     engine.compilation.wait()
     if engine.compilation.state == "failed":
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("server", metavar="NAME=URL=MODEL")
+    parser.add_argument("server", type=server_of, metavar="NAME=URL=MODEL")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["short", "picture"])
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--tokens", type=lengths_of, default="64", metavar="N", help="of every answer, or LEAST-MOST")

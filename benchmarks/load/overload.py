@@ -33,13 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 where a server answered none."""
     options = _options().parse_args(argv)
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
-    answered = [_measured(server_of(text), options) for text in options.servers]
+    answered = [_measured(server, options) for server in options.servers]
     return int(not all(answered))
 
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("servers", nargs="+", metavar="NAME=URL=MODEL")
+    parser.add_argument("servers", nargs="+", type=server_of, metavar="NAME=URL=MODEL")
     parser.add_argument("--workload", choices=list(WORKLOADS), default="short")
     parser.add_argument("--tokens", type=int, default=64, help="of every answer")
     parser.add_argument("--clients", type=int, default=16, help="that make it busy: its slots")

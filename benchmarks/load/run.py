@@ -19,6 +19,8 @@ import random
 import statistics
 import sys
 import time
+from argparse import ArgumentTypeError
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -45,11 +47,11 @@ COLUMNS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 where a server answered none."""
-    options = _options().parse_args(argv)
-    servers = [server_of(text) for text in options.servers]
-    for text in options.fields:
-        name, _, given = text.partition("=")
-        servers = [replace(one, fields=fields_of(given)) if one.name == name else one for one in servers]
+    options = (parser := _options()).parse_args(argv)
+    servers, fields = options.servers, dict(options.fields)
+    if unknown := fields.keys() - {one.name for one in servers}:
+        parser.error(f"--fields: no server is named {', '.join(sorted(unknown))}")
+    servers = [replace(one, fields=fields.get(one.name, one.fields)) for one in servers]
     found: list[dict[str, Any]] = []
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     loads = [(0, rate) for rate in options.rates] or [(clients, None) for clients in options.clients]
@@ -61,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 row = said | _figures(outcomes[server.name], outcomes[servers[0].name])
                 found.append(row)
                 print(_line(row), flush=True)
+                for fault, count in sum((one.faults() for one in outcomes[server.name]), Counter()).items():
+                    print(f"{server.name}: {count} had no answer: {fault}", file=sys.stderr)
     if options.out:
         about = {"command": sys.argv[1:], "processors": os.cpu_count(), "load": os.getloadavg()[0]}
         options.out.write_text(json.dumps({"about": about, "rows": found}, indent=2) + "\n")
@@ -70,22 +74,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "servers", nargs="+", metavar="NAME=URL=MODEL", help="the first is what others are compared with"
+        "servers",
+        nargs="+",
+        type=server_of,
+        metavar="NAME=URL=MODEL",
+        help="the first is what others are compared with",
     )
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=["short"])
-    parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16, 64])
+    parser.add_argument(
+        "--workloads", nargs="+", choices=list(WORKLOADS), default=["short"], help="the chats: texts of 8 and of 1,200 "
+        "words; one behind a system prompt that all have; a picture of its own, or the same one, with a question; four "
+        "large pictures and 400 words, or the same four with a question (default: short)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--clients",
+        nargs="+",
+        type=int,
+        default=[1, 4, 16, 64],
+        metavar="N",
+        help="how many ask at once (default: 1 4 16 64)",
+    )
     parser.add_argument(
         "--rates", nargs="+", type=float, default=[], metavar="R", help="requests a second in place of clients, each when "
         "it comes (a Poisson process), whatever became of those before it",
     )  # fmt: skip
     parser.add_argument(
-        "--tokens", type=lengths_of, default="64", metavar="N", help="of every answer, or LEAST-MOST of each as its "
-        "number draws: of equal ones those that begin together end together, and ask together for the next",
+        "--tokens", type=lengths_of, default="64", metavar="N", help="of every answer (default: 64), or LEAST-MOST of "
+        "each as its number draws: of equal ones those that begin together end together, and ask together for the next",
     )  # fmt: skip
     parser.add_argument(
         "--requests", type=int, help="in each repeat (default: 4 a client, at least 8; 20 seconds of a rate)"
     )
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="of each load at each server, in turns (default: 3)")
     parser.add_argument("--whole", action="store_true", help="answers in one piece, not as streams")
     parser.add_argument(
         "--leaving", type=float, default=0.0, metavar="SHARE", help="streams left after their first text"
@@ -95,30 +114,49 @@ def _options() -> argparse.ArgumentParser:
         "behind its last answer, on a processor that the other server is to have",
     )  # fmt: skip
     parser.add_argument(
-        "--fields", nargs="+", default=[], metavar="NAME=JSON", help="more fields of requests, or 'mixed'"
+        "--fields",
+        nargs="+",
+        type=named_fields,
+        default=[],
+        metavar="NAME=JSON",
+        help="more fields of the requests to the server of that name, or 'mixed'",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures as JSON")
     return parser
 
 
 def server_of(text: str) -> Server:
-    name, url, model = text.split("=", 2)
+    """Of "NAME=URL=MODEL"; this and what follows raise ArgumentTypeError for anything else."""
+    name, url, model = [*text.split("=", 2), "", ""][:3]
+    if not (name and url.startswith("http") and model):
+        raise ArgumentTypeError(f"{text!r} is not NAME=URL=MODEL")
     return Server(name, url.rstrip("/"), model)
+
+
+def named_fields(text: str) -> tuple[str, list[dict[str, Any]]]:
+    """A server's name and what its requests have besides, of "NAME=" and what `fields_of` takes."""
+    name, _, given = text.partition("=")
+    return name, fields_of(given)
 
 
 def fields_of(text: str) -> list[dict[str, Any]]:
     """What requests have besides, in turn: JSON of one or of a list, or 'mixed'."""
-    fields = MIXED if text == "mixed" else json.loads(text)
-    return fields if isinstance(fields, list) else [fields]
+    try:
+        said = MIXED if text == "mixed" else json.loads(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+    fields = said if isinstance(said, list) else [said]
+    if not fields or not all(isinstance(one, dict) for one in fields):
+        raise ArgumentTypeError(f"{text!r} is no object, and no list of such")
+    return fields
 
 
 def lengths_of(text: str) -> range:
-    """How many tokens an answer may have, of "N" or "LEAST-MOST"; raises ValueError for anything else."""
+    """How many tokens an answer may have, of "N" or "LEAST-MOST"."""
     least, _, most = text.partition("-")
-    lengths = range(int(least), int(most or least) + 1)
-    if not lengths or lengths[0] < 1:
-        raise ValueError(f"no answer has {text} tokens")
-    return lengths
+    if not (least.isdecimal() and (most or least).isdecimal() and 1 <= int(least) <= int(most or least)):
+        raise ArgumentTypeError(f"{text!r} is neither a number of tokens nor LEAST-MOST")
+    return range(int(least), int(most or least) + 1)
 
 
 def shape(tokens: int, stream: bool) -> dict[str, Any]:

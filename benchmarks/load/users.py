@@ -44,10 +44,12 @@ class Client(FastHttpUser):
             try:
                 _read(answer, bool(body.get("stream")), seen, started, leaves)
             except FAILURE_EXCEPTIONS as broken:
-                seen.status = 0
+                seen.status, seen.fault = 0, repr(broken)
                 answer.failure(broken)
             seen.total = time.perf_counter() - started
-            if seen.status not in (0, 200):
+            if seen.status == 0:
+                seen.fault = seen.fault or str(answer.error)
+            elif seen.status != 200:
                 answer.failure(f"status {seen.status}")
             answer.request_meta["response_time"] = seen.total * 1000
         if seen.status == 200 and not seen.left and seen.first is not None:
