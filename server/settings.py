@@ -89,7 +89,7 @@ class Settings(BaseModel):
     )  # fmt: skip
     compiled: bool | None = Field(
         default=None,
-        description="compile decode steps and short prompts: less time per token; on a CPU in the background, and kept "
+        description="compile decode steps and short prompts, for less time per token: on a CPU in the background, and kept "
         "(default: on a CPU, if there is a C++ compiler and the weights take up to 1 GiB)",
     )
     compiled_folder: str | None = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -38,7 +39,8 @@ def settings_flags() -> list[inspect.Parameter]:
         written = name.replace("_", "-")
         if bool in (field.annotation, *get_args(field.annotation)):
             on = option(f"--{written}", hidden=default is True, help=field.description)
-            off = option(f"--no-{written}", hidden=default is False, help=f"do not {field.description}")
+            what = re.split("[:,(]", str(field.description))[0].strip()  # without what that is good for
+            off = option(f"--no-{written}", hidden=default is False, help=f"do not {what}")
             flags += [flag(name, bool, on, False), flag(OFF + name, bool, off, False)]
             continue
         shown = " ".join(default) if isinstance(default, tuple) else default

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from server.encode import dumps
@@ -14,13 +14,14 @@ from server.journal.schema import DIAGNOSTICS
 from server.journal.writer import Journal
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls
-from steering import Asked, Choice, Options, Request, Steer, Steering
+from steering import Asked, Choice, Options, Request, Sampling, Steer, Steering
 from steering.protocol.intervention import REGISTRY
 from steering.protocol.readout import Scalar
 
 LABEL = 128
 """Characters kept of a model's name."""
 STAGES = ("see", "think", "generate")
+SAMPLED = ("temperature", "top_p", "max_tokens", "seed")
 
 
 @dataclass
@@ -139,19 +140,19 @@ def shared(
         "prompt_tokens": prompt_tokens,
         "images": sum(1 for _ in image_urls(chat.messages)),
         "answer_correct": {"true": True, "false": False}.get(right or ""),
-        "sampling": encoded(
-            {
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "max_tokens": sampling.max_tokens,
-                "seed": sampling.seed,
-                "n": request.n,
-            }
-        ),
+        "sampling": encoded(sampled(sampling) | {"n": request.n}),
         "asked": encoded({**without_texts(as_asked(chat), chat.options, text_limit), **notes}),
         "metadata": None if metadata is None else encoded_metadata(metadata),
         "prompt": clean(prompt_text(chat), text_limit, end=True) if text_limit else None,
     }
+
+
+def sampled(sampling: Sampling) -> dict[str, Any]:
+    """The settings that are always told, and other numbers that are not what they are where nobody says anything."""
+    others = [(one.name, one.default) for one in fields(sampling) if one.name not in SAMPLED]
+    said = {name: value for name, default in others if (value := getattr(sampling, name)) != default}
+    numbers = {name: value for name, value in said.items() if isinstance(value, int | float)}
+    return {name: getattr(sampling, name) for name in SAMPLED} | numbers
 
 
 def listed(names: Iterable[str]) -> str:

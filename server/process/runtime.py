@@ -151,14 +151,13 @@ class Runtime:
         if (said := local.cut_length(self.settings, able)) is not None:
             log.warning(said)
         log.info(
-            "model %s is ready after %.1f s: a context of %d tokens, %d slots, %s on %s, %d threads",
+            "model %s is ready after %.1f s: a context of %d tokens, %d slots, %s on %s",
             serving.name,
             time.monotonic() - self._begun,
             able.context_length,
             slots,
-            able.dtype,
+            " with ".join(filter(None, [able.dtype, able.quantization])),
             able.device,
-            local.engine_threads(self.settings),
         )
 
     def _checked(self) -> Serving:

@@ -147,6 +147,12 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
             twin_prompt = one.twin_prompt(mllm, request.chat, prompt)
         if twin_prompt is not None:
             max_tokens = min(max_tokens, _room(longest, least, twin_prompt, limits.length))
+    if request.sampling.min_tokens > max_tokens:
+        raise RequestError(
+            f"'min_tokens' must be at most {max_tokens}, the tokens that an answer may have here; got "
+            f"{request.sampling.min_tokens}.",
+            param="min_tokens",
+        )
     return Admitted(prompt, baseline_prompt, twin_prompt, max_tokens, forced)
 
 

@@ -334,3 +334,7 @@ def test_least_and_exact_lengths(client: FlaskClient) -> None:
     assert ended + 5 <= longer.json["usage"]["completion_tokens"] <= 40
     wrong = ask(client, QUESTION, min_tokens=-1)
     assert (wrong.status_code, wrong.json["error"]["param"]) == (400, "min_tokens")
+    for most in ({"max_tokens": 5}, {}):  # what cannot be met is said, and not left out
+        wrong = ask(client, QUESTION, min_tokens=6 if most else 100_000, **most)
+        assert (wrong.status_code, wrong.json["error"]["param"]) == (400, "min_tokens")
+        assert "must be at most" in wrong.json["error"]["message"]

@@ -54,6 +54,14 @@ def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:
     assert client.get(f"/v1/diagnostics/{answer['id']}").json["data"][0]["id"] == answer["id"]
 
 
+def test_all_numbers_that_were_set_for_sampling_are_in_the_row(serve: Serve) -> None:
+    client = serve()
+    ask(client, "What?", temperature=0.5, max_tokens=5, min_tokens=3, ignore_eos=True, stop="no text of the client's")
+    (row,) = rows_of(client, 1)
+    always = {"temperature": 0.5, "top_p": 1.0, "max_tokens": 5, "seed": None, "n": 1}
+    assert row["sampling"] == always | {"min_tokens": 3, "ignore_eos": True}
+
+
 def test_a_row_says_where_a_negated_vector_really_pushes(vectors: Path) -> None:
     vector = steering.VectorStore(vectors).get("modality-preference")
     for turned, scale, way in ((vector, 1.0, "text"), (-vector, 1.0, "vision"), (-vector, -1.0, "text")):
