@@ -75,6 +75,7 @@ def examine(
     yield from _guarded("device", device, settings)
     yield from _guarded("threads", threads, settings)
     yield openmp(environ)
+    yield compiler(settings, environ)
     able: list[Capabilities] = []
     yield from _guarded("model", lambda one: model(one, load, able), settings)
     yield from _guarded("vectors", lambda one: vectors(one, able[0].fingerprint if able else None), settings)
@@ -165,6 +166,18 @@ def openmp(environ: Mapping[str, str]) -> Finding:
     spinning = "INFINIT" in count.upper()
     advice = "unset it: threads that spin take the time from those that they wait for"
     return Finding("openmp", "warning" if spinning else "ok", said or "nothing set", advice if spinning else None)
+
+
+def compiler(settings: Settings, environ: Mapping[str, str]) -> Finding:
+    """Whether steps can be compiled."""
+    name = environ.get("CXX", "g++")
+    if settings.compiled is False:
+        return Finding("compiler", "ok", "not needed: steps run as they are")
+    if (found := shutil.which(name)) is not None:
+        return Finding("compiler", "ok", f"{found}, by which steps are compiled")
+    return Finding(
+        "compiler", "warning", f"there is no {name}: steps run as they are, which takes longer", f"install {name}"
+    )
 
 
 def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -60,12 +61,13 @@ def test_keys_are_counted_and_a_broken_file_of_them_is_found(look: Look, tmp_pat
 
 
 def test_a_machine_that_is_well(look: Look, vectors: Path) -> None:
-    found = look("--vectors", str(vectors), "--threads", "1", load=True)
+    found = look("--vectors", str(vectors), "--threads", "1", "--no-compiled", load=True)
     assert list(found) == [
         "packages",
         "device",
         "threads",
         "openmp",
+        "compiler",
         "model",
         "memory",
         "vectors",
@@ -143,6 +145,16 @@ def test_threads_that_spin_are_warned_of(name: str) -> None:
     environ: dict[str, str] = {}
     set_wait_policy(environ)
     assert findings.openmp(environ).state == "ok"
+
+
+def test_a_compiler_is_missed_where_steps_could_be_compiled(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    (found,) = look("--compiled")["compiler"]
+    assert (found["state"], found["advice"]) == ("warning", "install /nowhere/c++")
+    assert look("--no-compiled")["compiler"][0]["state"] == "ok"
+    monkeypatch.setenv("CXX", sys.executable)
+    (found,) = look("--compiled")["compiler"]
+    assert (found["state"], found["said"]) == ("ok", f"{sys.executable}, by which steps are compiled")
 
 
 def test_a_journal_is_counted_and_left_as_it_is(look: Look, place: str) -> None:
