@@ -23,7 +23,7 @@ QUESTIONS, MODALITY, ANCHORS = range(3)
 """Groups of captured prefill rows: the question's that see every image, those of them that see the text context too, the
 last image's."""
 CAPTURE_ROWS = 128
-"""Prefill rows whose attention weights exist at once while they are reduced."""
+"""Prefill rows whose attention weights exist at once while they are reduced, where no loop of ours does that."""
 BEFORE, AFTER = -2, -1
 """Where the sums over spans hold those over the whole prompt's system and user part: behind those of the images."""
 SIGNALS = frozenset({Signal.SPANS, Signal.LAST, Signal.ANCHOR, Signal.DECAY, Signal.PATCHES, Signal.MAP})
@@ -234,7 +234,8 @@ class AttentionRecorder(Slots):
         most = int(looked.sum(1).max())
         if not most and not chunk.complete:
             return None
-        at_once = chunk.width <= CAPTURE_ROWS  # choosing rows of a short chunk takes longer than looking at all
+        # Choosing rows of a short chunk takes longer than looking at all, and the loops of compiled steps choose themselves.
+        at_once = chunk.width <= CAPTURE_ROWS or (chunk.uniform and self.pool.mllm.dtype == torch.float32)
         if at_once:
             rows = torch.arange(chunk.width).expand(len(sequences), -1).contiguous()
         else:

@@ -64,11 +64,13 @@ def test_answers_with_all_that_can_be_asked_are_those_of_the_plain_step(compiled
 
     see, think = See(alpha=0.4, shallow=1), Think(threshold=0.01)
     text = [{"role": "user", "content": "what?"}]
+    longer = [{"role": "user", "content": [*words[0]["content"], {"type": "text", "text": "what? " * 75}]}]
     whole = Diagnose(frozenset({"residual"}), residual_rows="prompt")
     for passes, several in (
         (24, [asked(Sage(see=see))]),
         (24, [asked(Sage(see=See(alpha=0.3, reading="scale", ceiling=0.5)), diagnose=everything), asked(words=text)]),
         (24, [asked(Sage(think=think)), asked(diagnose=everything, words=text)]),
+        (24, [asked(Sage(see), diagnose=everything, words=longer), asked(diagnose=Diagnose(), words=text)]),
         # whose prompts run as they are
         (23, [asked(Sage(see=See(shallow=mllm.num_layers))), asked(diagnose=whole, words=text)]),
         (
