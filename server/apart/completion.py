@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from server.apart.link import raised
 from steering import Chunk, Result
-from steering.protocol.request import Choice
+from steering.protocol.request import Choice, TokenLogprob
 
 PATIENCE = 2.0
 """Seconds that an answer to what takes no step may take."""
@@ -31,6 +32,7 @@ class RemoteCompletion:
         self._cached = 0
         self._said: list[list[Any]] = []
         self._given: dict[int, list[str]] = {}
+        self._logprobs: dict[int, list[TokenLogprob]] = {}
         self.settled = threading.Event()
         self._cancelled = False
 
@@ -46,6 +48,7 @@ class RemoteCompletion:
                 self._tell(Chunk(*rest))
             case "chunk":
                 chunk, self._cached = rest
+                chunk = self._filled(chunk)
                 self._left -= chunk.choice is not None
                 if not self._left:
                     self.settled.set()
@@ -55,6 +58,14 @@ class RemoteCompletion:
                 self._end(None)
             case "failed":
                 self._end(raised(rest[0]))
+
+    def _filled(self, chunk: Chunk) -> Chunk:
+        """The same, whose choice has the log-probabilities that came with its pieces."""
+        told = self._logprobs.setdefault(chunk.index, [])
+        told += chunk.logprobs
+        if chunk.choice is None or chunk.choice.logprobs != ():
+            return chunk
+        return replace(chunk, choice=replace(chunk.choice, logprobs=tuple(told)))
 
     def fail(self, error: Exception) -> None:
         """Nothing more comes."""

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -48,6 +48,7 @@ class Sending:
         self.number = number
         self._due = due
         self._is_due = self._began = False
+        self._told: Counter[int] = Counter()  # log-probabilities of tokens, by choice
         self._chunks = completion.paused(self._news)
 
     def pending(self, out: list[Any]) -> bool:
@@ -74,8 +75,9 @@ class Sending:
         if chunk.choice is None and not chunk.logprobs and not chunk.calls:
             out.append(["text", self.number, chunk.index, chunk.text])
         else:
-            carried = chunk if chunk.choice is None else replace(chunk, choice=_carried(chunk.choice))
-            out.append(["chunk", self.number, carried, cached])
+            self._told[chunk.index] += len(chunk.logprobs)
+            carried = chunk.choice and _carried(chunk.choice, self._told[chunk.index])
+            out.append(["chunk", self.number, replace(chunk, choice=carried), cached])
 
     def _news(self) -> None:
         if not self._is_due:
@@ -184,6 +186,7 @@ class Host:
         try:
             place = self._turn(turn, group)
             completion = place.submit(request) if prompt is None else place.submit_read(request, prompt)
+            light = light and not request.sampling.logprobs  # what is told with alternatives is no light matter
             sending = self._running[number] = Sending(number, completion, light, self._noted)
             out.append(["done", number, [completion.prompt_tokens, completion.max_tokens]])
             self._noted(sending)  # there may be something already
@@ -307,12 +310,13 @@ def _memory() -> dict[str, float]:
     return {"resident_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
 
 
-def _carried(choice: Choice) -> Choice:
-    """A choice with that of what was measured which the worker needs: the states that later answers are compared with."""
-    if not choice.measured:
-        return choice
+def _carried(choice: Choice, told: int = 0) -> Choice:
+    """A choice with that of what was measured which the worker needs, the states that later answers are compared with; and
+    without log-probabilities where so many were told with its pieces, which are all of them."""
     measured = {name: one for name, one in choice.measured.items() if isinstance(one, Residual)}
-    return replace(choice, measured=measured, baseline=choice.baseline and _carried(choice.baseline))
+    logprobs = () if choice.logprobs and told == len(choice.logprobs) else choice.logprobs
+    baseline = choice.baseline and _carried(choice.baseline)
+    return replace(choice, measured=measured, logprobs=logprobs, baseline=baseline)
 
 
 def load(link: Link, make: Callable[[Callable[[str, float | None], None]], LocalEngine]) -> LocalEngine | None:

@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import sys
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
 from functools import lru_cache
@@ -28,7 +29,7 @@ from steering.grammar.grammar import Grammar
 from steering.model.images import Picture
 from steering.protocol import intervention
 from steering.protocol.readout import Diagnose
-from steering.protocol.request import Request
+from steering.protocol.request import Request, TokenLogprob
 from steering.tools.tools import Tools
 from steering.vectors.vector import SteeringVector
 
@@ -153,6 +154,8 @@ class _Writer:
         return {"known": number} if gone is None else {"known": number, "gone": gone, "first": self._whole(value)}
 
     def _whole(self, value: Any) -> Any:
+        if isinstance(value, tuple) and value and all(type(one) is TokenLogprob for one in value):
+            return self._logprobs(value)
         if isinstance(value, list | tuple):
             parts = list(value) if _SCALARS.issuperset(map(type, value)) else [self.plain(one) for one in value]
             return {"tuple": parts} if isinstance(value, tuple) else parts
@@ -179,6 +182,16 @@ class _Writer:
             raise RequestError(f"{type(value).__name__} cannot be sent to the other processes that run this model.")
         fields = {key: self.plain(getattr(value, key)) for key in _fields(kind)}
         return {"made": name, "of": fields}
+
+    def _logprobs(self, tokens: tuple[TokenLogprob, ...]) -> Any:
+        """Those of an answer, which may be a hundred thousand with alternatives: each token that occurs is told once."""
+        each = [one for token in tokens for one in (token, *token.top)]
+        known: dict[tuple[int, str, tuple[int, ...]], int] = {}
+        places = [known.setdefault((one.token_id, one.token, one.bytes), len(known)) for one in each]
+        columns = places, [len(token.top) for token in tokens]
+        blobs = [self._blob(array("q", column).tobytes()) for column in columns]
+        values = self._blob(array("d", [one.logprob for one in each]).tobytes())
+        return {"logprobs": [[number, text, [*raw]] for number, text, raw in known], "in": [*blobs, values]}
 
     def _blob(self, data: bytes) -> int:
         self.blobs.append(data)
@@ -207,6 +220,8 @@ class _Reader:
                 return self._shared.hear(number, gone, self.made(first))
             case {"known": int(number)} if self._shared is not None and number in self._shared.heard:
                 return self._shared.heard[number]
+            case {"logprobs": list(known), "in": [int(), int(), int()] as blobs}:
+                return self._logprobs([(number, text, tuple(raw)) for number, text, raw in known], *blobs)
             case {"dict": list(pairs)}:
                 return {self.made(key): self.made(one) for key, one in pairs}
             case {"set": list(members)}:
@@ -221,6 +236,21 @@ class _Reader:
                     return Image.frombytes(mode, tuple(size), self._blobs[blob])
                 return Image.open(io.BytesIO(self._blobs[blob]))
         raise ValueError(f"What was received is no part of a request: {str(value)[:200]}.")
+
+    def _logprobs(
+        self, known: Sequence[tuple[int, str, tuple[int, ...]]], places: int, counts: int, values: int
+    ) -> tuple[TokenLogprob, ...]:
+        def token(place: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+            number, text, raw = known[place]
+            return TokenLogprob(number, text, raw, value, top)
+
+        numbers, tops = (np.frombuffer(self._blobs[blob], np.int64).tolist() for blob in (places, counts))
+        each = zip(numbers, np.frombuffer(self._blobs[values], np.float64).tolist(), strict=True)
+        found = []
+        for count in tops:
+            place, value = next(each)
+            found.append(token(place, value, tuple(itertools.starmap(token, itertools.islice(each, count)))))
+        return tuple(found)
 
 
 def _modules(more: Sequence[type]) -> frozenset[str]:

@@ -16,6 +16,7 @@ import steering
 from steering import Diagnose, Earlier, Request, RequestError, Sampling, Tools
 from steering.model.images import Picture
 from steering.protocol import intervention
+from steering.protocol.request import TokenLogprob
 from steering.relay import relay
 from steering.vectors.vector import SteeringVector
 from tests.steering.parallel.asking import chat, picture, requests
@@ -50,6 +51,21 @@ def test_every_request_is_read_as_it_was_written(monkeypatch: pytest.MonkeyPatch
     for name, request in {**requests(steering.load(device="cpu")), **more}.items():
         assert same(request, relay.read(relay.written(request))), name
     assert not same(more["tools"], more["palette"])
+
+
+def test_log_probabilities_of_many_tokens_are_read_as_they_were_written() -> None:
+    """To the bit, whatever they are; each token is told once, and what it is, by its number and text and bytes."""
+
+    def token(number: int, logprob: float, *top: TokenLogprob) -> TokenLogprob:
+        return TokenLogprob(number % 7, f"t{number % 5}\ud800", (number % 3, 255), logprob, top)
+
+    told = tuple(token(one, -one / 3, *(token(one + at, -at - 0.1) for at in range(one % 4))) for one in range(200))
+    odd = (token(1, -torch.inf, token(2, -0.0)), token(3, 1e-300))
+    for tokens in (told, odd, ()):
+        (found,) = relay.read(relay.written([tokens]))
+        assert found == tokens
+        assert repr(found) == repr(tokens)
+    assert len(relay.written(told)) < 20_000
 
 
 def message(value: Any) -> bytes:
