@@ -75,7 +75,7 @@ def examine(
     yield from _guarded("device", device, settings)
     yield from _guarded("threads", threads, settings)
     yield openmp(environ)
-    yield compiler(settings, environ)
+    yield compiler(settings)
     able: list[Capabilities] = []
     yield from _guarded("model", lambda one: model(one, load, able), settings)
     yield from _guarded("vectors", lambda one: vectors(one, able[0].fingerprint if able else None), settings)
@@ -168,12 +168,14 @@ def openmp(environ: Mapping[str, str]) -> Finding:
     return Finding("openmp", "warning" if spinning else "ok", said or "nothing set", advice if spinning else None)
 
 
-def compiler(settings: Settings, environ: Mapping[str, str]) -> Finding:
+def compiler(settings: Settings) -> Finding:
     """Whether steps can be compiled."""
-    name = environ.get("CXX", "g++")
+    from steering.engine import compilation
+
     if settings.compiled is False:
         return Finding("compiler", "ok", "not needed: steps run as they are")
-    if (found := shutil.which(name)) is not None:
+    name, found = compilation.compiler()
+    if found is not None:
         return Finding("compiler", "ok", f"{found}, by which steps are compiled")
     return Finding(
         "compiler", "warning", f"there is no {name}: steps run as they are, which takes longer", f"install {name}"

@@ -149,10 +149,12 @@ def shared(
 
 def sampled(sampling: Sampling) -> dict[str, Any]:
     """The settings that are always told, and other numbers that are not what they are where nobody says anything."""
-    others = [(one.name, one.default) for one in fields(sampling) if one.name not in SAMPLED]
-    said = {name: value for name, default in others if (value := getattr(sampling, name)) != default}
-    numbers = {name: value for name, value in said.items() if isinstance(value, int | float)}
-    return {name: getattr(sampling, name) for name in SAMPLED} | numbers
+    others = {
+        one.name: value
+        for one in fields(sampling)
+        if isinstance(value := getattr(sampling, one.name), int | float) and value != one.default
+    }
+    return {name: getattr(sampling, name) for name in SAMPLED} | others
 
 
 def listed(names: Iterable[str]) -> str:

@@ -171,11 +171,11 @@ class Compiling:
                     pending, faults = dict(enumerate(missing)), []
                     for line in process.stdout:
                         number, fault = json.loads(line)
-                        if not self._found(one := pending.pop(number)):
-                            faults.append(fault or "what was compiled cannot be used")
-                        else:
+                        if self._found(one := pending.pop(number)):
                             said = " ".join(one.variant), len(self._steps), time.monotonic() - self._begun
                             log.info("a step is in use (%s): %d, after %.1f s", *said)
+                        else:
+                            faults.append(fault or "what was compiled cannot be used")
                     process.wait()
                     if faults:
                         return str(faults[0])

@@ -15,6 +15,9 @@ from steering.decoder.kv import KVPool
 from steering.devices import sent
 from steering.loops.prompts import WITHIN, PromptLoops
 
+Grouped = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""What `Weights.grouped` is, of queries and groups."""
+
 
 class _OfPrompts:
     """What passes of prompts have in common: attention under their hooks."""
@@ -46,7 +49,7 @@ class _OfPrompts:
                 changed = functools.partial(_product_under, hook, heads.layer, changed)
         return self._looked(_Weights(self, heads, query, key, mask), value, out)
 
-    def _looped(
+    def _by_loops(
         self,
         loops: PromptLoops,
         heads: Heads,
@@ -56,36 +59,23 @@ class _OfPrompts:
         slots: torch.Tensor,
         starts: torch.Tensor,
         columns: int,
-    ) -> torch.Tensor | None:
-        """The same by our own loops, straight from a layer's pool, but for what `_looked` does; None where they do not know
-        what hooks make of it. query: contiguous. slots, starts: (rows,). columns: at least those that are seen."""
-        known = self._known(heads.layer, columns)
+    ) -> tuple[torch.Tensor | None, Grouped | None]:
+        """The same by our own loops, straight from a layer's pool, but for what `_looked` does, None where they do not know
+        what hooks make of it; and the layer's `Weights.grouped`, None also where nobody looks, or a hook wants weights.
+        query: contiguous. slots, starts: (rows,). columns: at least those that are seen."""
+        known, how = self._known(heads.layer, columns), _how(heads)
         if known is None:
-            return None
-        loop = loops.enhanced if known else loops.plain
-        return loop(query, keys, values, slots, starts, *known, *_how(heads))
-
-    def _summed(
-        self,
-        loops: PromptLoops,
-        heads: Heads,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        slots: torch.Tensor,
-        starts: torch.Tensor,
-        columns: int,
-    ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-        """A layer's `Weights.grouped` by the same loops; None as there, and where a hook wants weights. As `_looped`."""
-        known = self._known(heads.layer, columns)
-        if known is None or any(hook.queries is not None for hook in self.hooks.attention):
-            return None
+            return None, None
+        looped = (loops.enhanced if known else loops.plain)(query, keys, values, slots, starts, *known, *how)
+        if not self.hooks.looks or any(hook.queries is not None for hook in self.hooks.attention):
+            return looped, None
 
         def grouped(queries: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
             loop = loops.enhanced_grouped if known else loops.grouped
             chosen = queries.contiguous(), groups.contiguous()
-            return loop(query, keys, slots, starts, *chosen, columns, *known, *_how(heads))
+            return loop(query, keys, slots, starts, *chosen, columns, *known, *how)
 
-        return grouped
+        return looped, grouped
 
     def _known(self, layer: int, columns: int) -> tuple[torch.Tensor | int, ...] | None:
         """What loops are told of a hook that changes a layer's weights, nothing where none does; None where they do not know
@@ -118,7 +108,7 @@ class _Weights(Weights):
     query: torch.Tensor
     key: torch.Tensor
     mask: torch.Tensor | None
-    loop: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    loop: Grouped | None = None
 
     def __call__(self, queries: torch.Tensor) -> torch.Tensor:
         hooks, columns, asked = self.step.hooks, self.key.shape[2], queries
@@ -174,10 +164,9 @@ class Prefill(_OfPrompts):
         if self.loops is not None and max(starts) + n <= self.pool.length:
             query = query.contiguous()
             places = torch.arange(self.rows.start, self.rows.stop), torch.tensor(starts)
-            looped = self._looped(self.loops, heads, query, keys, values, *places, end)
+            looped, grouped = self._by_loops(self.loops, heads, query, keys, values, *places, end)
             if looped is not None and not self.hooks.looks:
                 return looped
-            grouped = self._summed(self.loops, heads, query, keys, *places, end)
         if self.start or self.ragged is not None:
             key, value = keys[self.rows, :, :end], values[self.rows, :, :end]
             mask = self._chunk_mask(n, end, heads.window, query.device)
@@ -223,8 +212,7 @@ class Placed(_OfPrompts):
         looped = grouped = None
         if self.fused and keys.dtype == torch.float32:
             query, places = query.contiguous(), (self.slots, self.starts)
-            looped = self._looped(WITHIN, heads, query, keys, values, *places, self.columns)
-            grouped = self._summed(WITHIN, heads, query, keys, *places, self.columns)
+            looped, grouped = self._by_loops(WITHIN, heads, query, keys, values, *places, self.columns)
         if looped is not None and not self.hooks.looks:
             return looped
         if heads.window not in self._masks:

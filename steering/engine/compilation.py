@@ -34,12 +34,18 @@ COPIED = 2**30
 are."""
 
 
+def compiler() -> tuple[str, str | None]:
+    """The name of the C++ compiler by which steps would be compiled, and where it is, None where it is nowhere."""
+    name = os.environ.get("CXX", "g++")
+    return name, shutil.which(name)
+
+
 def pays(mllm: MLLM) -> bool:
     """Whether a model's decode step had better be compiled: on a CPU with a compiler, unless its weights are so large that
     memory is dear."""
     here = mllm.device.type == "cpu" and mllm.source is not None and mllm.ranks.size == 1
     size = sum(parameter.nbytes for parameter in mllm.model.parameters())
-    return here and size <= COPIED and shutil.which(os.environ.get("CXX", "g++")) is not None
+    return here and size <= COPIED and compiler()[1] is not None
 
 
 VARIANTS = [Variant("decode"), Variant("prefill"), Variant("pictures")]

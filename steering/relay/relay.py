@@ -188,10 +188,9 @@ class _Writer:
         each = [one for token in tokens for one in (token, *token.top)]
         known: dict[tuple[int, str, tuple[int, ...]], int] = {}
         places = [known.setdefault((one.token_id, one.token, one.bytes), len(known)) for one in each]
-        columns = places, [len(token.top) for token in tokens]
-        blobs = [self._blob(array("q", column).tobytes()) for column in columns]
-        values = self._blob(array("d", [one.logprob for one in each]).tobytes())
-        return {"logprobs": [[number, text, [*raw]] for number, text, raw in known], "in": [*blobs, values]}
+        columns = ("q", places), ("q", [len(token.top) for token in tokens]), ("d", [one.logprob for one in each])
+        blobs = [self._blob(array(code, numbers).tobytes()) for code, numbers in columns]
+        return {"logprobs": [[number, text, [*raw]] for number, text, raw in known], "in": blobs}
 
     def _blob(self, data: bytes) -> int:
         self.blobs.append(data)
