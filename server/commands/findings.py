@@ -170,11 +170,11 @@ def openmp(environ: Mapping[str, str]) -> Finding:
 
 def compiler(settings: Settings) -> Finding:
     """Whether steps can be compiled."""
-    from steering.engine import compilation
+    from server.process import local
 
     if settings.compiled is False:
         return Finding("compiler", "ok", "not needed: steps run as they are")
-    name, found = compilation.compiler()
+    name, found = local.compiler()
     if found is not None:
         return Finding("compiler", "ok", f"{found}, by which steps are compiled")
     return Finding(

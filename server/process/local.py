@@ -19,8 +19,8 @@ from server.process.progress import Tell, weights_told
 from server.process.resources import prepared_at_once, processors
 from server.settings import Settings
 from steering import Auto, Request, Steer
+from steering.engine import compilation
 from steering.engine.admission import read_prompt
-from steering.engine.compilation import pays
 from steering.prompt.bounds import texts_of
 from steering.prompt.chat import pictures_of
 from steering.prompt.layout import Prompt
@@ -227,6 +227,10 @@ class LocalReader:
         return self._mllm.seen.stats()
 
 
+compiler = compilation.compiler
+"""By which the engine's steps would be compiled."""
+
+
 def make_engine(
     settings: Settings, tell: Tell = lambda stage, share: None, died: Callable[[], None] | None = None
 ) -> steering.Engine:
@@ -256,7 +260,7 @@ def make_engine(
         image_cache_bytes=settings.image_cache,
         prefix_cache_bytes=settings.prefix_cache,
         threads=threads,
-        compiled=pays(mllm) if settings.compiled is None else settings.compiled,
+        compiled=compilation.pays(mllm) if settings.compiled is None else settings.compiled,
         compiled_folder=settings.compiled_folder,
         kv_share=settings.kv_share,
         max_step=longest_step(settings),
