@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from server.settings import Settings
 from steering import Auto, Request, Steer
 from steering.engine import compilation
 from steering.engine.admission import read_prompt
+from steering.errors import UnsupportedModel
 from steering.prompt.bounds import texts_of
 from steering.prompt.chat import pictures_of
 from steering.prompt.layout import Prompt
@@ -249,7 +251,8 @@ def make_engine(
     tell("comparing it with the plain model", None)
     threads = engine_threads(settings)
     log.info("%d CPU threads", threads)
-    return steering.Engine(
+    made = partial(
+        steering.Engine,
         mllm,
         slots=settings.slots,
         max_length=settings.max_length,
@@ -260,12 +263,21 @@ def make_engine(
         image_cache_bytes=settings.image_cache,
         prefix_cache_bytes=settings.prefix_cache,
         threads=threads,
-        compiled=compilation.pays(mllm) if settings.compiled is None else settings.compiled,
         compiled_folder=settings.compiled_folder,
         kv_share=settings.kv_share,
         max_step=longest_step(settings),
         died=died or end_process,
     )
+    if settings.compiled is not None:
+        return made(compiled=settings.compiled)
+    pays = compilation.pays(mllm)
+    try:
+        return made(compiled=pays)
+    except UnsupportedModel as reason:
+        if not pays or mllm.device.type == "cpu":  # where steps that cannot be compiled run as they are
+            raise
+        log.warning("decode steps are not captured as CUDA graphs, and take longer: %s", reason)
+    return made(compiled=False)
 
 
 def longest_step(settings: Settings) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from steering.bench.rows import Unavailable
+from steering.compiled.graphs import Capture
 
 
 def wait(device: torch.device) -> None:
@@ -58,20 +59,12 @@ def peak_bytes(device: torch.device) -> dict[str, int]:
     return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-def graphed(device: torch.device, run: Callable[[], object]) -> Callable[[], object]:
+def graphed(device: torch.device, run: Callable[[], torch.Tensor]) -> Callable[[], object]:
     """The same call as a CUDA graph, which launches all its kernels at once; raises Unavailable where there are none."""
     if device.type != "cuda":
         raise Unavailable(f"{device.type} has no CUDA graphs.")
-    aside = torch.cuda.Stream(device)
-    aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):  # what is made at first use must exist before
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream(device).wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+    replay, _ = Capture()(lambda: [run()], device)
+    return replay
 
 
 def facts(device: torch.device) -> dict[str, Any]:

@@ -29,18 +29,34 @@ Captured = tuple[Callable[[], object], list[torch.Tensor]]
 """What runs again, and what it writes to each time."""
 
 
-def captured(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
-    """A call as a CUDA graph. Raises what torch raises for one that waits for the host."""
+class Capture:
+    """Makes CUDA graphs of calls. All have their intermediate results in the same memory: one runs at a time, and what it
+    gives is read before another one runs."""
+
+    def __init__(self) -> None:
+        self._memory: Any = None
+
+    def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
+        """A call as a graph. Raises what torch raises for one that waits for the host."""
+        if self._memory is None:
+            self._memory = torch.cuda.graph_pool_handle()
+        beforehand(run, device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph, pool=self._memory, capture_error_mode="thread_local"
+        ):  # other threads copy pictures
+            made = run()
+        return graph.replay, made
+
+
+def beforehand(run: Callable[[], object], device: torch.device) -> None:
+    """Have a call make what it makes at first use, as those who capture it must."""
     aside = torch.cuda.Stream(device)
     aside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(aside):
         for _ in range(WARMUPS):
             run()
     torch.cuda.current_stream(device).wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        made = run()
-    return graph.replay, made
 
 
 class _Graph(NamedTuple):
@@ -63,9 +79,9 @@ class DecodeGraphs:
     loops: Loops | None = None
 
     def __init__(
-        self, mllm: MLLM, capture: Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured] = captured
+        self, mllm: MLLM, capture: Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured] | None = None
     ):
-        self._mllm, self._capture = mllm, capture
+        self._mllm, self._capture = mllm, capture or Capture()
         self._graphs: dict[tuple[int | None, int, int], list[_Graph]] = {}
         self.scopes: dict[str, frozenset[Scope]] = {"decode": frozenset(SCOPES)}
         """What there are steps for, of "prefill" and of "decode"."""
@@ -73,7 +89,7 @@ class DecodeGraphs:
         """How many steps were run."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._graphs.values()))
+        return sum(map(len, list(self._graphs.values())))  # others count while steps are captured
 
     def columns(self, needed: int, pool: KVPool) -> int:
         """How many columns a step reads that needs so many: few numbers, each at most half as large again as the one

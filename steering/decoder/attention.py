@@ -100,7 +100,7 @@ class Decode:
         if heads.softcap is None:
             out = self._product(heads, grouped, keys, values, visible)
             if not hooks and not self.hooks.observers:
-                return out.view(query.shape)
+                return out.reshape(query.shape)  # kernels lay it out in several ways
         weights = self._weights(heads, grouped, keys, visible)
         if heads.softcap is not None:  # hooks are neutral to the bit in the rows that did not ask for them
             out = weights.to(values.dtype) @ values
@@ -109,7 +109,7 @@ class Decode:
             out = torch.where(asked.to(out.device), weights.to(values.dtype) @ values, out)
         for observer in self.hooks.observers:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns).mean(1))
-        return out.view(query.shape)
+        return out.reshape(query.shape)
 
     def _looped(self, heads: Heads, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """The output (rows, heads, 1, head_dim) of queries alike, by our own loops over a layer's pool."""

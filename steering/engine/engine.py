@@ -95,7 +95,7 @@ class Engine:
         self._grammars = Grammars(mllm)
         self.compilation = Compilation(mllm, compiled, compiled_folder)
         sizes = (slots, self.max_length, max_images, image_cache_bytes, prefix_cache_bytes)
-        self._runner = Runner(mllm, *sizes, self.compilation.graphs, kv_share, self.compilation.steps)
+        self._runner = Runner(mllm, *sizes, kv_share, self.compilation.steps)
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)

@@ -19,14 +19,13 @@ def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
 
 
 def measures_of(
-    before: torch.Tensor, out: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor, gate: torch.Tensor | None
+    before: torch.Tensor, out: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
-    """(rows, n, readouts) of h_in, h_out and the updates (rows, n, d) between them, gates (rows, n, width); the readouts in
-    the order of `recorders.residual.NAMES`, the gates' NaN where there are none."""
+    """(rows, n, readouts) of h_in, h_out and the updates (rows, n, d) between them, and the share of gates (rows, n) that
+    is above 0; the readouts in the order of `recorders.residual.NAMES`."""
     before, out, mha, ffn = (value.float() for value in (before, out, mha, ffn))
     middle = before + mha
     mha_norm, ffn_norm = mha.norm(dim=-1), ffn.norm(dim=-1)
-    gates = torch.full_like(mha_norm, math.nan) if gate is None else (gate > 0).float().mean(-1)
     return torch.stack(
         [
             cosine_similarity(before, middle, dim=-1),
@@ -79,12 +78,25 @@ def stream_looks(
     streams: of each layer h_in, h_out and the updates, (rows, 1, d), all in one list. states: of each layer (rows, 1, d).
     gates, activations: of each layer (rows, 1, its width), which is 0 where there are none.
     """
-    layers = zip(*(streams[first::4] for first in range(4)), gates, strict=True)
-    measured = torch.stack([measures_of(*one)[:, 0] for one in layers], 1)  # type: ignore[call-arg]
-    stacked = torch.stack([one[:, 0].float() for one in states], 1)
-    widest = max(one.shape[2] for one in activations)
-    neurons = torch.stack([pad(one[:, 0].float(), (0, widest - one.shape[2])) for one in activations], 1)
-    return measured, stacked, neurons
+    before, out, mha, ffn = (torch.cat(streams[first::4], 1) for first in range(4))  # a GPU waits for each operation
+    return measures_of(before, out, mha, ffn, _shares(gates)), torch.cat(states, 1).float(), _side_by_side(activations)
+
+
+def _side_by_side(layers: list[torch.Tensor]) -> torch.Tensor:
+    """(rows, layers, width), float32, 0 behind a layer's last one, of layers (rows, 1, each its width)."""
+    widest = max(one.shape[2] for one in layers)
+    return torch.cat(
+        [one if one.shape[2] == widest else pad(one, (0, widest - one.shape[2])) for one in layers], 1
+    ).float()
+
+
+def _shares(gates: list[torch.Tensor]) -> torch.Tensor:
+    """(rows, layers): the share of each layer's gates (rows, 1, its width) that is above 0; NaN without any."""
+    widths = [one.shape[2] for one in gates]
+    above = (_side_by_side(gates) > 0).float()
+    if len(set(widths)) == 1:
+        return above.mean(-1)
+    return above.sum(-1) / torch.tensor([width or math.nan for width in widths], device=above.device)
 
 
 class StreamCounts(NamedTuple):

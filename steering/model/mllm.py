@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from steering.decoder import int8, packed, updates
+from steering.decoder import fusing, int8, packed, updates
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
 from steering.decoder.ranks import ALONE, Ranks
@@ -27,7 +27,7 @@ from steering.model.embedded import Embedded, Overlay
 from steering.model.images import PIXELS
 from steering.model.pixels import PixelBounds
 from steering.model.seen import SeenPictures
-from steering.tower import attention, patches
+from steering.tower import attention, patches, widths
 from steering.tower.geometry import Geometry
 
 Quantization = Literal["int8"]
@@ -102,6 +102,9 @@ class MLLM:
             int8.prepare(self.layers)
         elif self.devices == (torch.device("cpu"),) and ranks.size == 1:
             packed.prepare(model, self.dtype)
+        if len(self.devices) == 1 and ranks.size == 1:
+            fusing.fuse(model, self.device)
+            widths.align(model, self.device)
         self.ffn_widths = updates.install(self.layers, ranks)
         patches.prepare(model)
         attention.prepare(model.model)

@@ -22,13 +22,19 @@ NAME = "attention"
 QUESTIONS, MODALITY, ANCHORS = range(3)
 """Groups of captured prefill rows: the question's that see every image, those of them that see the text context too, the
 last image's."""
-CAPTURE_ROWS = 128
-"""Prefill rows whose attention weights exist at once while they are reduced, where no loop of ours does that."""
+CAPTURE_ROWS, GPU_CAPTURE_ROWS = 128, 512
+"""Prefill rows whose attention weights exist at once while they are reduced, where no loop of ours does that: on a CPU as
+many as stay in its caches, on a GPU, which waits for each launch, as there is memory for."""
 BEFORE, AFTER = -2, -1
 """Where the sums over spans hold those over the whole prompt's system and user part: behind those of the images."""
 SIGNALS = frozenset({Signal.SPANS, Signal.LAST, Signal.ANCHOR, Signal.DECAY, Signal.PATCHES, Signal.MAP})
 DECODED = (Signal.SPANS, Signal.DECAY, Signal.PATCHES)
 """Those that generated tokens add to."""
+
+
+def capture_rows(device: torch.device) -> int:
+    """How many rows are looked at together."""
+    return CAPTURE_ROWS if device.type == "cpu" else GPU_CAPTURE_ROWS
 
 
 def span_count(images: int) -> int:
@@ -135,7 +141,8 @@ class PrefillCapture(Observer):
         elif not self._rows.shape[1]:  # what is asked for lies in rows that were known
             self._grouped.append(self._groups.new_zeros(*self._groups.shape[:2], columns))
         else:
-            parts = zip(self._rows.split(CAPTURE_ROWS, 1), self._groups.split(CAPTURE_ROWS, 2), strict=True)
+            most = capture_rows(self._rows.device)
+            parts = zip(self._rows.split(most, 1), self._groups.split(most, 2), strict=True)
             self._grouped.append(sum(itertools.starmap(weights.grouped, parts)))  # type: ignore[arg-type]
         if self._last is not None:
             alone = torch.ones_like(self._last, dtype=self._groups.dtype)[:, None, None]
@@ -235,7 +242,7 @@ class AttentionRecorder(Slots):
         if not most and not chunk.complete:
             return None
         # Choosing rows of a short chunk takes longer than looking at all, and the loops of compiled steps choose themselves.
-        at_once = chunk.width <= CAPTURE_ROWS or (chunk.uniform and self.pool.mllm.dtype == torch.float32)
+        at_once = chunk.width <= capture_rows(device) or (chunk.uniform and self.pool.mllm.dtype == torch.float32)
         if at_once:
             rows = torch.arange(chunk.width).expand(len(sequences), -1).contiguous()
         else:

@@ -56,13 +56,14 @@ class ResidualRows(LayerHook):
         self._weights, self._last, self._counts = weights, last, counts
         self._layers: list[list[torch.Tensor]] = []  # of each the stream, what it hands on, gates, activations
         self._measured: list[torch.Tensor] = []  # of each, where all queries are summed
+        self._places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
         stream, home = (before, plain, updates.mha, updates.ffn), self._weights.device
         if 1 < plain.shape[1] == self._weights.shape[1]:
-            self._measured.append(measures_of(*stream, updates.gate).to(home))
+            self._measured.append(measures_of(*stream, _share(updates.gate, plain)).to(home))
         gate = before[..., :0] if updates.gate is None else updates.gate
         fired = updates.activation(gate) if self._last is None else gate[..., :0]
         self._layers.append([self._at_last(one).to(home) for one in (*stream, hidden, gate, fired)])
@@ -71,7 +72,10 @@ class ResidualRows(LayerHook):
     def _at_last(self, values: torch.Tensor) -> torch.Tensor:
         if self._last is None:
             return values[:, -1:].contiguous()
-        return values[torch.arange(values.shape[0], device=values.device), self._last.to(values.device)][:, None]
+        if values.device not in self._places:
+            rows = torch.arange(values.shape[0], device=values.device)
+            self._places[values.device] = rows, self._last.to(values.device)
+        return values[self._places[values.device]][:, None]
 
     def settle(self, positions: torch.Tensor | None) -> None:
         layers, whole, self._layers, self._measured = self._layers, self._measured, [], []
@@ -84,6 +88,11 @@ class ResidualRows(LayerHook):
         measured = torch.stack(whole, 2) if whole else measured[:, None]  # (rows, n, layers, readouts)
         # What is not wanted may be padding, whose cosines are nothing.
         self.measured = torch.where(self._weights[..., None, None] > 0, measured, 0.0).sum(1)
+
+
+def _share(gate: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """(rows, n): the share of gates (rows, n, width) that is above 0; NaN without any, of states (rows, n, d)."""
+    return torch.full_like(like[..., 0], math.nan) if gate is None else (gate > 0).float().mean(-1)
 
 
 @dataclass(frozen=True)

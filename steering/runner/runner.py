@@ -51,17 +51,18 @@ class Runner:
         max_images: int,
         image_cache_bytes: int = 0,
         prefix_cache_bytes: int = 0,
-        graphs: bool = False,
         share: float = SHARE,
-        steps: CompiledSteps | None = None,
+        steps: CompiledSteps | DecodeGraphs | None = None,
     ):
-        """`graphs` has decode steps be captured as CUDA graphs at their first use; `steps` are those that were compiled."""
+        """`steps` are those that were compiled, or that are captured as CUDA graphs at their first use."""
+        graphs = steps if isinstance(steps, DecodeGraphs) else None
+        compiled = steps if isinstance(steps, CompiledSteps) else None
         self.mllm = mllm
         self._threads = PassThreads(mllm)
         self.image_cache = ImageCache(image_cache_bytes)
         mllm.seen.capacity = image_cache_bytes
         kept = image_cache_bytes + prefix_cache_bytes
-        self.pool = allotted(mllm, slots, length, graphs, share, kept)
+        self.pool = allotted(mllm, slots, length, graphs is not None, share, kept)
         slots, length = self.pool.slots, self.pool.length
         self.choice = Chooser(mllm, slots)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
@@ -75,11 +76,10 @@ class Runner:
         self._held: defaultdict[str, set[int]] = defaultdict(set)  # by part, the slots that are not neutral
         self.concerns = Concerns(self.recorders, self.interventions)
         self.prefixes = PrefixCache(self.pool, self.concerns, prefix_cache_bytes if mllm.rotates_alike else 0)
-        self.embedder = Embedder(mllm, self.image_cache, self.prefixes, steps)
-        if steps is not None:  # a text's positions are the same on each axis
-            self.embedder.rope_axes = steps.axes
-        taken = DecodeGraphs(mllm) if graphs else steps
-        self.passes = Passes(mllm, self.pool, self.concerns, self.embedder, taken)
+        self.embedder = Embedder(mllm, self.image_cache, self.prefixes, compiled)
+        if compiled is not None:  # a text's positions are the same on each axis
+            self.embedder.rope_axes = compiled.axes
+        self.passes = Passes(mllm, self.pool, self.concerns, self.embedder, steps)
 
     @property
     def _every(self) -> tuple[Slots, ...]:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import logging as transformers_logging
 
+from steering.compiled.graphs import DecodeGraphs
 from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
 from steering.errors import RequestError, UnsupportedModel
@@ -269,7 +270,7 @@ def _engine_logits(
     they are observed, the attention (layers,) of each prompt's last row to its image."""
     length = max(prompt.length for prompt in prompts) + STEPS
     slots = len(prompts) + 1  # as in use, where most steps leave some slots out
-    runner = Runner(mllm, slots, length, max_images=1, graphs=compiled)
+    runner = Runner(mllm, slots, length, max_images=1, steps=DecodeGraphs(mllm) if compiled else None)
     if observed:
         runner.interventions["selfcheck"] = _ExplicitSlots("selfcheck", Pool(mllm, slots, length, 1))
     sequences = [checked_sequence(mllm, prompt, slot, observed) for slot, prompt in enumerate(prompts)]

@@ -133,6 +133,25 @@ def test_rows_that_read_their_own_columns_get_what_they_get_of_all(window: int |
     torch.testing.assert_close(got, whole, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_an_output_may_lie_in_memory_in_any_order(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of some of CUDA's kernels, which lay tokens one behind the other and heads within them."""
+    given = [random(4, heads, 1, WIDTH, seed=9 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    positions, heads = torch.tensor([3, 19, 0, 11]), Heads(0, SCALING, None, None)
+
+    def out() -> torch.Tensor:
+        hook = DecodeCapture(torch.ones(4, LENGTH, 1), None) if captured else None
+        return Decode(filled_pool(), positions, 20, Hooks.of([hook])).attend(heads, *given, None)
+
+    expected, product = out(), torch.nn.functional.scaled_dot_product_attention
+
+    def otherwise(*args: Any, **options: Any) -> torch.Tensor:
+        return product(*args, **options).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", otherwise)
+    torch.testing.assert_close(out(), expected)
+
+
 def test_decode_uses_the_same_step_for_layers_of_different_shapes() -> None:
     """Gemma-like models mix windows, and some mix numbers of key-value heads."""
     pool = KVPool(SLOTS, LENGTH)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 
+import steering
 from steering.engine.compilation import pays
 from tests.steering.conftest import LoadMLLM
 
@@ -27,6 +30,13 @@ def test_small_layers_are_compiled_where_there_is_a_compiler(
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(mllm, "source", None)  # another process could not load it
     assert not pays(mllm)
+
+
+@pytest.mark.parametrize(("devices", "ranks", "captured"), [(1, 1, True), (2, 1, False), (1, 2, False)])
+def test_on_one_gpu_steps_are_captured(devices: int, ranks: int, captured: bool) -> None:
+    gpu = torch.device("cuda")
+    mllm = SimpleNamespace(device=gpu, devices=(gpu,) * devices, ranks=SimpleNamespace(size=ranks))
+    assert pays(cast(steering.MLLM, mllm)) is captured
 
 
 def test_weights_of_which_two_would_be_too_much_are_packed_instead(

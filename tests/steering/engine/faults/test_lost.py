@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from server.settings import Settings
 from steering import Engine, Fault, Request
 from steering.devices import lost
 from steering.engine import steps
+from steering.errors import UnsupportedModel
 from tests import families
 from tests.steering.conftest import LoadMLLM, MakeEngine
 from tests.steering.engine.faults.test_faults import CONTRASTED, FAMILY, SAMPLING, Once
@@ -57,6 +59,32 @@ def test_a_mask_that_finds_the_device_lost_ends_the_engine(
     monkeypatch.setattr(part, "_mask", Loses(part._mask, 1, behind=False))
     with pytest.raises(torch.AcceleratorError):
         engine.generate([dataclasses.replace(a_request(), interventions=[steering.Generate(refresh=2)])])
+
+
+@pytest.mark.parametrize("asked", [None, True])
+def test_a_model_whose_steps_no_graph_takes_is_served_without_unless_graphs_were_asked_for(
+    asked: bool | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[bool] = []
+
+    def engine(mllm: object, *, compiled: bool, **options: object) -> str:
+        tried.append(compiled)
+        if compiled:
+            raise UnsupportedModel("it waits for the host")
+        return "engine"
+
+    gpu = torch.device("cuda")
+    mllm = SimpleNamespace(device=gpu, devices=(gpu,), ranks=SimpleNamespace(size=1))
+    monkeypatch.setattr(local.steering, "load", lambda *model, **options: mllm)
+    monkeypatch.setattr(local.steering, "Engine", engine)
+    settings = Settings(compiled=asked)
+    if asked:
+        with pytest.raises(UnsupportedModel):
+            local.make_engine(settings)
+        return
+    made: object = local.make_engine(settings)
+    assert (made, tried) == ("engine", [True, False])
+    assert "not captured as CUDA graphs, and take longer: it waits for the host" in caplog.text
 
 
 def test_whoever_waits_is_told_and_the_process_ends(

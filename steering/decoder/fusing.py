@@ -1,0 +1,155 @@
+"""Norms and rotary embeddings of a model on a GPU, by kernels of ours.
+
+transformers' are seven kernels a norm and ten a layer's rotary embedding, which decode steps, a few rows each, spend a
+quarter of their time on. Each is tried beside the model's own first, and taken only where both give the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+log = logging.getLogger(__name__)
+
+WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""How far two results may be apart, relative to the larger where that is above 1: the last bits of the dtype."""
+Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+class Ops(Protocol):
+    """`steering.decoder.triton_ops`."""
+
+    def rms_norm(self, states: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool) -> torch.Tensor: ...
+    def rotated(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rounded: bool) -> torch.Tensor: ...
+
+
+def fuse(model: nn.Module, device: torch.device) -> None:
+    """Have a model compute by them, where it lies on one GPU."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return
+    from steering.decoder import triton_ops  # noqa: PLC0415 -- which only torch's builds for GPUs can import
+
+    try:
+        fuse_by(triton_ops, model)
+    except Exception as error:  # triton needs a C compiler, too
+        log.warning("norms and rotary embeddings stay transformers' own: %s: %s", type(error).__name__, error)
+
+
+@torch.inference_mode()
+def fuse_by(ops: Ops, model: nn.Module) -> None:
+    """The same by these operations, wherever the model lies."""
+    kinds: dict[tuple[type, torch.dtype], bool | None] = {}
+    places: dict[str, tuple[torch.device, torch.dtype]] = {}
+    for module in model.modules():
+        weight: Any = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor):
+            places.setdefault(type(module).__module__, (weight.device, weight.dtype))
+        if not _is_rms_norm(module):
+            continue
+        kind = type(module), weight.dtype
+        if kind not in kinds:
+            kinds[kind] = _shifted(ops, module)
+        if (shifted := kinds[kind]) is not None:
+            module.forward = functools.partial(ops.rms_norm, weight=weight, eps=_eps(module), shifted=shifted)
+    for name, place in places.items():
+        _fuse_rotary(ops, name, *place)
+
+
+def _is_rms_norm(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    own = isinstance(weight, torch.Tensor) and weight.ndim == 1 and not isinstance(weight, DTensor)
+    return own and type(module).__name__.endswith("RMSNorm") and "forward" not in vars(module) and _eps(module) > 0
+
+
+def _eps(module: nn.Module) -> float:
+    found = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
+    return found if isinstance(found, float) else 0.0
+
+
+def _shifted(ops: Ops, norm: Any) -> bool | None:
+    """How a norm's weight is taken; None where ours gives something else either way."""
+    states = _drawn((2, 3, norm.weight.shape[0]), norm.weight)
+    try:
+        expected = norm(states)
+    except TypeError:  # it takes more
+        return None
+    for shifted in (False, True):
+        if _alike(ops.rms_norm(states, norm.weight, _eps(norm), shifted), expected):
+            return shifted
+    return None
+
+
+def _fuse_rotary(ops: Ops, name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Have what a module of transformers calls for its rotary embeddings be ours, on a GPU, where that gives the same."""
+    like = torch.empty(0, device=device, dtype=dtype)
+    module = sys.modules.get(name)
+    for known, made, dtyped, shapes in (
+        ("apply_rotary_pos_emb", _of_text, dtype, ((2, 3, 5, 16), (2, 1, 5, 16), (1, 5, 16))),
+        ("apply_rotary_pos_emb_vision", _of_vision, torch.float32, ((5, 3, 12), (5, 3, 12), (5, 12))),
+    ):
+        own: Rotary | None = getattr(module, known, None)
+        if own is None or hasattr(own, "ours"):
+            continue
+        query, key, angle = (_drawn(shape, like) for shape in shapes)
+        given = query, key, angle.to(dtyped), 1 - angle.to(dtyped)
+        try:
+            alike = all(map(_alike, made(ops, *given), own(*given)))
+        except Exception:  # another signature
+            continue
+        if alike:
+            setattr(module, known, _dispatched(own, functools.partial(made, ops)))
+
+
+def _dispatched(own: Rotary, ours: Rotary) -> Rotary:
+    """Ours for what it knows, on a GPU, else the model's own: a process may have models on both."""
+
+    @functools.wraps(own)
+    def rotary(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return ours(*given) if not named and given[0].is_cuda and _known(*given) else own(*given, **named)
+
+    rotary.ours = ours  # type: ignore[attr-defined]
+    return rotary
+
+
+def _known(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: object) -> bool:
+    """Whether these are queries, keys and angles as ours takes them."""
+    halves = query.shape[-1] == cos.shape[-1] and cos.ndim == query.ndim - 1
+    dense = query.stride(-1) == key.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1
+    dtypes = cos.dtype == sin.dtype and (query.ndim == 3 or cos.dtype == query.dtype == key.dtype)
+    return not more and halves and dense and dtypes
+
+
+def _of_text(
+    ops: Ops, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of queries and keys (rows, heads, n, d) by angles (1 or rows, n, d), in their dtype."""
+    return ops.rotated(query, cos, sin, True), ops.rotated(key, cos, sin, True)
+
+
+def _of_vision(
+    ops: Ops, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of queries and keys (n, heads, d) by angles (n, d), in float32."""
+    cos, sin = cos.float()[None], sin.float()[None]
+    made = (ops.rotated(one.transpose(0, 1)[None], cos, sin, False) for one in (query, key))
+    query, key = (one[0].transpose(0, 1) for one in made)
+    return query, key
+
+
+def _drawn(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(like)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype or one.dtype not in WITHIN:
+        return False
+    return torch.allclose(one, other, rtol=WITHIN[one.dtype], atol=WITHIN[one.dtype])

@@ -1,0 +1,42 @@
+"""FFN widths of vision towers that a GPU's fast kernels take: those of half precision want multiples of 8, and Qwen2.5-VL
+has 3,420."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+MULTIPLE = 32
+
+
+def align(model: nn.Module, device: torch.device) -> None:
+    """Widen such gated FFNs by neurons that are always 0, where a model in half precision is on a GPU."""
+    if device.type == "cuda":
+        for module in model.modules():
+            if _is_narrow(module):
+                widen(module)
+
+
+def widen(ffn: nn.Module) -> None:
+    """Make an FFN's width a multiple; what it computes stays the same."""
+    gate, up, down = (getattr(ffn, name) for name in ("gate_proj", "up_proj", "down_proj"))
+    more = -gate.out_features % MULTIPLE
+    for linear in (gate, up):
+        linear.weight = _padded(linear.weight, (0, 0, 0, more))
+        if linear.bias is not None:
+            linear.bias = _padded(linear.bias, (0, more))
+        linear.out_features += more
+    down.weight = _padded(down.weight, (0, more))
+    down.in_features += more
+
+
+def _is_narrow(ffn: nn.Module) -> bool:
+    """Whether a module is an FFN that such a kernel does not take."""
+    parts = [getattr(ffn, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    linear = all(type(part) is nn.Linear and "forward" not in vars(part) for part in parts)
+    return linear and parts[0].weight.element_size() == 2 and bool(parts[0].out_features % 8)  # type: ignore[union-attr]
+
+
+def _padded(parameter: nn.Parameter, more: tuple[int, ...]) -> nn.Parameter:
+    """The same with zeros behind it."""
+    return nn.Parameter(nn.functional.pad(parameter.data, more), requires_grad=parameter.requires_grad)
