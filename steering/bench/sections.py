@@ -34,8 +34,8 @@ SECTIONS = {
     "first token": Section(speed.first_token, 40),
     "precision": Section(precision.precision, 40),
     "launches": Section(launches.launches, 45),
-    "overhead": Section(extras.overhead, 90),
-    "compiled": Section(speed.compiled, 170, quick=False),
+    "overhead": Section(extras.overhead, 150),
+    "eager": Section(speed.eager, 60, quick=False),
 }
 """In the order in which they run. Their budgets are less than eight minutes together."""
 

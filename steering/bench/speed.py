@@ -38,7 +38,9 @@ def limits(trial: Trial) -> Iterator[Gauge]:
 def decode(trial: Trial) -> Iterator[Gauge]:
     """Steps of the engine as it comes, of its model alone, and of that as a CUDA graph."""
     speed = bandwidth(trial.place, trial.size.copied)
+    begun = time.perf_counter()
     engine = trial.engine(max(trial.size.batches))
+    yield Gauge("decode", "until the engine is there, the model's making included", time.perf_counter() - begun, "s")
     yield Gauge("decode", "weights read a step", weights_read(engine.mllm) / GIGA, "GB")
     for rows in trial.size.batches:
         yield from _steps("decode", "engine", trial, engine, rows, speed)
@@ -62,16 +64,14 @@ def _alone(trial: Trial, engine: Engine, rows: int, columns: int, speed: float) 
         yield Gauge("decode", f"{what}, as a CUDA graph, {rows} at once", None, note=str(reason))
 
 
-def compiled(trial: Trial) -> Iterator[Gauge]:
-    """The engine's decode step compiled by torch."""
+def eager(trial: Trial) -> Iterator[Gauge]:
+    """The same without graphs."""
+    if trial.place.type != "cuda":
+        raise Unavailable(f"{trial.place.type} has no CUDA graphs: its engine runs so anyway.")
     speed = bandwidth(trial.place, trial.size.copied)
-    begun = time.perf_counter()
-    engine = trial.engine(max(trial.size.batches), compiled=True)
-    if not engine.compilation.wait():
-        raise Unavailable("the decode step could not be compiled")
-    yield Gauge("compiled", "until it is ready, the model's making included", time.perf_counter() - begun, "s")
+    engine = trial.engine(max(trial.size.batches), compiled=False)
     for rows in trial.size.batches:
-        yield from _steps("compiled", "engine, compiled", trial, engine, rows, speed)
+        yield from _steps("eager", "engine without graphs", trial, engine, rows, speed)
 
 
 def first_token(trial: Trial) -> Iterator[Gauge]:

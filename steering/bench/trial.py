@@ -43,8 +43,9 @@ class Trial:
         return random_model(self.size, self.place, getattr(torch, self.dtype))
 
     def engine(self, slots: int, **options: Any) -> Engine:
-        """An engine on it, which does not check itself; prompts come in as fast as they can."""
+        """An engine on it, as the server has it, but that it does not check itself; prompts come in as fast as they can."""
         settings: dict[str, Any] = {"max_length": self.size.length, "self_check": False, "image_cache_bytes": 2**30}
+        settings["compiled"] = self.place.type == "cuda"
         return Engine(self.model(), slots=slots, **settings | options)
 
     def ask(

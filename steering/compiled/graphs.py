@@ -18,10 +18,12 @@ from steering.compiled.tensors import Bound, Foreign, Mould, Pattern, taken_apar
 from steering.decoder.kv import KVPool
 from steering.loops.native import Loops
 from steering.model.mllm import MLLM
-from steering.protocol.slots import SCOPES, Computed, PrefillChunk, Scope
+from steering.protocol.slots import Computed, PrefillChunk
 
 LEAST = 256
 """Columns that a graph reads at least."""
+MOST = 256
+"""Graphs that are kept: each holds what it gives, of a step with every readout a few MB a row."""
 WARMUPS = 2
 """Runs before a capture, which make what is made at first use."""
 
@@ -83,8 +85,6 @@ class DecodeGraphs:
     ):
         self._mllm, self._capture = mllm, capture or Capture()
         self._graphs: dict[tuple[int | None, int, int], list[_Graph]] = {}
-        self.scopes: dict[str, frozenset[Scope]] = {"decode": frozenset(SCOPES)}
-        """What there are steps for, of "prefill" and of "decode"."""
         self.taken = 0
         """How many steps were run."""
 
@@ -123,8 +123,8 @@ class DecodeGraphs:
         if pool.layers < self._mllm.num_layers:
             return None
         full = min(1 << (rows - 1).bit_length(), pool.slots)
-        graphs = self._graphs.setdefault((axes, full, columns), [])
-        found = ((one, given) for one in graphs if (given := hooks.tensors(one.mould)) is not None)
+        where = axes, full, columns
+        found = ((one, given) for one in self._graphs.get(where, ()) if (given := hooks.tensors(one.mould)) is not None)
         graph, given = next(found, (None, []))
         if graph is None:
             try:
@@ -133,8 +133,14 @@ class DecodeGraphs:
                 return None
             if any(one.shape[0] != rows for one in given):
                 return None
-            graph = self._made(shape, axes, full, columns, given, pool)
-            graphs.append(graph)
+            if len(self) >= MOST:
+                self._graphs.clear()
+            try:
+                graph = self._made(shape, axes, full, columns, given, pool)
+            except torch.OutOfMemoryError:
+                self._graphs.clear()
+                return None
+            self._graphs.setdefault(where, []).append(graph)
         graph.fed[1][rows:] = pool.length - 1
         torch._foreach_copy_([one[:rows] for one in graph.fed], [tokens, positions, rope])
         if given:

@@ -5,20 +5,18 @@ Results are rounded to the model's dtype wherever transformers' are. Needs trito
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rms_norm_kernel(
-    states: Any,
-    weight: Any,
-    out: Any,
-    width: Any,
-    eps: Any,
+def _rms_norm_kernel(  # type: ignore[no-untyped-def]  # triton reads what is said of arguments
+    states,
+    weight,
+    out,
+    width,
+    eps,
     shifted: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -46,22 +44,22 @@ def rms_norm(states: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bo
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rotated_kernel(
-    states: Any,
-    cos: Any,
-    sin: Any,
-    out: Any,
-    tokens: Any,
-    heads: Any,
-    half: Any,
-    row_stride: Any,
-    head_stride: Any,
-    token_stride: Any,
-    out_row_stride: Any,
-    out_head_stride: Any,
-    out_token_stride: Any,
-    angle_row_stride: Any,
-    angle_token_stride: Any,
+def _rotated_kernel(  # type: ignore[no-untyped-def]
+    states,
+    cos,
+    sin,
+    out,
+    tokens,
+    heads,
+    half,
+    row_stride,
+    head_stride,
+    token_stride,
+    out_row_stride,
+    out_head_stride,
+    out_token_stride,
+    angle_row_stride,
+    angle_token_stride,
     rounded: tl.constexpr,
     head_block: tl.constexpr,
     block: tl.constexpr,

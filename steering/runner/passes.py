@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -61,7 +61,7 @@ class Passes:
         self.steps = steps
         self._mllm, self._pool, self._concerns, self._embedder = mllm, pool, concerns, embedder
         self._weights = sum(one.nbytes for one in mllm.decoder.parameters())
-        self._known: dict[tuple[Scope, int], tuple[Made, Bound]] = {}
+        self._known: dict[tuple[tuple[str, ...], int], tuple[Made, Bound]] = {}
         self._always = torch.ones(pool.slots, 1, 1, device=mllm.device)
 
     def prompts(self, chunk: PrefillChunk, inputs: Embedded, scope: Scope | None = None) -> Passed:
@@ -125,21 +125,30 @@ class Passes:
         self, batch: DecodeBatch, acting: list[Slots], tokens: torch.Tensor, rope: torch.Tensor
     ) -> tuple[Made, Computed] | None:
         """A decode by a compiled step; None where there is none for what acts."""
-        for scope in self._scopes("decode", [part.compiled for part in acting]):
-            hooks, bound = self._bound(batch, scope)
+        for parts, uniform in self._of_decode(acting):
+            hooks, bound = self._bound(batch, parts, uniform)
             fed = self._embedder.rope_axes, tokens, batch.positions, rope, batch.columns, self._pool
             if self.steps is not None and (computed := self.steps.decode(bound, *fed)) is not None:
                 return hooks, computed
         return None
 
-    def _bound(self, batch: DecodeBatch, scope: Scope) -> tuple[Made, Bound]:
+    def _of_decode(self, acting: list[Slots]) -> Iterable[tuple[list[Slots], bool]]:
+        """The parts whose hooks decode steps have that may be there, and whether those are uniform. One that is captured has
+        those that act, and no others: a GPU waits for each that is neutral."""
+        needed = [part.compiled for part in acting]
+        if not isinstance(self.steps, DecodeGraphs):
+            return ((self._concerns.of_steps[scope], scope != "plain") for scope in self._scopes("decode", needed))
+        return [] if "never" in needed else [(acting, any(one != "plain" for one in needed))]
+
+    def _bound(self, batch: DecodeBatch, parts: list[Slots], uniform: bool) -> tuple[Made, Bound]:
         """The hooks of a compiled decode. Where all rows are active they are made once, as a step is short: they hold views
         of tensors that are there as long as their slots."""
-        place, steady = (scope, len(batch.sequences)), not any(sequence.held for sequence in batch.sequences)
+        place = tuple(part.name for part in parts), len(batch.sequences)
+        steady = not any(sequence.held for sequence in batch.sequences)
         if steady and place in self._known:
             return self._known[place]
-        one = replace(batch, uniform=scope != "plain")
-        hooks = {part.name: part.decode(one) for part in self._concerns.of_steps[scope]}
+        one = replace(batch, uniform=uniform)
+        hooks = {part.name: part.decode(one) for part in parts}
         found = hooks, _bound_of(hooks)
         if steady:
             self._known[place] = found
@@ -163,7 +172,7 @@ class Passes:
 
     def _scopes(self, kind: str, needed: list[Compiled]) -> list[Scope]:
         """The scopes of compiled steps that have the hooks of all that acts, the smallest first. needed: by each."""
-        if self.steps is None or "never" in needed:
+        if not isinstance(self.steps, CompiledSteps) or "never" in needed:
             return []
         least = max((SCOPES.index(one) for one in needed if one != "never"), default=0)
         ready = self.steps.scopes.get(kind, frozenset())
