@@ -15,7 +15,7 @@ HEAD = """\
 
 The latest figures of `benchmarks.run`, made of [HISTORY.md](HISTORY.md), which has medians, spreads and versions, and what
 `benchmarks.versions` found. A ratio compares medians over repeats that alternate between both sides; the machines were not
-quiet, see their load.
+quiet, see their load. A GPU's figures are in [GPU.md](GPU.md).
 """
 
 

@@ -89,8 +89,9 @@ class Settings(BaseModel):
     )  # fmt: skip
     compiled: bool | None = Field(
         default=None,
-        description="compile decode steps and short prompts, for less time per token: on a CPU in the background, and kept "
-        "(default: on a CPU, if there is a C++ compiler and the weights take up to 1 GiB)",
+        description="compile decode steps and short prompts, for less time per token: on a CPU in the background, and kept; "
+        "on a GPU decode steps are captured as CUDA graphs (default: on one GPU; on a CPU, if there is a C++ compiler and "
+        "the weights take up to 1 GiB)",
     )
     compiled_folder: str | None = Field(
         default=None,

@@ -83,7 +83,11 @@ def _rows(what: str, found: Launched) -> Iterator[Gauge]:
         note = f"and {found.copies} copies; {1e3 * found.seconds:.3g} ms on the device"
         yield Gauge("launches", f"{what}: kernels", found.kernels, "a step", note)
         yield Gauge(
-            "launches", f"{what}: host waits", found.waits, "a step", "one is the profiler's own end of the step"
+            "launches",
+            f"{what}: host waits",
+            found.waits,
+            "a step",
+            "two are the benchmark's own, behind the step",
         )
     else:
         yield Gauge("launches", f"{what}: kernels", None, note="The profiler saw no kernels: they are a GPU's.")

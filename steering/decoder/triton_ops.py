@@ -1,6 +1,7 @@
 """What transformers computes in many kernels, each a single one: a GPU waits longer for launches than for what it computes.
 
-Results are rounded to the model's dtype wherever transformers' are. Needs triton, which torch's builds for GPUs bring.
+Results are rounded to the model's dtype wherever transformers' are, but where a compiler adds what it multiplied in one
+instruction: then the last bit may be another. Needs triton, which torch's builds for GPUs bring.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 for dtype in (torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])):  # else it is cut, not rounded
     tolerance = dict(rtol=0, atol=0) if dtype != torch.float32 else dict(rtol=1e-5, atol=1e-6)
     if device == "cuda" and dtype != torch.float32:
-        tolerance = dict(rtol=1e-2, atol=1e-3)
+        tolerance = dict(rtol=1e-2, atol=1e-2)  # a GPU may round once where transformers does twice
     for kind, shifted in ((qwen.Qwen2_5_VLRMSNorm, False), (gemma.Gemma3RMSNorm, True)):
         norm = kind(96).to(device, dtype).requires_grad_(False)
         norm.weight.normal_()
@@ -135,12 +135,12 @@ for dtype in (torch.float32, torch.float16, *([torch.bfloat16] if device == "cud
         angles = [torch.randn(rows, 5, 16, device=device, dtype=dtype) for _ in range(2)]
         for one, other in zip(fusing._of_text(triton_ops, query, key, *angles),
                               qwen.apply_rotary_pos_emb(query, key, *angles), strict=True):
-            torch.testing.assert_close(one, other, **(tolerance if dtype == torch.float32 else dict(rtol=0, atol=0)))
+            torch.testing.assert_close(one, other, **tolerance)
     query, key, _ = torch.randn(7, 3, 4, 20, device=device, dtype=dtype).unbind(1)
     angles = [torch.randn(7, 20, device=device) for _ in range(2)]
     for one, other in zip(fusing._of_vision(triton_ops, query, key, *angles),
                           qwen.apply_rotary_pos_emb_vision(query, key, *angles), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-5)
+        torch.testing.assert_close(one, other, **(tolerance if device == "cuda" else dict(rtol=1e-2, atol=1e-5)))
 print("alike", device)
 """
 
