@@ -10,7 +10,7 @@ import torch
 
 
 def activation_maps(states: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-    """(tokens, patches): ReLU of the logit of each token at each image token (Token Activation Maps, see `readouts.tam`).
+    """(tokens, patches): ReLU of the logit of each token at each image token (Token Activation Maps).
 
     states: (patches, d), normalised states after the last layer. head: (tokens, d), rows of the output embedding.
     """

@@ -51,12 +51,12 @@ def stated(
         return ()  # see `automatic`
     if wire.vectors is None:
         steer = _short(wire, serving.store).toward(wire.toward)
+        _check_strengths((steer,), ("steering.strength",), serving, settings.max_strength)
         if lenient and images == 0 and steer.vector.positive is not None:
             raise Inapplicable(
                 f"'steering.toward': '{wire.toward}' prefers one modality, but the request holds no image.",
                 param="steering.toward",
             )
-        _check_strengths((steer,), ("steering.strength",), serving, settings.max_strength)
         return (steer,)
     if len(wire.vectors) > settings.max_vectors:
         raise BadRequest(f"'steering.vectors' may hold at most {settings.max_vectors} vectors.", "steering.vectors")

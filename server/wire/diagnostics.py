@@ -32,7 +32,7 @@ def _readouts(schema: dict[str, Any]) -> None:
 
 
 class Diagnostics(Strict):
-    """Which readouts stand beside the answer, and how they are made; the README says what each of them is."""
+    """Which readouts stand beside the answer, and how they are made; docs/readouts.md says what each of them is."""
 
     include: Annotated[list[str], Field(max_length=32)] | None = Field(None, json_schema_extra=_readouts)
     """The readouts; null for the cheap ones."""

@@ -1,4 +1,4 @@
-"""Token Activation Maps beside an answer; see `readouts.tam` for the formulas."""
+"""Token Activation Maps beside an answer; `steering.measures` has the formula."""
 
 from __future__ import annotations
 

@@ -198,6 +198,12 @@ def test_a_preference_between_modalities_needs_both(client: FlaskClient, asked: 
     assert explicit["applied"]["steering"], "said by the request itself, it is done"
 
 
+def test_a_strength_beyond_the_limit_is_refused_although_it_would_be_skipped(client: FlaskClient) -> None:
+    steering = {"toward": "vision", "strength": 1e30}
+    error = refused(ask(client, "hi", max_tokens=1, steering=steering, strict=False))
+    assert (error["param"], "must be at most" in error["message"]) == ("steering.strength", True)
+
+
 def test_an_explicit_field_is_refused_unless_the_request_is_not_strict(client: FlaskClient) -> None:
     for strict in ({}, {"strict": True}, {"strict": None}):
         assert refused(ask(client, "hi", contrast={"kind": "vcd"}, **strict))["param"] == "contrast"
