@@ -104,7 +104,7 @@ class MLLM:
             packed.prepare(model, self.dtype)
         if len(self.devices) == 1 and ranks.size == 1:
             fusing.fuse(model, self.device)
-            widths.align(model, self.device)
+            widths.align(model, self.decoder, self.device)
         self.ffn_widths = updates.install(self.layers, ranks)
         patches.prepare(model)
         attention.prepare(model.model)

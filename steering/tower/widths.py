@@ -9,11 +9,13 @@ from torch import nn
 MULTIPLE = 32
 
 
-def align(model: nn.Module, device: torch.device) -> None:
-    """Widen such gated FFNs by neurons that are always 0, where a model in half precision is on a GPU."""
+def align(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
+    """Widen such gated FFNs by neurons that are always 0, where a model in half precision is on a GPU, but for the decoder's,
+    whose neurons are counted."""
     if device.type == "cuda":
+        own = set(decoder.modules())
         for module in model.modules():
-            if _is_narrow(module):
+            if module not in own and _is_narrow(module):
                 widen(module)
 
 

@@ -34,6 +34,10 @@ def test_those_that_are_widened() -> None:
     assert not _is_narrow(ffn(60, torch.float32, True)), "which has other kernels"
     assert not _is_narrow(ffn(72, torch.float16, True)), "which is a multiple of 8"
     assert not _is_narrow(nn.Linear(16, 60, dtype=torch.bfloat16))
-    whole = nn.ModuleList([ffn(60, torch.bfloat16, False)])
-    align(whole, torch.device("cpu"))
-    assert whole[0].gate_proj.out_features == 60, "on a GPU alone"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("device", "widths"), [("cpu", [60, 60]), ("cuda", [64, 60])])
+def test_on_a_gpu_all_but_the_decoder_s_are_widened(device: str, widths: list[int]) -> None:
+    tower, decoder = (ffn(60, torch.bfloat16, False) for _ in range(2))
+    align(nn.ModuleList([tower, decoder]), decoder, torch.device(device))
+    assert [one.gate_proj.out_features for one in (tower, decoder)] == widths  # type: ignore[union-attr]
