@@ -10,8 +10,8 @@ MULTIPLE = 32
 
 
 def align(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
-    """Widen such gated FFNs by neurons that are always 0, where a model in half precision is on a GPU, but for the decoder's,
-    whose neurons are counted."""
+    """Widen such gated FFNs by neurons that are always 0, where a model in half precision is on a GPU; those of its decoder
+    are counted."""
     if device.type == "cuda":
         own = set(decoder.modules())
         for module in model.modules():
