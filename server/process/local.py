@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -277,6 +278,7 @@ def make_engine(
         if not pays or mllm.device.type == "cpu":  # where steps that cannot be compiled run as they are
             raise
         log.warning("decode steps are not captured as CUDA graphs, and take longer: %s", reason)
+    gc.collect()  # the first engine's keys and values, for which there is no room twice
     return made(compiled=False)
 
 

@@ -8,6 +8,7 @@ of their slots, where nothing is ever read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ MOST = 256
 WARMUPS = 2
 """Runs before a capture, which make what is made at first use."""
 
+log = logging.getLogger(__name__)
+
 Captured = tuple[Callable[[], object], list[torch.Tensor]]
 """What runs again, and what it writes to each time."""
 
@@ -40,14 +43,17 @@ class Capture:
 
     def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
         """A call as a graph. Raises what torch raises for one that waits for the host."""
-        if self._memory is None:
-            self._memory = torch.cuda.graph_pool_handle()
-        beforehand(run, device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._memory, capture_error_mode="thread_local"
-        ):  # other threads copy pictures
-            made = run()
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream(device)):  # which a failure leaves
+            if self._memory is None:
+                self._memory = torch.cuda.graph_pool_handle()
+            beforehand(run, device)
+            graph = torch.cuda.CUDAGraph()
+            try:  # while other threads copy pictures
+                with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+                    made = run()
+            except BaseException:
+                self._memory = None  # torch takes it for one that is still captured in
+                raise
         return graph.replay, made
 
 
@@ -75,15 +81,20 @@ class _Graph(NamedTuple):
 
 class DecodeGraphs:
     """What a runner asks for its decode steps on a GPU, as `steps.CompiledSteps`. One is captured for each number of rows
-    and columns, up to buckets, when it is first wanted; `capture` does that."""
+    and columns, up to buckets, when it is first wanted, by what `captures` makes, which is forgotten with all its graphs.
+    Where one cannot be captured once the engine was `tried`, steps for which there is none run as they are."""
 
     axes: int | None = None
     loops: Loops | None = None
 
     def __init__(
-        self, mllm: MLLM, capture: Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured] | None = None
+        self,
+        mllm: MLLM,
+        captures: Callable[[], Callable[[Callable[[], list[torch.Tensor]], torch.device], Captured]] = Capture,
     ):
-        self._mllm, self._capture = mllm, capture or Capture()
+        self._mllm, self._captures, self._capture = mllm, captures, captures()
+        self.tried = False
+        self._ended = False
         self._graphs: dict[tuple[int | None, int, int], list[_Graph]] = {}
         self.taken = 0
         """How many steps were run."""
@@ -126,7 +137,10 @@ class DecodeGraphs:
         where = axes, full, columns
         found = ((one, given) for one in self._graphs.get(where, ()) if (given := hooks.tensors(one.mould)) is not None)
         graph, given = next(found, (None, []))
+        if graph is None and self._ended:
+            return None
         if graph is None:
+            hooks.reset()
             try:
                 shape, given = taken_apart(hooks.values)
             except Foreign:
@@ -135,13 +149,18 @@ class DecodeGraphs:
                 return None
             if len(self) >= MOST:
                 self._graphs.clear()
+                self._capture = self._captures()
             try:
                 graph = self._made(shape, axes, full, columns, given, pool)
-            except torch.OutOfMemoryError:
-                self._graphs.clear()
+            except Exception as error:
+                if not self.tried:
+                    raise
+                log.warning("no more decode steps are captured; those that are not run as they are: %s", error)
+                self._ended = True
                 return None
             self._graphs.setdefault(where, []).append(graph)
         graph.fed[1][rows:] = pool.length - 1
+        graph.fed[2][rows:] = 0
         torch._foreach_copy_([one[:rows] for one in graph.fed], [tokens, positions, rope])
         if given:
             torch._foreach_copy_([one[:rows] for one in graph.given], given)

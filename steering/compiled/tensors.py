@@ -103,11 +103,15 @@ class Bound:
     def tensors(self, mould: Mould) -> list[torch.Tensor] | None:
         """As `Mould.tensors`."""
         if mould not in self._found:
-            for one, were in zip(self.values, self._were, strict=True):
-                vars(one).clear()
-                vars(one).update(were)
+            self.reset()
             self._found[mould] = mould.tensors(self.values)
         return self._found[mould]
+
+    def reset(self) -> None:
+        """Have the values be what they were."""
+        for one, were in zip(self.values, self._were, strict=True):
+            vars(one).clear()
+            vars(one).update(were)
 
 
 def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:

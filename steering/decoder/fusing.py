@@ -76,13 +76,14 @@ def _eps(module: nn.Module) -> float:
 
 def _shifted(ops: Ops, norm: Any) -> bool | None:
     """How a norm's weight is taken; None where ours gives something else either way."""
-    states = _drawn((2, 3, norm.weight.shape[0]), norm.weight)
+    tried = [_drawn((*shape, norm.weight.shape[0]), norm.weight) for shape in ((1, 1), (2, 3), (129,))]
     try:
-        expected = norm(states)
+        expected = [norm(states) for states in tried]
     except TypeError:  # it takes more
         return None
     for shifted in (False, True):
-        if _alike(ops.rms_norm(states, norm.weight, _eps(norm), shifted), expected):
+        ours = (ops.rms_norm(states, norm.weight, _eps(norm), shifted) for states in tried)
+        if all(map(_alike, ours, expected)):
             return shifted
     return None
 
@@ -91,21 +92,33 @@ def _fuse_rotary(ops: Ops, name: str, device: torch.device, dtype: torch.dtype) 
     """Have what a module of transformers calls for its rotary embeddings be ours, on a GPU, where that gives the same."""
     like = torch.empty(0, device=device, dtype=dtype)
     module = sys.modules.get(name)
-    for known, made, dtyped, shapes in (
-        ("apply_rotary_pos_emb", _of_text, dtype, ((2, 3, 5, 16), (2, 1, 5, 16), (1, 5, 16))),
-        ("apply_rotary_pos_emb_vision", _of_vision, torch.float32, ((5, 3, 12), (5, 3, 12), (5, 12))),
+    for known, made, trials in (
+        ("apply_rotary_pos_emb", _of_text, [_texts(like, *size) for size in ((2, 5, 3, 1, 16), (1, 1, 28, 4, 128))]),
+        ("apply_rotary_pos_emb_vision", _of_vision, [_seen(like, *size) for size in ((5, 3, 12), (129, 16, 80))]),
     ):
         own: Rotary | None = getattr(module, known, None)
         if own is None or hasattr(own, "ours"):
             continue
-        query, key, angle = (_drawn(shape, like) for shape in shapes)
-        given = query, key, angle.to(dtyped), 1 - angle.to(dtyped)
         try:
-            alike = all(map(_alike, made(ops, *given), own(*given)))
+            alike = all(all(map(_alike, made(ops, *given), own(*given))) for given in trials)
         except Exception:  # another signature
             continue
         if alike:
             setattr(module, known, _dispatched(own, functools.partial(made, ops)))
+
+
+def _texts(like: torch.Tensor, rows: int, tokens: int, heads: int, kv_heads: int, width: int) -> list[torch.Tensor]:
+    """Queries, keys and angles of text, which lie in memory token by token."""
+    query, key = (_drawn((rows, tokens, count, width), like).transpose(1, 2) for count in (heads, kv_heads))
+    angle = _drawn((1, tokens, width), like)
+    return [query, key, angle, 1 - angle]
+
+
+def _seen(like: torch.Tensor, tokens: int, heads: int, width: int) -> list[torch.Tensor]:
+    """The same of pictures, whose angles are float32."""
+    query, key, _ = _drawn((tokens, 3, heads, width), like).unbind(1)
+    angle = _drawn((tokens, width), like).float()
+    return [query, key, angle, 1 - angle]
 
 
 def _dispatched(own: Rotary, ours: Rotary) -> Rotary:

@@ -40,7 +40,9 @@ def rms_norm(states: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bo
     block = triton.next_power_of_2(width)
     grid = (states.numel() // width,)
     if grid[0]:
-        _rms_norm_kernel[grid](states, weight, out, width, eps, shifted, block, num_warps=min(max(block // 512, 1), 16))
+        with torch.cuda.device_of(states):  # else it is launched on the first one
+            warps = min(max(block // 512, 1), 16)
+            _rms_norm_kernel[grid](states, weight, out, width, eps, shifted, block, num_warps=warps)
     return out
 
 
@@ -99,7 +101,9 @@ def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rounded:
     if sin.stride() != cos.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
     blocks = triton.next_power_of_2(heads), triton.next_power_of_2(width // 2)
-    if rows * tokens:
+    if not rows * tokens:
+        return out
+    with torch.cuda.device_of(states):
         _rotated_kernel[(rows * tokens,)](
             states,
             cos,

@@ -44,8 +44,8 @@ def compiler() -> tuple[str, str | None]:
 def pays(mllm: MLLM) -> bool:
     """Whether a model's decode step had better be compiled: on one GPU, where a step as a graph takes half the time; on a
     CPU with a compiler, unless its weights are so large that memory is dear."""
-    if mllm.device.type == "cuda":
-        return len(mllm.devices) == 1 and mllm.ranks.size == 1
+    if mllm.device.type == "cuda":  # where angles follow from lengths, the host looks at these at each step
+        return len(mllm.devices) == 1 and mllm.ranks.size == 1 and mllm.rotates_alike
     here = mllm.device.type == "cpu" and mllm.source is not None and mllm.ranks.size == 1
     size = sum(parameter.nbytes for parameter in mllm.model.parameters())
     return here and size <= COPIED and compiler()[1] is not None
@@ -106,6 +106,12 @@ class Compilation:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all that is compiled is in use, for so many seconds; False where it is not."""
         return self.state == "ready" if self._compiling is None else self._compiling.wait(timeout)
+
+    def try_now(self, generate: Callable[[list[Request]], object], slots: int, name: str) -> None:
+        """Have what is captured at first use be tried, as `compiled_now`."""
+        if isinstance(self.steps, DecodeGraphs):
+            compiled_now(generate, slots, name)
+            self.steps.tried = True
 
     def stop(self) -> None:
         """End what is being compiled."""

@@ -14,7 +14,7 @@ import torch
 
 from steering.bins import Bins
 from steering.engine.admission import Limits, check_request, count_answers, prepare, seeded
-from steering.engine.compilation import Compilation, check_compilable, compiled_now
+from steering.engine.compilation import Compilation, check_compilable
 from steering.engine.completion import Completion
 from steering.engine.gate import Gate
 from steering.engine.lockstep import Lockstep, News
@@ -111,7 +111,7 @@ class Engine:
         self._died, self._max_step = died, max_step
         self._stepping_since = math.inf
         if self.compilation.graphs:
-            compiled_now(self.generate, self._scheduler.slots, mllm.name)
+            self.compilation.try_now(self.generate, self._scheduler.slots, mllm.name)
             self._count_anew()
 
     # -- for callers ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -92,11 +91,9 @@ def _side_by_side(layers: list[torch.Tensor]) -> torch.Tensor:
 
 def _shares(gates: list[torch.Tensor]) -> torch.Tensor:
     """(rows, layers): the share of each layer's gates (rows, 1, its width) that is above 0; NaN without any."""
-    widths = [one.shape[2] for one in gates]
-    above = (_side_by_side(gates) > 0).float()
-    if len(set(widths)) == 1:
-        return above.mean(-1)
-    return above.sum(-1) / torch.tensor([width or math.nan for width in widths], device=above.device)
+    if len({one.shape[2] for one in gates}) == 1:
+        return (torch.cat(gates, 1) > 0).float().mean(-1)
+    return torch.stack([(one[:, 0] > 0).float().mean(-1) for one in gates], 1)  # no number comes from the host
 
 
 class StreamCounts(NamedTuple):

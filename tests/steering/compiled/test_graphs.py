@@ -6,14 +6,15 @@ There is no GPU here: what stands for a graph runs the captured call again, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from PIL import Image
 
 import steering
-from steering import Diagnose, Generate, Request, Sage, Sampling, See, Think
+from steering import Diagnose, Fault, Generate, Request, Sage, Sampling, See, Think
+from steering.compiled import graphs as compiled_graphs
 from steering.compiled.graphs import LEAST, Captured, DecodeGraphs
 from steering.compiled.tensors import Bound
 from steering.decoder.kv import KVPool
@@ -44,7 +45,7 @@ def test_answers_are_those_of_steps_that_run_as_they_are(
     """All that can be asked, beside each other, while rows come and go."""
     plain, ours = (make_engine(family, slots=8, max_length=512) for _ in range(2))
     mllm = ours.mllm
-    ours._runner.passes.steps = graphs = DecodeGraphs(mllm, capture=again)
+    ours._runner.passes.steps = graphs = DecodeGraphs(mllm, captures=lambda: again)
     ones = torch.ones(mllm.num_layers)
     direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
     steer = steering.Steer(
@@ -86,7 +87,7 @@ def test_rows_behind_the_running_ones_write_where_nobody_reads(load_mllm: LoadML
     mllm = load_mllm("qwen2_vl")
     pool = KVPool(4, 64)
     pool.allot(mllm.column())
-    graphs = DecodeGraphs(mllm, capture=again)
+    graphs = DecodeGraphs(mllm, captures=lambda: again)
     before = [one.clone() for one in pool.tensors]
     places = torch.tensor([3, 7, 5])
     with torch.inference_mode():
@@ -101,4 +102,67 @@ def test_rows_behind_the_running_ones_write_where_nobody_reads(load_mllm: LoadML
 
 @pytest.mark.parametrize(("needed", "read"), [(1, LEAST), (256, 256), (257, 384), (385, 512), (600, 768), (900, 1000)])
 def test_few_numbers_of_columns_are_read(needed: int, read: int, load_mllm: LoadMLLM) -> None:
-    assert DecodeGraphs(load_mllm("qwen2_vl"), capture=again).columns(needed, KVPool(1, 1000)) == read
+    assert DecodeGraphs(load_mllm("qwen2_vl"), captures=lambda: again).columns(needed, KVPool(1, 1000)) == read
+
+
+class Counted:
+    """Captures as `again` does, so many before there is no room."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.made.append(0)
+
+    def __call__(self, run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captured:
+        if self.made[-1] == 9:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        self.made[-1] += 1
+        return again(run, device)
+
+
+def answered(engine: steering.Engine, tokens: int, **options: Any) -> tuple[int, ...]:
+    """The tokens of an answer that reads more columns with time."""
+    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+    request = Request([{"role": "user", "content": "what?"}], sampling, **options)
+    return engine.generate([request])[0].choices[0].token_ids
+
+
+def test_one_is_captured_for_each_number_of_columns_although_hooks_leave_something(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine("qwen2_vl", slots=2, max_length=640)
+    monkeypatch.setattr(Pool, "counts_within", False)
+    monkeypatch.setattr(Counted, "made", [])
+    engine._runner.passes.steps = graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    answered(engine, 540, diagnose=Diagnose())
+    assert Counted.made == [4], "of 256, 384, 512 and 640 columns"
+    assert len(graphs) == 4
+
+
+def test_when_there_are_too_many_all_are_forgotten_with_their_memory(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, engine = (make_engine("qwen2_vl", slots=2, max_length=640) for _ in range(2))
+    monkeypatch.setattr(Counted, "made", [])
+    monkeypatch.setattr(compiled_graphs, "MOST", 2)
+    engine._runner.passes.steps = graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    assert answered(engine, 540) == answered(plain, 540)
+    assert (Counted.made, len(graphs)) == ([2, 2], 2)
+
+
+def test_steps_that_cannot_be_captured_while_answers_run_run_as_they_are(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, engine = (make_engine("qwen2_vl", slots=2, max_length=640) for _ in range(2))
+    monkeypatch.setattr(Counted, "made", [])
+    engine._runner.passes.steps = graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    Counted.made[-1] = 7
+    with pytest.raises(Fault, match="out of memory"):
+        answered(engine, 540)  # two, and no third one before it was tried whether there are any
+    graphs.tried = True
+    assert answered(engine, 540) == answered(plain, 540)
+    assert answered(engine, 540) == answered(plain, 540)
+    assert [one.message for one in caplog.records if "captured" in one.message] == [
+        "no more decode steps are captured; those that are not run as they are: CUDA out of memory."
+    ]
+    assert len(graphs) == 2

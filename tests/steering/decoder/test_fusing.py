@@ -87,7 +87,7 @@ def test_rotary_embeddings_are_ours_on_a_gpu_where_both_give_the_same(wrong: flo
     assert [hasattr(getattr(qwen, name), "ours") for name in NAMES] == [taken, taken]
     if not taken:
         return
-    assert ours.rotations == 4
+    assert ours.rotations == 8, "queries and keys of text and of pictures, two sizes each"
     seen, angle = torch.randn(5, 4, 12), torch.randn(5, 12)
     text = [torch.randn(2, heads, 5, 16).transpose(1, 2).contiguous().transpose(1, 2) for heads in (4, 2)]
     angles = [torch.randn(2, 5, 16) for _ in range(2)]

@@ -32,10 +32,14 @@ def test_small_layers_are_compiled_where_there_is_a_compiler(
     assert not pays(mllm)
 
 
-@pytest.mark.parametrize(("devices", "ranks", "captured"), [(1, 1, True), (2, 1, False), (1, 2, False)])
-def test_on_one_gpu_steps_are_captured(devices: int, ranks: int, captured: bool) -> None:
+@pytest.mark.parametrize(
+    ("devices", "ranks", "alike", "captured"),
+    [(1, 1, True, True), (2, 1, True, False), (1, 2, True, False), (1, 1, False, False)],
+)
+def test_on_one_gpu_steps_are_captured(devices: int, ranks: int, alike: bool, captured: bool) -> None:
     gpu = torch.device("cuda")
-    mllm = SimpleNamespace(device=gpu, devices=(gpu,) * devices, ranks=SimpleNamespace(size=ranks))
+    ranked = SimpleNamespace(size=ranks)
+    mllm = SimpleNamespace(device=gpu, devices=(gpu,) * devices, ranks=ranked, rotates_alike=alike)
     assert pays(cast(steering.MLLM, mllm)) is captured
 
 

@@ -74,7 +74,7 @@ def test_a_model_whose_steps_no_graph_takes_is_served_without_unless_graphs_were
         return "engine"
 
     gpu = torch.device("cuda")
-    mllm = SimpleNamespace(device=gpu, devices=(gpu,), ranks=SimpleNamespace(size=1))
+    mllm = SimpleNamespace(device=gpu, devices=(gpu,), ranks=SimpleNamespace(size=1), rotates_alike=True)
     monkeypatch.setattr(local.steering, "load", lambda *model, **options: mllm)
     monkeypatch.setattr(local.steering, "Engine", engine)
     settings = Settings(compiled=asked)
