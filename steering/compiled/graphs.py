@@ -137,28 +137,14 @@ class DecodeGraphs:
         where = axes, full, columns
         found = ((one, given) for one in self._graphs.get(where, ()) if (given := hooks.tensors(one.mould)) is not None)
         graph, given = next(found, (None, []))
-        if graph is None and self._ended:
-            return None
         if graph is None:
             hooks.reset()
             try:
                 shape, given = taken_apart(hooks.values)
             except Foreign:
                 return None
-            if any(one.shape[0] != rows for one in given):
+            if any(one.shape[0] != rows for one in given) or (graph := self._new(shape, *where, given, pool)) is None:
                 return None
-            if len(self) >= MOST:
-                self._graphs.clear()
-                self._capture = self._captures()
-            try:
-                graph = self._made(shape, axes, full, columns, given, pool)
-            except Exception as error:
-                if not self.tried:
-                    raise
-                log.warning("no more decode steps are captured; those that are not run as they are: %s", error)
-                self._ended = True
-                return None
-            self._graphs.setdefault(where, []).append(graph)
         graph.fed[1][rows:] = pool.length - 1
         graph.fed[2][rows:] = 0
         torch._foreach_copy_([one[:rows] for one in graph.fed], [tokens, positions, rope])
@@ -169,6 +155,32 @@ class DecodeGraphs:
         hidden, logits, *made = [one[:rows] for one in graph.made]
         graph.mould.change(hooks.values, graph.changes, [*given, *made])
         return Computed(hidden.clone(), logits.clone())  # which some keep until the next step
+
+    def _new(
+        self,
+        shape: Pattern,
+        axes: int | None,
+        rows: int,
+        columns: int,
+        given: list[torch.Tensor],
+        pool: KVPool,
+    ) -> _Graph | None:
+        """Capture a step, and keep it; None where that is over."""
+        if self._ended:
+            return None
+        if len(self) >= MOST:
+            self._graphs.clear()
+            self._capture = self._captures()
+        try:
+            made = self._made(shape, axes, rows, columns, given, pool)
+        except Exception as error:
+            if not self.tried:
+                raise
+            log.warning("no more decode steps are captured; those that are not run as they are: %s", error)
+            self._ended = True
+            return None
+        self._graphs.setdefault((axes, rows, columns), []).append(made)
+        return made
 
     def _made(
         self,
