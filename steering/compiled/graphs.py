@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -143,7 +144,10 @@ class DecodeGraphs:
                 shape, given = taken_apart(hooks.values)
             except Foreign:
                 return None
-            if any(one.shape[0] != rows for one in given) or (graph := self._new(shape, *where, given, pool)) is None:
+            if any(one.shape[0] != rows for one in given):
+                return None
+            graph = self._new(where, partial(self._made, shape, *where, given, pool))
+            if graph is None:
                 return None
         graph.fed[1][rows:] = pool.length - 1
         graph.fed[2][rows:] = 0
@@ -156,15 +160,7 @@ class DecodeGraphs:
         graph.mould.change(hooks.values, graph.changes, [*given, *made])
         return Computed(hidden.clone(), logits.clone())  # which some keep until the next step
 
-    def _new(
-        self,
-        shape: Pattern,
-        axes: int | None,
-        rows: int,
-        columns: int,
-        given: list[torch.Tensor],
-        pool: KVPool,
-    ) -> _Graph | None:
+    def _new(self, where: tuple[int | None, int, int], capture: Callable[[], _Graph]) -> _Graph | None:
         """Capture a step, and keep it; None where that is over."""
         if self._ended:
             return None
@@ -172,14 +168,14 @@ class DecodeGraphs:
             self._graphs.clear()
             self._capture = self._captures()
         try:
-            made = self._made(shape, axes, rows, columns, given, pool)
+            made = capture()
         except Exception as error:
             if not self.tried:
                 raise
             log.warning("no more decode steps are captured; those that are not run as they are: %s", error)
             self._ended = True
             return None
-        self._graphs.setdefault((axes, rows, columns), []).append(made)
+        self._graphs.setdefault(where, []).append(made)
         return made
 
     def _made(

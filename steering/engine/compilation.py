@@ -92,26 +92,23 @@ class Compilation:
             log.warning("steps are not compiled, and run as they are: %s: %s", type(error).__name__, error)
 
     @property
-    def graphs(self) -> bool:
-        """Whether steps are captured as CUDA graphs."""
-        return isinstance(self.steps, DecodeGraphs)
-
-    @property
     def state(self) -> State:
         """Whether compiled steps are in use, or will be."""
         if self._compiling is not None:
             return self._compiling.state
-        return "ready" if self.graphs else "off" if self.steps is None else "failed"
+        return "ready" if isinstance(self.steps, DecodeGraphs) else "off" if self.steps is None else "failed"
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all that is compiled is in use, for so many seconds; False where it is not."""
         return self.state == "ready" if self._compiling is None else self._compiling.wait(timeout)
 
-    def try_now(self, generate: Callable[[list[Request]], object], slots: int, name: str) -> None:
-        """Have what is captured at first use be tried, as `compiled_now`."""
-        if isinstance(self.steps, DecodeGraphs):
-            compiled_now(generate, slots, name)
-            self.steps.tried = True
+    def try_now(self, generate: Callable[[list[Request]], object], slots: int, name: str) -> bool:
+        """Have steps that are captured at their first use be tried, as `compiled_now`; False where none are."""
+        if not isinstance(self.steps, DecodeGraphs):
+            return False
+        compiled_now(generate, slots, name)
+        self.steps.tried = True
+        return True
 
     def stop(self) -> None:
         """End what is being compiled."""

@@ -110,8 +110,7 @@ class Engine:
         self._fatal: BaseException | None = None
         self._died, self._max_step = died, max_step
         self._stepping_since = math.inf
-        if self.compilation.graphs:
-            self.compilation.try_now(self.generate, self._scheduler.slots, mllm.name)
+        if self.compilation.try_now(self.generate, self._scheduler.slots, mllm.name):
             self._count_anew()
 
     # -- for callers ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,11 @@ def divergence(mha: torch.Tensor, ffn: torch.Tensor) -> torch.Tensor:
     return (p.exp() * (p - q)).sum(-1)
 
 
+def share_above(gates: torch.Tensor) -> torch.Tensor:
+    """(rows, n): the share of gates (rows, n, width) that is above 0; NaN without any."""
+    return (gates > 0).float().mean(-1)
+
+
 def measures_of(
     before: torch.Tensor, out: torch.Tensor, mha: torch.Tensor, ffn: torch.Tensor, gates: torch.Tensor
 ) -> torch.Tensor:
@@ -90,10 +95,9 @@ def _side_by_side(layers: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _shares(gates: list[torch.Tensor]) -> torch.Tensor:
-    """(rows, layers): the share of each layer's gates (rows, 1, its width) that is above 0; NaN without any."""
-    if len({one.shape[2] for one in gates}) == 1:
-        return (torch.cat(gates, 1) > 0).float().mean(-1)
-    return torch.stack([(one[:, 0] > 0).float().mean(-1) for one in gates], 1)  # no number comes from the host
+    """(rows, layers): `share_above` of each layer's gates (rows, 1, its width)."""
+    alike = len({one.shape[2] for one in gates}) == 1
+    return share_above(torch.cat(gates, 1)) if alike else torch.cat([share_above(one) for one in gates], 1)
 
 
 class StreamCounts(NamedTuple):

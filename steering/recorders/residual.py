@@ -16,7 +16,7 @@ from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill, sent
 from steering.loops.counts import NEVER
-from steering.loops.stream import StreamCounts, add_stream, count_stream, measures_of, stream_looks
+from steering.loops.stream import StreamCounts, add_stream, count_stream, measures_of, share_above, stream_looks
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
@@ -62,9 +62,9 @@ class ResidualRows(LayerHook):
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
         stream, home = (before, plain, updates.mha, updates.ffn), self._weights.device
-        if 1 < plain.shape[1] == self._weights.shape[1]:
-            self._measured.append(measures_of(*stream, _share(updates.gate, plain)).to(home))
         gate = before[..., :0] if updates.gate is None else updates.gate
+        if 1 < plain.shape[1] == self._weights.shape[1]:
+            self._measured.append(measures_of(*stream, share_above(gate)).to(home))
         fired = updates.activation(gate) if self._last is None else gate[..., :0]
         self._layers.append([self._at_last(one).to(home) for one in (*stream, hidden, gate, fired)])
         return hidden
@@ -79,6 +79,7 @@ class ResidualRows(LayerHook):
 
     def settle(self, positions: torch.Tensor | None) -> None:
         layers, whole, self._layers, self._measured = self._layers, self._measured, [], []
+        self._places = {}  # what is left behind is kept with a compiled step's results
         streams = [stream for layer in layers for stream in layer[:4]]
         states, gates, fired = ([layer[at] for layer in layers] for at in (4, 5, 6))
         if self._counts is not None and positions is not None:
@@ -88,11 +89,6 @@ class ResidualRows(LayerHook):
         measured = torch.stack(whole, 2) if whole else measured[:, None]  # (rows, n, layers, readouts)
         # What is not wanted may be padding, whose cosines are nothing.
         self.measured = torch.where(self._weights[..., None, None] > 0, measured, 0.0).sum(1)
-
-
-def _share(gate: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """(rows, n): the share of gates (rows, n, width) that is above 0; NaN without any, of states (rows, n, d)."""
-    return torch.full_like(like[..., 0], math.nan) if gate is None else (gate > 0).float().mean(-1)
 
 
 @dataclass(frozen=True)

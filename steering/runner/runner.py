@@ -55,14 +55,13 @@ class Runner:
         steps: CompiledSteps | DecodeGraphs | None = None,
     ):
         """`steps` are those that were compiled, or that are captured as CUDA graphs at their first use."""
-        graphs = steps if isinstance(steps, DecodeGraphs) else None
         compiled = steps if isinstance(steps, CompiledSteps) else None
         self.mllm = mllm
         self._threads = PassThreads(mllm)
         self.image_cache = ImageCache(image_cache_bytes)
         mllm.seen.capacity = image_cache_bytes
         kept = image_cache_bytes + prefix_cache_bytes
-        self.pool = allotted(mllm, slots, length, graphs is not None, share, kept)
+        self.pool = allotted(mllm, slots, length, isinstance(steps, DecodeGraphs), share, kept)
         slots, length = self.pool.slots, self.pool.length
         self.choice = Chooser(mllm, slots)
         self.token = torch.zeros(slots, dtype=torch.int64, device=mllm.device)
