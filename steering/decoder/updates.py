@@ -1,17 +1,21 @@
 """The two updates that each decoder layer adds to the residual stream, and the point behind it where hooks are called.
 
-The layers are extended once, at load, and find their hooks in the step that travels with the forward pass.
+The layers are extended once, at load, and find their hooks in the step that travels with the forward pass. Families add
+updates in different ways: as a sub-block leaves them, behind a norm, or scaled. `trace` follows one pass and keeps what is
+added, so that a layer's input and its updates sum to its output.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from steering.decoder.additions import Additions, Terms
 from steering.decoder.ranks import ALONE, Ranks
 
 
@@ -19,77 +23,131 @@ class Updates:
     """The two updates that a layer adds to the residual stream, (rows, n, d), and the pre-activations of its FFN's gates
     (rows, n, width), None where it has no such; kept while the layer runs.
 
-    Where a family normalises behind a sub-block, the update is what leaves that norm. `width` is the number of gates, 0
-    where there are none; `activation` the function behind them.
+    `traced` tells whether it is known where the layer adds them; without that there are none. `width` is the number of
+    gates, 0 where there are none; `activation` the function behind them.
     """
 
     def __init__(self, layer: nn.Module, ranks: Ranks = ALONE):
         self._ranks = ranks
-        self._nothing = self.mha = self.ffn = torch.empty(0)
+        self._nothing = torch.empty(0)
+        self._terms: tuple[Terms, Terms] = {}, {}  # of attention's update and of the FFN's
+        self._outputs: dict[nn.Module, torch.Tensor] = {}
         self._gate: torch.Tensor | None = None
         mlp = getattr(layer, "mlp", None)
         fused = getattr(mlp, "gate_up_proj", None)  # whose first half are the gates
         self._gates = 2 if isinstance(fused, nn.Linear) else 1
         gates = fused if isinstance(fused, nn.Linear) else getattr(mlp, "gate_proj", None)
-        self._outputs = gates.out_features if isinstance(gates, nn.Linear) else 0
-        self.width = self._outputs // self._gates
+        self._width = gates.out_features if isinstance(gates, nn.Linear) else 0
+        self.width = self._width // self._gates
         self.activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None) or nn.functional.silu
-        self._keep("_gate", gates)
-        after_mha = getattr(layer, "post_self_attn_layernorm", None)
-        if after_mha is None and hasattr(layer, "pre_feedforward_layernorm"):
-            after_mha = layer.post_attention_layernorm
-        after_ffn = getattr(layer, "post_mlp_layernorm", None) or getattr(layer, "post_feedforward_layernorm", None)
-        self._keep("mha", getattr(layer, "self_attn", None) if after_mha is None else after_mha)
-        self._keep("ffn", getattr(layer, "mlp", None) if after_ffn is None else after_ffn)
+        if gates is not None:
+            _forward_to(gates, functools.partial(setattr, self, "_gate"))
+
+    @property
+    def mha(self) -> torch.Tensor:
+        return self._sum(self._terms[0])
+
+    @property
+    def ffn(self) -> torch.Tensor:
+        return self._sum(self._terms[1])
+
+    @property
+    def traced(self) -> bool:
+        return all(self._terms)
 
     @property
     def gate(self) -> torch.Tensor | None:
         if self._gate is None:
             return None
-        if self._gate.shape[-1] == self._outputs:
+        if self._gate.shape[-1] == self._width:
             return self._gate[..., : self.width]
         return self._ranks.joined(self._gate[..., : self.width // self._ranks.size])  # each rank has its share
 
     def drop(self) -> None:
         """Let go of what was kept: of a long prompt that is much."""
-        self.mha = self.ffn = self._nothing
+        self._outputs.clear()
         self._gate = None
 
-    def _keep(self, name: str, module: nn.Module | Any) -> None:
-        if module is None:
+    def keep(self, terms: tuple[Terms, Terms]) -> None:
+        """From now on, keep the outputs that the updates are sums of."""
+        self._terms = terms
+        for module in (*terms[0], *terms[1]):
+            _forward_to(module, functools.partial(self._outputs.__setitem__, module))
+
+    def _sum(self, terms: Terms) -> torch.Tensor:
+        parts = [
+            output if factor == 1 else output * factor
+            for module, factor in terms.items()
+            if (output := self._outputs.get(module)) is not None
+        ]
+        return sum(parts[1:], parts[0]) if parts else self._nothing
+
+
+def _forward_to(module: nn.Module, receive: Callable[[torch.Tensor], object]) -> None:
+    """Hand every output of a module to `receive`, too."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        receive(output[0] if isinstance(output, tuple) else output)
+        return output
+
+    module.forward = keeping
+
+
+class LayerUpdates:
+    """The updates of all decoder layers. `widths` counts each layer's FFN gates."""
+
+    def __init__(self, layers: nn.ModuleList, ranks: Ranks):
+        self._layers = layers
+        self._updates = [Updates(layer, ranks) for layer in layers]
+        self.widths = tuple(one.width for one in self._updates)
+        self._tracing: Additions | None = None
+        self._tried = False
+        for index, layer in enumerate(layers):
+            layer.forward = self._extended(layer.forward, index)
+
+    @property
+    def traced(self) -> bool:
+        """Whether every layer's updates are known."""
+        return all(one.traced for one in self._updates)
+
+    @contextmanager
+    def trace(self) -> Iterator[None]:
+        """Find out, in the one pass that is run within, what each layer adds; only the first time."""
+        if self._tried:
+            yield
             return
-        forward = module.forward
+        found: dict[int, tuple[Terms, Terms]] = {}
+        with Additions(self._layers, found) as self._tracing:
+            yield
+        self._tracing, self._tried = None, True
+        for index, terms in found.items():
+            self._updates[index].keep(terms)
+
+    def _extended(self, forward: Callable[..., torch.Tensor], index: int) -> Callable[..., torch.Tensor]:
+        updates = self._updates[index]
 
         @functools.wraps(forward)
-        def keeping(*args: Any, **kwargs: Any) -> Any:
+        def extended(*args: Any, **kwargs: Any) -> torch.Tensor:
             output = forward(*args, **kwargs)
-            setattr(self, name, output[0] if isinstance(output, tuple) else output)
+            step = kwargs.get("step")
+            if step is None:
+                return output
+            before = args[0] if args else kwargs["hidden_states"]
+            if self._tracing is not None:
+                self._tracing.finish(index, output)
+            output = step.hooks.after_layer(index, before.to(output.device), output, updates)
+            updates.drop()
             return output
 
-        module.forward = keeping
+        return extended
 
 
-def install(layers: nn.ModuleList, ranks: Ranks = ALONE) -> tuple[int, ...]:
-    """Extend every decoder layer; a forward pass without a step is left as it is. Returns how many FFN gates each has.
+def install(layers: nn.ModuleList, ranks: Ranks = ALONE) -> LayerUpdates:
+    """Extend every decoder layer; a forward pass without a step is left as it is.
 
     `forward` is wrapped, because a forward hook that sees keyword arguments takes torch's slow call path.
     """
-    updates = [Updates(layer, ranks) for layer in layers]
-    for index, (layer, kept) in enumerate(zip(layers, updates, strict=True)):
-        layer.forward = _extended(layer.forward, index, kept)
-    return tuple(kept.width for kept in updates)
-
-
-def _extended(forward: Callable[..., torch.Tensor], index: int, updates: Updates) -> Callable[..., torch.Tensor]:
-    @functools.wraps(forward)
-    def extended(*args: Any, **kwargs: Any) -> torch.Tensor:
-        output = forward(*args, **kwargs)
-        step = kwargs.get("step")
-        if step is None:
-            return output
-        before = (args[0] if args else kwargs["hidden_states"]).to(output.device)
-        output = step.hooks.after_layer(index, before, output, updates)
-        updates.drop()
-        return output
-
-    return extended
+    return LayerUpdates(layers, ranks)

@@ -136,6 +136,8 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
             f"'{first}' and '{second}' both contrast an answer with a twin; ask for one of them.", param=first
         )
     with fitting():
+        if request.divergence:
+            mllm.need_updates("divergence")
         for one in asked:
             _check_image(one, images)
             one.check(mllm, prompt)

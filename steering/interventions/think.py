@@ -40,6 +40,7 @@ class Think(Options):
     threshold: float | None = Field(None, ge=0, le=1e38)
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
+        mllm.need_updates(".".join(self.path))
         self.thresholds(mllm)
 
     def thresholds(self, mllm: MLLM) -> torch.Tensor:
@@ -97,9 +98,10 @@ class ThinkRows(LayerHook):
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
         gamma, threshold = (one.to(hidden.device) for one in (self._gamma, self._threshold))
-        told = damping(updates.mha.contiguous(), updates.ffn.contiguous(), gamma, threshold, layer, int(self._every))
+        mha, ffn = updates.mha.contiguous(), updates.ffn.contiguous()
+        told = damping(mha, ffn, gamma, threshold, layer, int(self._every))
         self._told.append(told.to(self.real.device))
-        return torch.addcmul(hidden, told[..., :1].to(hidden.dtype), updates.ffn)
+        return torch.addcmul(hidden, told[..., :1].to(hidden.dtype), ffn)
 
     def settle(self, positions: torch.Tensor | None) -> None:
         told, self._told = self._told, []

@@ -22,8 +22,10 @@ from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
+from steering.errors import RequestError
 from steering.model.calibration import Calibration
 from steering.model.embedded import Embedded, Overlay
+from steering.model.head import Head
 from steering.model.images import PIXELS
 from steering.model.pixels import PixelBounds
 from steering.model.seen import SeenPictures
@@ -55,7 +57,8 @@ class MLLM:
     `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
     the hub; `source` is how it was loaded, None where it lies on several devices or was made by other means; `pixels` how
     large pictures are made, None where a request cannot bound that; `calibration` what probes measured of it, None where
-    they did not; `generation_defaults` the checkpoint's own sampling.
+    they did not; `generation_defaults` the checkpoint's own sampling; `updates_add_up` whether each layer's output is known
+    to be its input and the two updates that hooks are given.
     """
 
     def __init__(
@@ -105,7 +108,10 @@ class MLLM:
         if len(self.devices) == 1 and ranks.size == 1:
             fusing.fuse(model, self.device)
             widths.align(model, self.decoder, self.device)
-        self.ffn_widths = updates.install(self.layers, ranks)
+        self._head = Head(model)
+        self._updates = updates.install(self.layers, ranks)
+        self.ffn_widths = self._updates.widths
+        self.updates_add_up = True
         patches.prepare(model)
         attention.prepare(model.model)
         self.calibration = Calibration.load(path, self.fingerprint, self.num_layers)
@@ -118,6 +124,16 @@ class MLLM:
     def rounds(self) -> bool:
         """Whether it computes with less than float32."""
         return self.dtype != torch.float32 or self.quantization is not None
+
+    def need_updates(self, param: str) -> None:
+        """Raise RequestError, naming the field, where it is not known what layers add to the residual stream."""
+        if not self.updates_add_up:
+            raise RequestError(
+                f"'{param}' needs the updates of attention and FFN, and the layers of {self.name} add something else to the "
+                "residual stream.",
+                param=param,
+                code="unsupported_value",
+            )
 
     def settle(self, compiled: bool = False) -> None:
         """Bring weights into the form in which products take least time, and let go of the other: into integers where layers
@@ -235,7 +251,9 @@ class MLLM:
         pool = KVPool(1, 1)
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         embeds = self.model.get_input_embeddings()(zero)
-        self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
+        with self._updates.trace():
+            self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
+        self.updates_add_up &= self._updates.traced
         return pool
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
@@ -316,14 +334,7 @@ class MLLM:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""
-        logits = self.model.get_output_embeddings()(hidden)
-        if (cap := getattr(self.text_config, "final_logit_softcapping", None)) is not None:
-            logits = torch.tanh(logits / cap) * cap
-        if (scale := getattr(self.text_config, "logit_scale", None)) is not None:
-            logits = logits * scale
-        if (scaling := getattr(self.text_config, "logits_scaling", None)) is not None:
-            logits = logits / scaling
-        return logits.float().to(self.device)
+        return self._head(hidden).float().to(self.device)
 
     def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """(..., d): what the output embedding multiplies states with for tokens (...)."""
