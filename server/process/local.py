@@ -219,6 +219,7 @@ class LocalReader:
             device="meta",
             local_files_only=not settings.download,
             unread=able.fingerprint,
+            chat_template=settings.chat_template,
         )
         self._mllm.seen.capacity = settings.image_cache
 
@@ -248,6 +249,7 @@ def make_engine(
             quantization=settings.quantization,
             local_files_only=not settings.download,
             name=settings.name,
+            chat_template=settings.chat_template,
         )
     tell("comparing it with the plain model", None)
     threads = engine_threads(settings)

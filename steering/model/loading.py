@@ -23,6 +23,7 @@ from steering.errors import UnsupportedModel
 from steering.model.checkpoint import embedded, found
 from steering.model.mllm import MLLM, Quantization, Source
 from steering.model.processor import load_processor
+from steering.model.template import read_template, set_template
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be loaded as, beside "auto"."""
@@ -44,6 +45,7 @@ def load(
     local_files_only: bool = True,
     name: str | None = None,
     unread: str | None = None,
+    chat_template: str | Path | None = None,
 ) -> MLLM:
     """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model; without `path` the small
     model that ships with Helmsight.
@@ -55,9 +57,10 @@ def load(
     the first (see `Engine.follow`). With `quantization` "int8" the language model's layers compute in integers of 8 bits
     from its engine's self-check on, which compares them with what they were. `unread`, the model's fingerprint, leaves its
     weights unread, for whoever asks how it is built: they are memory that nobody wrote, or none on the device "meta", where
-    it is enough to read prompts with. No code from the checkpoint is run.
-    Raises UnsupportedModel when the model's structure cannot be served or there is no such device or dtype, OSError when the
-    files are missing.
+    it is enough to read prompts with. `chat_template` is a file with a Jinja template in the place of the checkpoint's own.
+    No code from the checkpoint is run.
+    Raises UnsupportedModel when the model's structure cannot be served, there is no such device or dtype, or it has no chat
+    template; OSError when the files are missing.
     """
     path = embedded() if path is None else found(path, local_files_only)
     if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
@@ -72,6 +75,7 @@ def load(
     if laid is not None and quantization is not None:
         raise UnsupportedModel(f"{laid!r} and 'quantization' exclude one another.")
     ranks = ALONE if tensor_parallel == 1 else joined(tensor_parallel)
+    template = None if chat_template is None else read_template(chat_template)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
@@ -107,6 +111,10 @@ def load(
     elif tensor_parallel == 1:
         model = model.to(device)
     processor = load_processor(path, local_files_only=local_files_only)
+    if not set_template(processor, config.model_type, template) and unread is None:
+        raise UnsupportedModel(
+            f"{path} has no chat template: name a file that holds one, by --chat-template or as 'chat_template'."
+        )
     folder = Path(path) if Path(path).is_dir() else None
     try:
         mllm = MLLM(model, processor, name, folder, ranks, quantization, unread)

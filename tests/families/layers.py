@@ -1,10 +1,10 @@
-"""Families whose decoder layers add their updates in other ways: behind norms, or scaled."""
+"""Families that few tests ask: layers that add their updates behind norms or scaled, and a processor with a need."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.families import llava
+from tests.families import llava, tiled
 from tests.families.family import Family
 from tests.families.parts import text
 
@@ -46,4 +46,11 @@ GRANITE_MOE = replace(
             "shared_intermediate_size": 32,
         }
     },
+)
+SMOLVLM = replace(
+    tiled.IDEFICS3,
+    config=tiled.IDEFICS3.config | {"model_type": "smolvlm"},
+    image_processor=tiled.IDEFICS3.image_processor | {"image_processor_type": "SmolVLMImageProcessor"},
+    video_processor={"video_processor_type": "SmolVLMVideoProcessor", "size": {"longest_edge": 28}},
+    processor=tiled.IDEFICS3.processor | {"processor_class": "SmolVLMProcessor"},
 )

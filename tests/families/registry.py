@@ -26,11 +26,12 @@ REFUSED: dict[str, Family] = {"qwen3_5": qwen.QWEN3_5, "mllama": tiled.MLLAMA, "
 """Models that an engine with one key-value slot per layer and token must refuse."""
 IMAGE_ONLY = ("paligemma", "paligemma2")
 """Their processors refuse a chat without images."""
-LAYERED: dict[str, Family] = {
+FURTHER: dict[str, Family] = {
     "granite_vision": layers.GRANITE_VISION,
     "granite_moe": layers.GRANITE_MOE,
     "olmo2": layers.OLMO2,
     "exaone4": layers.EXAONE4,
+    "smolvlm": layers.SMOLVLM,
 }
-"""Models whose layers add their updates in other ways; not every test asks them."""
-ALL = SUPPORTED | REFUSED | LAYERED
+"""Models that differ from those in one thing; not every test asks them."""
+ALL = SUPPORTED | REFUSED | FURTHER
