@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from steering.model import calibration
 from tests.server.web.browser import chromium  # noqa: F401 -- a fixture: two browsers in one process cannot be driven
 
 torch.set_num_threads(1)
+calibration.FOLDER = os.devnull  # a developer's own thresholds are not for tests
 os.environ["HELMSIGHT_COMPILED"] = "false"  # else every server of theirs would compile beside the tests
 
 

@@ -1,29 +1,30 @@
 """The two updates that each decoder layer adds to the residual stream, and the point behind it where hooks are called.
 
 The layers are extended once, at load, and find their hooks in the step that travels with the forward pass. Families add
-updates in different ways: as a sub-block leaves them, behind a norm, or scaled. `trace` follows one pass and keeps what is
-added, so that a layer's input and its updates sum to its output.
+updates in different ways: as a sub-block leaves them, behind a norm, or scaled. A pass that is followed tells which outputs
+are added, so that a layer's input and its updates sum to its output (`steering.model.following.additions`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from steering.decoder.additions import Additions, Terms
 from steering.decoder.ranks import ALONE, Ranks
+
+Terms = Mapping[nn.Module, float]
+"""A sum of the outputs of modules: the factor of each."""
 
 
 class Updates:
     """The two updates that a layer adds to the residual stream, (rows, n, d), and the pre-activations of its FFN's gates
     (rows, n, width), None where it has no such; kept while the layer runs.
 
-    `traced` tells whether it is known where the layer adds them; without that there are none. `width` is the number of
+    `known` tells whether it is known what the layer adds; without that there are none. `width` is the number of
     gates, 0 where there are none; `activation` the function behind them.
     """
 
@@ -52,7 +53,7 @@ class Updates:
         return self._sum(self._terms[1])
 
     @property
-    def traced(self) -> bool:
+    def known(self) -> bool:
         return all(self._terms)
 
     @property
@@ -69,7 +70,7 @@ class Updates:
         self._gate = None
 
     def keep(self, terms: tuple[Terms, Terms]) -> None:
-        """From now on, keep the outputs that the updates are sums of."""
+        """Keep the outputs that attention's update and the FFN's are sums of; without terms they stay unknown."""
         self._terms = terms
         for module in (*terms[0], *terms[1]):
             _forward_to(module, functools.partial(self._outputs.__setitem__, module))
@@ -96,58 +97,28 @@ def _forward_to(module: nn.Module, receive: Callable[[torch.Tensor], object]) ->
     module.forward = keeping
 
 
-class LayerUpdates:
-    """The updates of all decoder layers. `widths` counts each layer's FFN gates."""
-
-    def __init__(self, layers: nn.ModuleList, ranks: Ranks):
-        self._layers = layers
-        self._updates = [Updates(layer, ranks) for layer in layers]
-        self.widths = tuple(one.width for one in self._updates)
-        self._tracing: Additions | None = None
-        self._tried = False
-        for index, layer in enumerate(layers):
-            layer.forward = self._extended(layer.forward, index)
-
-    @property
-    def traced(self) -> bool:
-        """Whether every layer's updates are known."""
-        return all(one.traced for one in self._updates)
-
-    @contextmanager
-    def trace(self) -> Iterator[None]:
-        """Find out, in the one pass that is run within, what each layer adds; only the first time."""
-        if self._tried:
-            yield
-            return
-        found: dict[int, tuple[Terms, Terms]] = {}
-        with Additions(self._layers, found) as self._tracing:
-            yield
-        self._tracing, self._tried = None, True
-        for index, terms in found.items():
-            self._updates[index].keep(terms)
-
-    def _extended(self, forward: Callable[..., torch.Tensor], index: int) -> Callable[..., torch.Tensor]:
-        updates = self._updates[index]
-
-        @functools.wraps(forward)
-        def extended(*args: Any, **kwargs: Any) -> torch.Tensor:
-            output = forward(*args, **kwargs)
-            step = kwargs.get("step")
-            if step is None:
-                return output
-            before = args[0] if args else kwargs["hidden_states"]
-            if self._tracing is not None:
-                self._tracing.finish(index, output)
-            output = step.hooks.after_layer(index, before.to(output.device), output, updates)
-            updates.drop()
-            return output
-
-        return extended
-
-
-def install(layers: nn.ModuleList, ranks: Ranks = ALONE) -> LayerUpdates:
-    """Extend every decoder layer; a forward pass without a step is left as it is.
+def install(layers: nn.ModuleList, ranks: Ranks = ALONE) -> tuple[Updates, ...]:
+    """Extend every decoder layer; a forward pass without a step is left as it is. Returns each layer's updates, which are
+    not known before `Updates.keep` tells what they are.
 
     `forward` is wrapped, because a forward hook that sees keyword arguments takes torch's slow call path.
     """
-    return LayerUpdates(layers, ranks)
+    updates = tuple(Updates(layer, ranks) for layer in layers)
+    for index, (layer, kept) in enumerate(zip(layers, updates, strict=True)):
+        layer.forward = _extended(layer.forward, index, kept)
+    return updates
+
+
+def _extended(forward: Callable[..., torch.Tensor], index: int, updates: Updates) -> Callable[..., torch.Tensor]:
+    @functools.wraps(forward)
+    def extended(*args: Any, **kwargs: Any) -> torch.Tensor:
+        output = forward(*args, **kwargs)
+        step = kwargs.get("step")
+        if step is None:
+            return output
+        before = (args[0] if args else kwargs["hidden_states"]).to(output.device)
+        output = step.hooks.after_layer(index, before, output, updates)
+        updates.drop()
+        return output
+
+    return extended

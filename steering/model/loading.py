@@ -20,6 +20,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from steering.decoder import attention
 from steering.decoder.ranks import ALONE, Ranks
 from steering.errors import UnsupportedModel
+from steering.model import calibration
 from steering.model.checkpoint import embedded, found
 from steering.model.mllm import MLLM, Quantization, Source
 from steering.model.processor import load_processor
@@ -46,6 +47,7 @@ def load(
     name: str | None = None,
     unread: str | None = None,
     chat_template: str | Path | None = None,
+    calibrations: str | Path | None = None,
 ) -> MLLM:
     """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model; without `path` the small
     model that ships with Helmsight.
@@ -58,6 +60,7 @@ def load(
     from its engine's self-check on, which compares them with what they were. `unread`, the model's fingerprint, leaves its
     weights unread, for whoever asks how it is built: they are memory that nobody wrote, or none on the device "meta", where
     it is enough to read prompts with. `chat_template` is a file with a Jinja template in the place of the checkpoint's own.
+    `calibrations` is the folder where thresholds of models are kept, the user's by default.
     No code from the checkpoint is run.
     Raises UnsupportedModel when the model's structure cannot be served, there is no such device or dtype, or it has no chat
     template; OSError when the files are missing.
@@ -117,7 +120,8 @@ def load(
         )
     folder = Path(path) if Path(path).is_dir() else None
     try:
-        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread)
+        kept = Path(calibration.FOLDER if calibrations is None else calibrations).expanduser()
+        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread, kept)
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
             f"{config.model_type} cannot be served: it is not built of a decoder that reads image tokens: {error}."

@@ -18,14 +18,15 @@ from steering.compiled.graphs import DecodeGraphs
 from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
 from steering.errors import RequestError, UnsupportedModel
+from steering.model.calibration import Calibration
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture
 from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 from steering.protocol.text import TextStream
+from steering.recorders.additions import AdditionSlots
 from steering.recorders.attention import DECODED, NAME, image_sums
-from steering.runner.additions import AdditionSlots
 from steering.runner.runner import Runner
 
 log = logging.getLogger(__name__)
@@ -48,8 +49,8 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
     In half precision and in integers, both are compared with the same model computed in float32, and the engine may be at
     most `MARGIN` times as far from it as the plain model is; how well its tokens agree is logged. Integers are what the
     model computes in from here on. Where layers add something else to the residual stream than the updates that hooks are
-    given, `mllm.updates_add_up` is False from here on. With `compiled` weights stay as compiled steps need them; on a GPU
-    the decoding steps of plain requests are captured graphs.
+    given, `mllm.updates_add_up` is False from here on; where they do not, `mllm.checked` has how far these diverge. With
+    `compiled` weights stay as compiled steps need them; on a GPU the decoding steps of plain requests are captured graphs.
     Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
     """
     try:
@@ -291,7 +292,9 @@ def _engine_logits(
             runner.token[sequence.slot] = forced[step]
         for row, got in enumerate(runner.decode_logits(sequences)):
             logits[row].append(got)
-    if observed and not added.exact:
+    if observed and added.exact:
+        mllm.checked = Calibration(mllm.fingerprint).with_divergence(added.divergence(), len(prompts))
+    elif observed:
         mllm.updates_add_up = False
         log.warning("%s: its layers add something else than attention's and the FFN's updates", mllm.name)
     looked = [image_sums(one.captured[NAME].last_sums).sum(-1) for one in sequences] if observed else []

@@ -149,7 +149,7 @@ def test_updates_that_are_a_little_off_are_noticed(root: Path) -> None:
     mllm = steering.load(families.checkpoint("olmo2", root), device="cpu")
     check_model(mllm)
     assert mllm.updates_add_up
-    updates = mllm._updates._updates[1]
+    updates = mllm._updates[1]
     mha, ffn = updates._terms
     updates._terms = {module: 1.01 * factor for module, factor in mha.items()}, ffn
     check_model(mllm)

@@ -2,7 +2,7 @@
 
 Every tensor of the pass is written, where possible, as a sum of module outputs with factors: the layer's input is a term of
 its own, a module's output replaces what its parts were, and additions and products with numbers carry the terms on. The
-layer's output then reads: its input, once, plus attention's outputs, plus the FFN's.
+layer's output then reads: its input, once, plus attention's outputs, plus the FFN's. The layer itself stands for its input.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-Terms = dict[nn.Module, float]
-"""A sum of module outputs: the factor of each. The decoder layer itself stands for its input."""
+from steering.decoder.updates import Terms
 
 _aten: Any = torch.ops.aten
 _SUMS = (_aten.add, _aten.add_)
@@ -27,11 +26,13 @@ Place = tuple[int, int]
 
 
 class Additions(TorchDispatchMode):
-    """Fills `found` with the updates, attention's and the FFN's, of every layer of which `finish` is called within."""
+    """Finds the terms of each layer's updates, attention's and the FFN's, in a pass of one token within: `found`, empty
+    where the layer's output is not its input and two updates."""
 
-    def __init__(self, layers: nn.ModuleList, found: dict[int, tuple[Terms, Terms]]):
+    def __init__(self, layers: nn.ModuleList):
         super().__init__()
-        self._layers, self._found = layers, found
+        self.found: list[tuple[Terms, Terms]] = [({}, {})] * len(layers)
+        self._layers = layers
         self._layer: nn.Module | None = None
         self._values: dict[Place, tuple[Terms, torch.Tensor]] = {}  # tensors are held, or their memory would be reused
         self._attention: set[nn.Module] = set()
@@ -40,6 +41,7 @@ class Additions(TorchDispatchMode):
     def __enter__(self) -> Self:
         for layer in self._layers:
             self._handles.append(layer.register_forward_pre_hook(self._begin, with_kwargs=True))
+            self._handles.append(layer.register_forward_hook(self._finish))
             for module in [one for one in layer.modules() if one is not layer]:
                 self._handles.append(module.register_forward_hook(self._note, with_kwargs=True))
         return super().__enter__()  # type: ignore[no-any-return]
@@ -50,21 +52,20 @@ class Additions(TorchDispatchMode):
         self._values.clear()
         super().__exit__(*error)
 
-    def finish(self, index: int, output: torch.Tensor) -> None:
-        """Keep what the layer's output (1, 1, d) is the sum of, where that is its input and two updates."""
-        terms, layer = dict(self._terms(output)), self._layers[index]
-        if terms.pop(layer, None) == 1.0:
-            mha = {module: factor for module, factor in terms.items() if module in self._attention}
-            ffn = {module: factor for module, factor in terms.items() if module not in self._attention}
-            if mha and ffn:
-                self._found[index] = mha, ffn
-        self._layer = None
-        self._values.clear()
-
     def _begin(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._layer = layer
         self._attention.clear()
         self._set(args[0] if args else kwargs["hidden_states"], {layer: 1.0})
+
+    def _finish(self, layer: nn.Module, args: Any, output: torch.Tensor) -> None:
+        terms = dict(self._terms(output))
+        if terms.pop(layer, None) == 1.0:
+            mha = {module: factor for module, factor in terms.items() if module in self._attention}
+            ffn = {module: factor for module, factor in terms.items() if module not in self._attention}
+            if mha and ffn:
+                self.found[next(i for i, one in enumerate(self._layers) if one is layer)] = mha, ffn
+        self._layer = None
+        self._values.clear()
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """A module's output is a term; it is attention's where the module attends, or where it is given its output alone."""

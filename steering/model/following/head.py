@@ -23,7 +23,7 @@ Operation = Callable[[torch.Tensor], torch.Tensor]
 _aten: Any = torch.ops.aten
 
 
-class Head:
+class OutputHead:
     """Gives logits (..., vocabulary) of normalised states (..., d), in the dtype that the wrapper gives them in."""
 
     def __init__(self, model: Any):
