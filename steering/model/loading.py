@@ -109,6 +109,7 @@ def load(
             raise
         raise UnsupportedModel(f"The weights of {path} are of other sizes than its config.json says.") from error
     model = model.eval().requires_grad_(False)
+    refuse_sinks(model)
     if device_map is not None:
         refuse_offloaded(model)
     elif tensor_parallel == 1:
@@ -197,6 +198,13 @@ def refuse_offloaded(model: Any) -> None:
             f"The devices do not hold the model: {outside[0]} and {len(outside) - 1} more of {len(places)} parts are left "
             "over. It needs more of them, or a smaller dtype."
         )
+
+
+def refuse_sinks(model: nn.Module) -> None:
+    """Raise UnsupportedModel for a model whose heads have sinks: an attention that goes to no token, of which neither the
+    slot KV pool nor what is read of attention knows."""
+    if any(isinstance(getattr(module, "sinks", None), nn.Parameter) for module in model.modules()):
+        raise UnsupportedModel(f"{model.config.model_type} cannot be served: its attention heads have sinks.")  # type: ignore[union-attr]
 
 
 def _store_weights_by_column(decoder: nn.Module) -> None:

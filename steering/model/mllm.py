@@ -381,5 +381,5 @@ def _stop_ids(generation_config: Any, tokenizer: Any) -> list[int]:
 def _end_id(stops: list[int], tokenizer: Any) -> int | None:
     """The one of them that the chat template puts behind an answer; the first where it names none."""
     template = str(tokenizer.chat_template or "")
-    named = [token for token in stops if tokenizer.convert_ids_to_tokens(token) in template]
+    named = [token for token in stops if (tokenizer.convert_ids_to_tokens(token) or "\0") in template]
     return next(iter(named or stops), None)
