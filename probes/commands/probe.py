@@ -55,8 +55,9 @@ def probe(
         metavar="P", help="token whose state is read, from the prompt's end: -1 the last one as in the paper, -2 the one "
         "before as in the authors' plots",
     )] = -1,
-    weight_size: Annotated[Literal["queries", "mean"], _direction(
-        help="what the weight takes for the direction's size: the mean over queries of |v(q)|, or |mean v|",
+    weight_size: Annotated[Literal["queries", "mean", "l2"], _direction(
+        help="what the weight takes for the direction's size: the mean over queries of |v(q)|, |mean v|, or L2 norms of "
+        "direction and states",
     )] = "queries",
     weight_states: Annotated[Literal["plain", "instructed"], _direction(
         help="the prompts whose states the direction is given the size of",

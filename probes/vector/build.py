@@ -42,9 +42,10 @@ class Recipe:
     wording: of the two instructions. position: whose state is read, counted from the prompt's end: -1 is its last token
     (section 5.1), -2 the one before, which the authors' pca.py plots. The weight (equation 2) is the size of the states over
     that of the direction: `size` is the mean over queries of |v(q)| ("queries"), or |mean v| ("mean"), which is smaller
-    where queries disagree and with which what is added really has the states' size; `states` are those of the plain prompts
-    ("plain", the paper's original distribution) or of the instructed ones ("instructed"). Raises ValueError for another
-    choice.
+    where queries disagree and with which what is added really has the states' size, or the mean over queries of L2 norms,
+    of the states as well ("l2", the default of an option that the authors' script has and does not use); `states` are those
+    of the plain prompts ("plain", the paper's original distribution) or of the instructed ones ("instructed"). Raises
+    ValueError for another choice.
     """
 
     wording: Wording = "paper"
@@ -193,6 +194,10 @@ def made_of(
         "magnitudes": {
             "states": {"plain": _rounded(direction.plain), "instructed": _rounded(direction.instructed)},
             "direction": {"queries": _rounded(direction.mean_abs), "mean": _rounded(direction.v.abs().mean(-1))},
+            "l2": {
+                name: _rounded(one)
+                for name, one in zip(("direction", "plain", "instructed"), direction.lengths, strict=True)
+            },
         },
         "agreement": _rounded(direction.agreement),
         "score": _rounded(direction.score),

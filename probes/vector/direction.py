@@ -27,7 +27,11 @@ DUST = 1e-5
 """Differences below this share of mean |h| are rounding: there is no direction (a window that ends before the
 instruction, say), and a weight would blow the rounding up."""
 
-Size = Literal["queries", "mean"]
+SMALL = 0.1
+"""Least size of a layer's differences, relative to its states and to the layer with the largest, for it to be ranked by its
+score: tiny ones that are the same for all queries have the best scores, and steer nothing."""
+
+Size = Literal["queries", "mean", "l2"]
 States = Literal["plain", "instructed"]
 _log = logging.getLogger(__name__)
 
@@ -84,6 +88,7 @@ class Direction:
     v: (layers, d) the mean difference. mean_abs, std: (layers,) mean and standard deviation over queries of the
     per-query mean |v|. plain, instructed: (layers,) mean |h| over the plain prompts, and over both instructed ones, of all
     queries. agreement: (layers,) norm of the mean difference over the mean norm of the differences. queries: how many.
+    lengths: (3, layers) the mean L2 norms of v, of the plain states and of the instructed ones.
     """
 
     v: torch.Tensor
@@ -93,12 +98,18 @@ class Direction:
     instructed: torch.Tensor
     agreement: torch.Tensor
     queries: int
+    lengths: torch.Tensor
 
     def weight(self, size: Size = "queries", states: States = "plain") -> torch.Tensor:
         """w_l = mean|h_l| / mean|v_l| (layers,) in one of its readings (see `Recipe`); 0 where v is none."""
-        state = self.plain if states == "plain" else self.instructed
-        of = self.mean_abs if size == "queries" else self.v.abs().mean(-1)
-        return torch.where(of > DUST * self.instructed, state / of.clamp_min(1e-30), 0.0)
+        if size == "l2":
+            of, plain, instructed = self.lengths
+        else:
+            of, plain, instructed = self.mean_abs, self.plain, self.instructed
+        if size == "mean":
+            of = self.v.abs().mean(-1)
+        state = plain if states == "plain" else instructed
+        return torch.where(of > DUST * instructed, state / of.clamp_min(1e-30), 0.0)
 
     @property
     def score(self) -> torch.Tensor:
@@ -111,17 +122,27 @@ class Direction:
         """Whether there is any direction at a layer (layers,)."""
         return self.mean_abs > DUST * self.instructed
 
+    @property
+    def small(self) -> torch.Tensor:
+        """Whether a layer's differences are next to nothing beside those of others (layers,): see `SMALL`."""
+        relative = self.mean_abs / self.instructed.clamp_min(1e-30)
+        return relative < SMALL * relative.max()
+
     def ranking(self, layers: Sequence[int] | None = None) -> list[int]:
-        """Layers, best score first, of equal ones the largest; those whose queries disagree come after all others."""
+        """Layers, best score first, of equal ones the largest; those whose queries disagree come after all others, and small
+        ones before these."""
         score, size, agreement = self.score.tolist(), self.mean_abs.tolist(), self.agreement.tolist()
+        small = self.small.tolist()
         candidates = range(len(score)) if layers is None else layers
-        return sorted(candidates, key=lambda layer: (agreement[layer] < RELIABLE, -score[layer], -size[layer]))
+        return sorted(
+            candidates, key=lambda layer: (agreement[layer] < RELIABLE, small[layer], -score[layer], -size[layer])
+        )
 
 
 class Tally:
     """One pass over the states of queries: their running moments, and a digest of what they were read from."""
 
-    _NAMES = ("difference", "magnitude", "norm", "plain", "instructed")
+    _NAMES = ("difference", "magnitude", "norm", "plain", "instructed", "plain_norm", "instructed_norm")
 
     def __init__(self) -> None:
         self._moments = {name: Moments() for name in self._NAMES}
@@ -136,20 +157,24 @@ class Tally:
     ) -> None:
         """One query's states (layers, d) under the two instructions and under none, and what the model read."""
         v = toward_text.double() - toward_vision.double()
-        text, vision, without = (one.double().abs().mean(-1) for one in (toward_text, toward_vision, plain))
-        values = (v, v.abs().mean(-1), v.norm(dim=-1), without, (text + vision) / 2)
+        read_states = [one.double() for one in (toward_text, toward_vision, plain)]
+        text, vision, without = (one.abs().mean(-1) for one in read_states)
+        lengths = [one.norm(dim=-1) for one in read_states]
+        norms = lengths[2], (lengths[0] + lengths[1]) / 2
+        values = (v, v.abs().mean(-1), v.norm(dim=-1), without, (text + vision) / 2, *norms)
         for name, value in zip(self._NAMES, values, strict=True):
             self._moments[name].add(value)
         self.digest = hashlib.sha256(self.digest.encode() + read).hexdigest()
 
     def direction(self) -> Direction:
         """What was measured so far."""
-        difference, magnitude, norm, plain, instructed = (self._moments[name] for name in self._NAMES)
+        difference, magnitude, norm, plain, instructed, *lengths = (self._moments[name] for name in self._NAMES)
         length = difference.mean.norm(dim=-1)
         agreement = torch.where(norm.mean > 0, length / norm.mean.clamp_min(1e-30), 0.0)
         return Direction(
             difference.mean.float(), magnitude.mean.float(), magnitude.std.float(), plain.mean.float(),
             instructed.mean.float(), agreement.float(), self.count,
+            torch.stack([one.mean.float() for one in (norm, *lengths)]),
         )  # fmt: skip
 
     def save(self, path: Path, key: str) -> None:

@@ -19,7 +19,7 @@ from probes.vector.agreement import agreement
 from probes.vector.build import Recipe, build
 from probes.vector.calibrate import Budget, calibrate
 from probes.vector.projection import project
-from probes.vector.verdict import doubts, followed, refuse, too_few
+from probes.vector.verdict import doubts, followed, refuse, too_few, unfounded, warnings
 from steering import NAME, Engine, SteeringVector
 
 ASKED = 64
@@ -125,7 +125,7 @@ def _measured(
     instructed = followed(answerer, used[:ASKED], options.recipe.wording, seed=seed, quiet=quiet)
     agreeing = agreement(engine, used[:ASKED], options.recipe, seed=seed, quiet=quiet)
     doubtful = doubts(vector, instructed)
-    if others and (options.force or not doubtful):  # of what is no direction no strength needs to be known
+    if others and (options.force or not unfounded(vector)):  # of what is no direction no strength needs to be known
         vector = calibrate(
             engine, vector, others, layers=options.layers, strengths=options.strengths, budget=options.budget,
             answerer=answerer, quiet=quiet,
@@ -133,6 +133,7 @@ def _measured(
         doubtful = doubts(vector, instructed)
     found = {
         "instructed": instructed.to_json(), "doubts": doubtful, "reliable": not doubtful,
+        "warnings": warnings(vector, instructed),
         "agreement_across": agreeing.to_json(),
     }  # fmt: skip
     # An evaluation leaves these samples out.
@@ -152,6 +153,8 @@ def _print_vector(vector: SteeringVector, path: Path) -> None:
     print(f"{path}: {vector.name}, {info['samples']} pairs, layers by score {info['ranking']}")
     if info["doubts"]:
         print("NOT RELIABLE: " + " ".join(info["doubts"]))
+    for warning in info["warnings"]:
+        print(f"WARNING: {warning} Steering moves its answers nevertheless.")
     layer = vector.layers[0]
     _print_weight(vector, layer)
     for name, cosines in info["agreement_across"]["cosines"].items():
@@ -170,11 +173,12 @@ def _print_vector(vector: SteeringVector, path: Path) -> None:
 
 def _print_weight(vector: SteeringVector, layer: int) -> None:
     """The magnitudes that the published weight aligns, and which of them it does."""
-    states, sizes = (vector.info["magnitudes"][name] for name in ("states", "direction"))
+    states, sizes, lengths = (vector.info["magnitudes"][name] for name in ("states", "direction", "l2"))
     recipe = vector.info["recipe"]
     print(
         f"layer {layer}: mean |h| {states['plain'][layer]:.4g} plain, {states['instructed'][layer]:.4g} instructed; "
-        f"mean |v| {sizes['queries'][layer]:.4g} over queries, {sizes['mean'][layer]:.4g} of their mean; published weight "
+        f"mean |v| {sizes['queries'][layer]:.4g} over queries, {sizes['mean'][layer]:.4g} of their mean; L2 norms "
+        f"{lengths['plain'][layer]:.4g} plain, {lengths['direction'][layer]:.4g} of v; published weight "
         f"{float(vector.weight[layer]) / (vector.published or 1.0):.4g} ({recipe['states']} states over {recipe['size']})"
     )
 

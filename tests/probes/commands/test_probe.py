@@ -79,7 +79,7 @@ def test_a_random_model_gets_no_vector_but_a_report(
         + " ".join(report["doubts"])
     )
     assert any(doubt.startswith("The model hardly follows the two instructions") for doubt in report["doubts"])
-    assert "calibration" not in report["info"]  # which would have taken most of the time
+    assert any(doubt.startswith("Steering hardly moves the answers") for doubt in report["doubts"])
     assert not (tmp_path / "v.safetensors").exists()
     assert all(doubt in (tmp_path / "report" / "report.md").read_text() for doubt in report["doubts"])
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000

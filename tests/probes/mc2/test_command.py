@@ -158,16 +158,12 @@ def kept_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("undrawn")
 def test_surprise_is_calibrated_and_then_evaluated(
-    model: str,
-    vector: str,
-    tmp_path: Path,
-    kept_in: Path,
-    capsys: pytest.CaptureFixture[str],
-    questions: list[Question],
+    model: str, vector: str, kept_in: Path, capsys: pytest.CaptureFixture[str], questions: list[Question]
 ) -> None:
+    out = kept_in.parents[2] / "mc2"
     given = ("--model", model, "--device", "cpu", "--quiet")
     words = ("--conditions", "plain", "steer", "--auto", "surprise", "--severity", "1")
-    evaluated = ("eval", "mc2", *given, "--vector", vector, "--limit", "1", "--out", str(tmp_path / "mc2"), *words)
+    evaluated = ("eval", "mc2", *given, "--vector", vector, "--limit", "1", "--out", str(out), *words)
     assert run(*evaluated) == 1
     assert "'helmsight probe --calibrate-surprise'" in last_error(capsys)
     assert questions == []
@@ -181,7 +177,7 @@ def test_surprise_is_calibrated_and_then_evaluated(
     values = [value for value, _ in steering.surprises(engine, chats)]
     assert kept["surprise"] == pytest.approx(float(np.quantile([v for v in values if v is not None], 0.98)), rel=1e-3)
     assert run(*evaluated) == 0
-    report = strict(tmp_path / "mc2" / "report.json")["auto"]
+    report = strict(out / "report.json")["auto"]
     assert report["bounds"] == dict.fromkeys(("surprise", "surprise, one degraded"), kept["surprise"])
     assert {row["decided"] for row in report["rows"] if row["criterion"] == "surprise, one degraded"} == {1}
 

@@ -93,6 +93,28 @@ def test_both_readings_of_the_weight_and_both_states_by_hand() -> None:
     assert added.abs().mean().item() == pytest.approx(float(states.mean()))
 
 
+def test_the_reading_by_l2_norms_by_hand() -> None:
+    # v has norms sqrt(20) twice at layer 0, sqrt(2) and sqrt(18) at layer 1; plain states sqrt(20), 2 and 6, sqrt(52)
+    plain = [(20**0.5 + 2) / 2 / 20**0.5, (6 + 52**0.5) / 2 / 8**0.5]
+    assert by_hand().weight("l2").tolist() == pytest.approx(plain)
+    # instructed states: sqrt(10), sqrt(26), sqrt(26), sqrt(10) and sqrt(8), sqrt(2), sqrt(32), sqrt(2)
+    instructed = [(10**0.5 + 26**0.5) / 2 / 20**0.5, (8**0.5 + 32**0.5 + 2 * 2**0.5) / 4 / 8**0.5]
+    assert by_hand().weight("l2", "instructed").tolist() == pytest.approx(instructed)
+
+
+def test_tiny_differences_rank_behind_large_ones_however_steady_they_are() -> None:
+    """Layer 0 differs by a thousandth of its states, by exactly as much for every query; layer 1 by as much as they are."""
+    zero = torch.ones(2, 2)
+    queries = [
+        (zero + torch.stack([torch.full((2,), 1e-3), torch.full((2,), size)]), zero, zero) for size in (0.8, 1.0, 1.2)
+    ]
+    direction = measured(queries)
+    assert direction.score[0] > 100 * direction.score[1]
+    assert direction.agreement.tolist() == pytest.approx([1.0, 1.0])
+    assert direction.ranking() == [1, 0]
+    assert direction.ranking([0]) == [0]
+
+
 def test_queries_that_cancel_have_no_weight_by_their_mean() -> None:
     one, zero = torch.tensor([[2.0, -2.0]]), torch.zeros(1, 2)
     direction = measured([(one, zero, one), (-one, zero, one)])

@@ -13,7 +13,7 @@ from probes.answering.base import Question
 from probes.conflicts.samples import WORDINGS
 from probes.harness.bootstrap import interval
 from probes.vector.direction import LEAST
-from probes.vector.verdict import Followed, doubts, followed
+from probes.vector.verdict import Followed, doubts, followed, unfounded, warnings
 from steering import SteeringVector
 from tests.probes.conftest import Scripted, make_samples, text_of
 
@@ -180,3 +180,25 @@ def test_one_sample_has_no_interval() -> None:
 def test_every_doubt_is_told() -> None:
     nothing = Followed(0.5, 0.5, 0.0, (0.0, 0.0), 10)
     assert len(doubts(_vector(0.1, samples=8, **_calibration((0.5, 0.5), (0.5, 0.5))), nothing)) == 4
+
+
+IGNORES = Followed(0.5, 0.5, 0.0, (-0.05, 0.05), 50)
+"""As the paper's tables have Qwen2.5-VL under its two instructions."""
+
+
+def test_instructions_that_are_not_followed_are_a_warning_where_steering_moves_the_answers() -> None:
+    steered = _vector(**_calibration((0.9, 0.1), (0.1, 0.9)))
+    assert doubts(steered, IGNORES) == []
+    (warning,) = warnings(steered, IGNORES)
+    assert "hardly follows the two instructions" in warning
+    assert warnings(steered, FOLLOWS) == []
+
+
+def test_they_are_a_doubt_while_nothing_shows_that_it_does() -> None:
+    assert len(doubts(_vector(), IGNORES)) == 1
+    assert warnings(_vector(), IGNORES) == []
+    unmoved = _vector(**_calibration((0.5, 0.45), (0.45, 0.5)))
+    assert [one.split()[0] for one in doubts(unmoved, IGNORES)] == ["The", "Steering"]
+    assert warnings(unmoved, IGNORES) == []
+    assert unfounded(_vector()) == []
+    assert unfounded(_vector(0.1))
