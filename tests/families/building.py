@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from tests.families.family import Family, Json
-from tests.families.published import PUBLISHED, config_of, image_processor_of
+from tests.families.published.repositories import PUBLISHED, config_of, image_processor_of
 from tests.families.registry import ALL
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from steering.model.pixels import PixelBounds
-from tests.families.published import PUBLISHED
-from tests.families.table import PAGE, row
+from tests.families.published.repositories import PUBLISHED
+from tests.families.published.table import PAGE, row
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_what_becomes_of_it_stands_in_the_table(name: str, tmp_path: Path) -> None:
     published = PUBLISHED[name]
     line, mllm = row(name, tmp_path / "model")
-    assert line in PAGE.read_text().splitlines(), "python -m tests.families.table"
+    assert line in PAGE.read_text().splitlines(), "python -m tests.families.published.table"
     if published.refused is not None:
         assert mllm is None
         assert published.refused in line

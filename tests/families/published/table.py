@@ -1,4 +1,4 @@
-"""`python -m tests.families.table` writes docs/models.md: what becomes of the configurations that are published."""
+"""`python -m tests.families.published.table` writes docs/models.md: what becomes of published configurations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from transformers.models.smolvlm import processing_smolvlm
 
 import steering
 from tests.families.building import build_published
-from tests.families.published import PUBLISHED
+from tests.families.published.repositories import PUBLISHED
 
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 HEAD = """\
 # Published configurations
 
@@ -21,8 +21,8 @@ What becomes of checkpoints as they are published. Each row is a checkpoint of t
 repository's files: a `config.json` with the settings of the second column, read from the repository or from copies of it,
 its end tokens, the place of its chat template, the bounds of its processor. It is loaded as `helmsight serve` loads it, and
 **served** means that the self-check found prefill and decoding equal to the plain model's, and each layer's updates to be
-what it adds. The repositories' weights were not run. `python -m tests.families.table` makes this page, and the test suite
-compares each row with it.
+what it adds. The repositories' weights were not run. `python -m tests.families.published.table` makes this page, and the
+test suite compares each row with it.
 
 | repository | what its files say | becomes |
 |---|---|---|
