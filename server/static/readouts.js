@@ -309,6 +309,9 @@ export function appliedLines(applied) {
     }
     if (item.warning) lines.push(["warning", item.warning]);
   }
+  for (const { image, from, to } of listOf(applied?.pictures)) {
+    lines.push([`picture ${image}`, `scaled down from ${from.join(" x ")} to ${to.join(" x ")} pixels: more does not fit`]);
+  }
   if (applied?.max_tokens) lines.push(["longest answer", `${applied.max_tokens} tokens: more do not fit`]);
   for (const [head, said] of Object.entries(applied ?? {}).filter(([head]) => !["steering", "max_tokens"].includes(head)))
     if (isGroup(said))

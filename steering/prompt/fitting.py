@@ -19,6 +19,9 @@ Part = Mapping[str, Any]
 
 ANSWER = 4
 """An answer whose length is not stated is left this fraction of the context, and one that may be shortened twice that."""
+STEPS = 16
+"""What pictures share is rounded down to so many parts of the room, so that a chat that goes on sees them in the same sizes
+for some turns, and what was computed of them is used again."""
 BESIDE = 32
 """Tokens by which another prompt of the same request may be longer, beside the texts that it is given."""
 
@@ -75,6 +78,7 @@ def shrunk(mllm: MLLM, parts: Sequence[Part], text: str, room: int) -> tuple[Shr
         return ()
     flexible = [number for number, part in enumerate(parts) if part.get("detail") != "high"]
     left -= sum(tokens) - (wanted := sum(tokens[number] for number in flexible))
+    left -= left % max(1, room // STEPS)
     found = []
     for number in flexible:
         part, share = parts[number], left * tokens[number] // wanted
