@@ -313,7 +313,7 @@ export function appliedLines(applied) {
     lines.push([`picture ${image}`, `scaled down from ${from.join(" x ")} to ${to.join(" x ")} pixels: more does not fit`]);
   }
   if (applied?.max_tokens) lines.push(["longest answer", `${applied.max_tokens} tokens: more do not fit`]);
-  for (const [head, said] of Object.entries(applied ?? {}).filter(([head]) => !["steering", "max_tokens"].includes(head)))
+  for (const [head, said] of Object.entries(applied ?? {}).filter(([head]) => !["steering", "max_tokens", "pictures"].includes(head)))
     if (isGroup(said))
       lines.push(...Object.entries(said).flatMap(([name, one]) => (one ? [lineOf(`${head}.${name}`, name, one)] : [])));
     else if (said) lines.push(lineOf(head, head, said));

@@ -1,4 +1,4 @@
-"""How large the processor makes pictures, where it keeps their shapes and bounds their pixels, as Qwen-VL's does."""
+"""How large the processor makes pictures, where it keeps their shapes and bounds their pixels, as Qwen-VL's and GLM's do."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 try:
+    from transformers.models.glm4v.image_processing_glm4v import Glm4vImageProcessor
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 except ImportError:  # without torchvision
-    Qwen2VLImageProcessor = Qwen2VLImageProcessorPil
+    Glm4vImageProcessor, Qwen2VLImageProcessor = Glm4vImageProcessorPil, Qwen2VLImageProcessorPil
 
 
 def picture() -> Image.Image:
@@ -22,19 +24,25 @@ def picture() -> Image.Image:
 @dataclass(frozen=True)
 class PixelBounds:
     """A picture is brought to sides that are multiples of `factor`, and to `least` to `most` pixels: one token for each
-    factor x factor of them."""
+    factor x factor of them. The processor counts each pixel `frames` times."""
 
     factor: int
     least: int
     most: int
+    frames: int = 1
 
     @classmethod
     def of(cls, processor: Any) -> PixelBounds | None:
         """Those of a model's processor; None where it has none."""
         found = getattr(processor, "image_processor", None)
-        if not isinstance(found, Qwen2VLImageProcessorPil | Qwen2VLImageProcessor):
+        if isinstance(found, Glm4vImageProcessorPil | Glm4vImageProcessor):
+            frames = found.temporal_patch_size
+        elif isinstance(found, Qwen2VLImageProcessorPil | Qwen2VLImageProcessor):
+            frames = 1
+        else:
             return None
-        return cls(found.patch_size * found.merge_size, found.size["shortest_edge"], found.size["longest_edge"])
+        least, most = found.size["shortest_edge"], found.size["longest_edge"]
+        return cls(found.patch_size * found.merge_size, -(-least // frames), most // frames, frames)
 
     def sized(self, picture: Image.Image, least: int | None, most: int | None) -> Image.Image:
         """The picture as the processor would make it if these were its bounds, its own where one is None; raises ValueError
@@ -44,7 +52,11 @@ class PixelBounds:
     def size(self, picture: Image.Image, least: int | None, most: int | None) -> tuple[int, int]:
         """The width and height of that picture; raises ValueError as the processor does."""
         low, high = self.within(least, most)
-        height, width = smart_resize(picture.height, picture.width, self.factor, low, high)
+        height, width = picture.height, picture.width
+        if self.frames > 1 and min(height, width) < self.factor:  # which GLM's makes larger first
+            scale = max(self.factor / height, self.factor / width)
+            height, width = int(height * scale), int(width * scale)
+        height, width = smart_resize(height, width, self.factor, low, high)
         return width, height
 
     def tokens(self, picture: Image.Image, least: int | None, most: int | None) -> int:
@@ -62,4 +74,5 @@ class PixelBounds:
     def taking(self, pictures: list[Image.Image]) -> dict[str, int]:
         """The processor's `size` with which it leaves these pictures as they are."""
         areas = [picture.width * picture.height for picture in pictures]
-        return {"shortest_edge": min(self.least, *areas), "longest_edge": max(self.most, *areas)}
+        least, most = min(self.least, *areas), max(self.most, *areas)
+        return {"shortest_edge": least * self.frames, "longest_edge": most * self.frames}

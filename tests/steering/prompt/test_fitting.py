@@ -32,8 +32,9 @@ def asked(*parts: dict[str, Any], max_tokens: int = 20, **more: Any) -> Request:
     return Request(chat(*parts), Sampling(max_tokens=max_tokens, ignore_eos=True), **more)
 
 
-def test_a_picture_that_is_too_large_takes_what_is_left(load_mllm: LoadMLLM) -> None:
-    prompt = read_prompt(load_mllm(FAMILY), asked(picture(1400, 700)), LIMIT)
+@pytest.mark.parametrize("family", [FAMILY, "qwen3_vl", "glm4v"])
+def test_a_picture_that_is_too_large_takes_what_is_left(family: str, load_mllm: LoadMLLM) -> None:
+    prompt = read_prompt(load_mllm(family), asked(picture(1400, 700)), LIMIT)
     (shrunk,) = prompt.shrunk
     assert shrunk.before == (1400, 700)
     width, height = shrunk.after
