@@ -37,11 +37,15 @@ from steering.runner.selfcheck import check_model
 log = logging.getLogger(__name__)
 
 
+PREFILL_BUDGET, GPU_PREFILL_BUDGET = 1024, 2048
+"""Prompt tokens of a step: on a GPU fewer would take longer to launch than to compute."""
+
+
 class Engine:
     """Serves one patched model with continuous batching; any thread may submit, one steps, as engines of one model in turn.
 
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
-    prompt tokens of one step. Once the engine was started, as servers do, a step beside running answers takes in so few that
+    prompt tokens of one step (default: 1,024, on a GPU 2,048). Once the engine was started, as servers do, a step beside running answers takes in so few that
     it is at most about `max_stall` times as long as one without (None: it is not bounded). `max_waiting` answers may wait
     for a slot, and with `max_wait` none that would wait longer than so many seconds, as far as is known: nobody waits before
     a first answer has ended. On a GPU keys and values are allotted at once, in at most `kv_share` of the memory that the
@@ -63,7 +67,7 @@ class Engine:
         max_waiting: int = 64,
         max_wait: float | None = None,
         max_images: int = 16,
-        prefill_budget: int = 1024,
+        prefill_budget: int | None = None,
         max_stall: float | None = 3.0,
         image_cache_bytes: int = 256 * 2**20,
         prefix_cache_bytes: int = 0,
@@ -99,6 +103,8 @@ class Engine:
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)
+        if prefill_budget is None:
+            prefill_budget = GPU_PREFILL_BUDGET if mllm.device.type == "cuda" else PREFILL_BUDGET
         self._steps = Steps(mllm, self._runner, self._runner.pool.slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
         queued = (self._scheduler, self._steps.rate, self._alive, self._incoming, self._steps.next_room)
@@ -376,14 +382,21 @@ class Engine:
         self._steps.pace = self._pace
         self._thread = thread
 
+    def _prepared_step(self) -> bool:
+        """Capture a decode step that may be wanted, while nothing runs; False where there is none to capture."""
+        with self.mllm.stepping:
+            return self.compilation.prepare_next()
+
     def _await_work(self, busy: bool) -> None:
+        if busy:
+            return
         with self._changed:
             self._changed.wait_for(lambda: self._has_work() or (self._stopping and self._idle()))
 
     def _run(self, heed: Callable[[bool], object]) -> None:
         try:
             while (busy := self._has_work()) or not (self._stopping and self._idle()):
-                heed(busy)
+                heed(busy or self._prepared_step())
                 if self._has_work():
                     self.step()
             self._release()

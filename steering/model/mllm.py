@@ -17,7 +17,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from steering.decoder import fusing, int8, packed, updates
+from steering.accel import fusing
+from steering.accel.attention import DecodeKernel, decode_kernel
+from steering.decoder import int8, packed, updates
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
 from steering.decoder.ranks import ALONE, Ranks
@@ -103,7 +105,7 @@ class MLLM:
         elif self.devices == (torch.device("cpu"),) and ranks.size == 1:
             packed.prepare(model, self.dtype)
         if len(self.devices) == 1 and ranks.size == 1:
-            fusing.fuse(model, self.device)
+            fusing.fuse(model, self.decoder, self.device)
             widths.align(model, self.decoder, self.device)
         self.ffn_widths = updates.install(self.layers, ranks)
         patches.prepare(model)
@@ -237,6 +239,14 @@ class MLLM:
         embeds = self.model.get_input_embeddings()(zero)
         self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
         return pool
+
+    @cached_property
+    def decode_attention(self) -> DecodeKernel | None:
+        """The kernel of decode attention where the model lies on one GPU alone; None where torch's own is used."""
+        if self.device.type != "cuda" or len(self.devices) > 1 or self.ranks.size > 1:
+            return None
+        _, kv_heads, _, width = next(iter(self.column().tensors)).shape
+        return decode_kernel(self.device, self.dtype, self.text_config.num_attention_heads, kv_heads, width)
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """(axes, 1, n) on the CPU: the rotary positions of a prompt with pictures, for `embed`; None where the model makes

@@ -16,7 +16,8 @@ from torch import nn
 from transformers.models.gemma3 import modeling_gemma3 as gemma
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
 
-from steering.decoder.fusing import fuse, fuse_by
+from steering.accel.fusing import fuse, fuse_by
+from tests.steering.accel.reference import Ops
 
 NAMES = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_vision")
 
@@ -30,26 +31,6 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.setattr(family, name, getattr(family, name))
 
 
-class Ours:
-    """Kernels as `triton_ops`, that count their calls."""
-
-    def __init__(self, wrong: float = 0.0):
-        self.norms = self.rotations = 0
-        self.wrong = wrong
-
-    def rms_norm(self, states: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool) -> torch.Tensor:
-        self.norms += 1
-        gain = weight.float() + shifted + self.wrong
-        return nn.functional.rms_norm(states.float(), states.shape[-1:], gain, eps).to(states.dtype)
-
-    def rotated(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rounded: bool) -> torch.Tensor:
-        self.rotations += 1
-        first, second = states.float().chunk(2, -1)
-        cos, sin = cos.float()[:, None], sin.float()[:, None]
-        made = states.float() * cos + torch.cat([-second, first], -1) * sin
-        return (made + self.wrong).to(states.dtype)
-
-
 def norms(kind: type[nn.Module], dtype: torch.dtype) -> nn.Module:
     """Some norms with weights that are not 1."""
     made = nn.ModuleList(kind(width) for width in (24, 24, 8))
@@ -61,33 +42,33 @@ def norms(kind: type[nn.Module], dtype: torch.dtype) -> nn.Module:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [qwen.Qwen2_5_VLRMSNorm, gemma.Gemma3RMSNorm])
 def test_norms_are_ours_where_both_give_the_same(kind: type[nn.Module], dtype: torch.dtype) -> None:
-    own, ours = norms(kind, dtype), Ours()
+    own, ours = norms(kind, dtype), Ops()
     taken = copy.deepcopy(own)
     fuse_by(ours, taken)
-    before = ours.norms
+    before = ours.calls["rms_norm"]
     for one, other in zip(own, taken, strict=True):  # type: ignore[call-overload]
         states = torch.randn(2, 5, len(one.weight)).to(dtype)
         torch.testing.assert_close(other(states), one(states), rtol=2e-2 if dtype != torch.float32 else 1e-5, atol=1e-5)
-    assert ours.norms == before + 3
+    assert ours.calls["rms_norm"] == before + 3
 
 
 def test_norms_stay_where_ours_gives_something_else() -> None:
-    taken, wrong = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32), Ours(wrong=0.5)
+    taken, wrong = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32), Ops(wrong=0.5)
     fuse_by(wrong, taken)
-    assert wrong.norms == 2  # with a weight as it is, and one to which 1 is added
+    assert wrong.calls["rms_norm"] == 2  # with a weight as it is, and one to which 1 is added
     assert all("forward" not in vars(one) for one in taken)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("wrong", "taken"), [(0.0, True), (0.5, False)])
 def test_rotary_embeddings_are_ours_on_a_gpu_where_both_give_the_same(wrong: float, taken: bool) -> None:
     plain = {name: getattr(qwen, name) for name in NAMES}
-    ours = Ours(wrong)
+    ours = Ops(wrong)
     for _ in range(2):  # the second model of a family finds them there
         fuse_by(ours, norms(qwen.Qwen2_5_VLRMSNorm, torch.float32))
     assert [hasattr(getattr(qwen, name), "ours") for name in NAMES] == [taken, taken]
     if not taken:
         return
-    assert ours.rotations == 8, "queries and keys of text and of pictures, two sizes each"
+    assert ours.calls["rotated"] == 4, "of text and of pictures, two sizes each"
     seen, angle = torch.randn(5, 4, 12), torch.randn(5, 12)
     text = [torch.randn(2, heads, 5, 16).transpose(1, 2).contiguous().transpose(1, 2) for heads in (4, 2)]
     angles = [torch.randn(2, 5, 16) for _ in range(2)]
@@ -101,21 +82,21 @@ def test_rotary_embeddings_are_ours_on_a_gpu_where_both_give_the_same(wrong: flo
         found = getattr(qwen, name)
         for one, other in zip(found.ours(*given), plain[name](*given), strict=True):
             torch.testing.assert_close(one, other)
-        before = ours.rotations
+        before = ours.calls["rotated"]
         found(*given)
-        assert ours.rotations == before, "on the CPU it is the model's own"
+        assert ours.calls["rotated"] == before, "on the CPU it is the model's own"
 
 
 def test_on_a_gpu_without_triton_the_model_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = norms(qwen.Qwen2_5_VLRMSNorm, torch.float32)
-    monkeypatch.setattr("steering.decoder.fusing.importlib.util", SimpleNamespace(find_spec=lambda name: None))
-    fuse(taken, torch.device("cuda"))
+    monkeypatch.setattr("steering.accel.fusing.importlib.util", SimpleNamespace(find_spec=lambda name: None))
+    fuse(taken, taken, torch.device("cuda"))
     assert all("forward" not in vars(one) for one in taken)  # type: ignore[attr-defined]
 
 
 TRIED = """
 import torch
-from steering.decoder import fusing, triton_ops
+from steering.accel import fusing, triton_ops
 from transformers.models.gemma3 import modeling_gemma3 as gemma
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
 device = "cuda" if torch.cuda.is_available() else "cpu"
