@@ -5,30 +5,16 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+import math
 
 import torch
+
+from steering.accel.attended import DecodeKernel
 
 WITHIN = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """The kernel's greatest relative error at load beside float64, by dtype of the model."""
 
 log = logging.getLogger(__name__)
-
-
-class Attended(Protocol):
-    """`steering.accel.triton_attention.Attended`."""
-
-    @property
-    def out(self) -> torch.Tensor: ...
-    @property
-    def means(self) -> torch.Tensor | None: ...
-    @property
-    def effect(self) -> torch.Tensor | None: ...
-
-
-DecodeKernel = Callable[..., Attended]
-"""`steering.accel.triton_attention.decode_attention`."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -53,7 +39,7 @@ def decode_kernel(
 
 @torch.inference_mode()
 def error_of(
-    kernel: Callable[..., Any], device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+    kernel: DecodeKernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int
 ) -> float:
     """Return the relative error of a kernel's output and mean weights beside float64, on three random rows of different
     lengths, the last of which pads the batch."""
@@ -73,19 +59,16 @@ def error_of(
     later = torch.arange(columns, device=device) > positions[:2, None, None, None]
     weights = scores.masked_fill(later, -torch.inf).softmax(-1)
     expected, means = (weights @ far)[:, :, 0], weights[:, :, 0].mean(1)
-    errors = [
-        float((ours[:2].double() - own).norm() / own.norm())
-        for ours, own in ((attended.out, expected), (plain.out, expected), (attended.means, means))
-    ]
-    return max(errors) if all(error == error for error in errors) else torch.inf
+    assert attended.means is not None
+    pairs = ((attended.out, expected), (plain.out, expected), (attended.means, means))
+    errors = [float((ours[:2].double() - own).norm() / own.norm()) for ours, own in pairs]
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
-def lower_right(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
-) -> torch.Tensor | None:
-    """Attend causally where queries (rows, heads, n, D) are the last n of the columns, by torch's flash kernel without a mask;
-    None where that is not to be had or is wrong. key, value: (rows, KV, columns, D), which are not copied for each query
-    head."""
+def lower_right(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor | None:
+    """Attend causally where queries (rows, heads, n, D) are the last n columns, by torch's flash kernel without a mask.
+
+    Returns None where that kernel is missing or wrong. key, value: (rows, KV, columns, D), not copied for each head."""
     if not query.is_cuda or query.dtype == torch.float32 or query.shape[3] % 8 or query.shape[3] > 256:
         return None
     if not _flash_is_right(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3]):

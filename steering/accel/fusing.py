@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
-class Ops(modules.Ops, Protocol):
+class ModelOps(modules.Ops, Protocol):
     """`steering.accel.triton_ops`."""
 
     def rms_norm(self, states: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool) -> torch.Tensor: ...
@@ -47,7 +47,7 @@ def fuse(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
 
 
 @torch.inference_mode()
-def fuse_by(ops: Ops, model: nn.Module, decoder: nn.Module | None = None) -> None:
+def fuse_by(ops: ModelOps, model: nn.Module, decoder: nn.Module | None = None) -> None:
     """Replace the same by these operations, wherever the model lies."""
     kinds: dict[tuple[type, torch.dtype], bool | None] = {}
     places: dict[str, tuple[torch.device, torch.dtype]] = {}
@@ -63,7 +63,8 @@ def fuse_by(ops: Ops, model: nn.Module, decoder: nn.Module | None = None) -> Non
             kinds[kind] = _shifted(ops, module)
         if (shifted := kinds[kind]) is not None:
             norms[module] = _eps(module), shifted
-            module.forward = functools.partial(ops.rms_norm, weight=weight, eps=_eps(module), shifted=shifted)
+            ours = functools.partial(ops.rms_norm, weight=weight, eps=_eps(module), shifted=shifted)
+            module.forward = modules.Replaced(module, ours)  # type: ignore[method-assign]
     for name, place in places.items():
         _fuse_rotary(ops, name, *place)
     if decoder is not None:
@@ -81,7 +82,7 @@ def _eps(module: nn.Module) -> float:
     return found if isinstance(found, float) else 0.0
 
 
-def _shifted(ops: Ops, norm: Any) -> bool | None:
+def _shifted(ops: ModelOps, norm: Any) -> bool | None:
     """How a norm's weight is taken; None where ours gives something else either way."""
     tried = [drawn((*shape, norm.weight.shape[0]), norm.weight) for shape in ((1, 1), (2, 3), (129,))]
     try:
@@ -95,7 +96,7 @@ def _shifted(ops: Ops, norm: Any) -> bool | None:
     return None
 
 
-def _fuse_rotary(ops: Ops, name: str, device: torch.device, dtype: torch.dtype) -> None:
+def _fuse_rotary(ops: ModelOps, name: str, device: torch.device, dtype: torch.dtype) -> None:
     """Have what a module of transformers calls for its rotary embeddings be ours, on a GPU, where that gives the same."""
     like = torch.empty(0, device=device, dtype=dtype)
     module = sys.modules.get(name)
@@ -133,7 +134,8 @@ def _dispatched(own: Rotary, ours: Rotary) -> Rotary:
 
     @functools.wraps(own)
     def rotary(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return ours(*given) if not named and given[0].is_cuda and _known(*given) else own(*given, **named)
+        ours_can = not named and given[0].is_cuda and _known(*given) and not modules.runs_own()
+        return ours(*given) if ours_can else own(*given, **named)
 
     rotary.ours = ours  # type: ignore[attr-defined]
     return rotary
@@ -148,17 +150,16 @@ def _known(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch
 
 
 def _of_text(
-    ops: Ops, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ops: ModelOps, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys (rows, heads, n, d) by angles (1 or rows, n, d), in their dtype."""
     return ops.rotated(query, key, cos, sin, True)
 
 
 def _of_vision(
-    ops: Ops, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ops: ModelOps, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys (n, heads, d) by angles (n, d), in float32."""
-    states = (tensor.transpose(0, 1)[None] for tensor in (query, key))
-    made = ops.rotated(*states, cos.float()[None], sin.float()[None], False)
-    query, key = (tensor[0].transpose(0, 1) for tensor in made)
-    return query, key
+    query, key = query.transpose(0, 1)[None], key.transpose(0, 1)[None]
+    query, key = ops.rotated(query, key, cos.float()[None], sin.float()[None], False)
+    return query[0].transpose(0, 1), key[0].transpose(0, 1)

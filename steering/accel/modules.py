@@ -2,12 +2,15 @@
 them, and products with a single state.
 
 Each replacement is compared with the module's own forward pass at load, on random states, and is taken only where both give
-the same; what a family computes otherwise keeps its own.
+the same; what a family computes otherwise keeps its own. `own_forwards` has all of them compute as the family does, which
+the self-check compares with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +26,36 @@ LARGE = 2**22
 """Weights of a layer whose product with a single state is bound by reading them."""
 TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of a module that are given the same states, in the order in which they are called."""
+
+
+_OWN: ContextVar[bool] = ContextVar("own forward passes", default=False)
+
+
+@contextmanager
+def own_forwards() -> Iterator[None]:
+    """Have replaced modules run their own forward pass in this thread."""
+    token = _OWN.set(True)
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
+
+
+def runs_own() -> bool:
+    """Return whether replaced modules run their own forward pass."""
+    return _OWN.get()
+
+
+class Replaced:
+    """A module's forward pass, and what is called instead of it."""
+
+    def __init__(self, module: nn.Module, replacement: Callable[..., Any]):
+        self._module, self._replacement = module, replacement
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _OWN.get():
+            return type(self._module).forward(self._module, *args, **kwargs)
+        return self._replacement(*args, **kwargs)
 
 
 class Ops(Protocol):
@@ -51,7 +84,7 @@ def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn
             if kind not in known:
                 known[kind] = _same(module, forward, replacement is _gated)
             if known[kind]:
-                module.forward = forward  # type: ignore[method-assign]
+                module.forward = Replaced(module, forward)  # type: ignore[method-assign]
 
 
 class _Product:
@@ -61,8 +94,9 @@ class _Product:
         self._ops = ops
         self._tried: dict[tuple[torch.Size, torch.dtype], bool] = {}
         for module in modules:
-            if _is_plain(module) and self.knows(module.weight, module.bias):
-                module.forward = partial(self, weight=module.weight, bias=module.bias)
+            if type(module) is nn.Linear and _is_plain(module) and self.knows(module.weight, module.bias):
+                ours = partial(self, weight=module.weight, bias=module.bias)
+                module.forward = Replaced(module, ours)  # type: ignore[method-assign]
 
     def knows(self, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """Return whether the kernel may multiply by this weight."""
@@ -89,13 +123,15 @@ class _Projections:
         weight = torch.cat([layer.weight for layer in layers])
         self._bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         self._weight, self._sizes = weight, [layer.out_features for layer in layers]
-        self._product: Callable[..., torch.Tensor] = product if product.knows(weight, self._bias) else nn.functional.linear
+        self._product: Callable[..., torch.Tensor] = (
+            product if product.knows(weight, self._bias) else nn.functional.linear
+        )
         self._layers = layers
         self._states: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
         for index, (layer, own) in enumerate(zip(layers, weight.split(self._sizes), strict=True)):
             layer.weight = nn.Parameter(own, requires_grad=False)
-            layer.forward = partial(self.part, index)
+            layer.forward = Replaced(layer, partial(self.part, index))
 
     def part(self, index: int, states: torch.Tensor) -> torch.Tensor:
         """Return what layer `index` makes of states (..., inputs)."""
@@ -131,9 +167,7 @@ def _gated(ops: Ops, module: Any) -> Callable[[torch.Tensor], torch.Tensor] | No
     return forward
 
 
-def _residual(
-    ops: Ops, layer: Any, norms: dict[nn.Module, tuple[float, bool]]
-) -> Callable[..., torch.Tensor] | None:
+def _residual(ops: Ops, layer: Any, norms: dict[nn.Module, tuple[float, bool]]) -> Callable[..., torch.Tensor] | None:
     """Return the forward pass of a layer that adds its attention's update and normalises the sum, None for others."""
     names = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
     norm = getattr(layer, "post_attention_layernorm", None)
@@ -151,8 +185,8 @@ def _residual(
 
 
 def _same(module: Any, forward: Callable[..., torch.Tensor], whole: bool) -> bool:
-    """Return whether a replacement gives what the module does; of a layer that is not tried `whole`, attention is replaced by
-    something simpler, which needs no cache."""
+    """Return whether a replacement gives what the module does. In a layer that is not tried `whole` something simpler stands
+    for attention, which would need a cache."""
     weight = next(module.parameters())
     width = module.gate_proj.in_features if whole else module.input_layernorm.weight.shape[0]
     if whole:

@@ -1,7 +1,7 @@
 """Decode attention over a slot's KV cache in Triton: one query a row, columns split over the GPU's processors.
 
-Each row is divided by its own length, which is read on the device, so that one CUDA graph serves all lengths. The new key and
-value are written to the cache by the same kernel. Readouts and the two changes of attention that interventions make
+Each row is divided by its own length, which is read on the device, so that one CUDA graph serves all lengths. The new key
+and value are written to the cache by the same kernel. Readouts and the two changes of attention that interventions make
 (`gains` on scores, `Enhancement` of weights) are computed beside the output.
 
 Shapes: R rows, H heads, KV key-value heads, G = H / KV, D head width, C columns of the cache, S splits.
@@ -10,11 +10,12 @@ Shapes: R rows, H heads, KV key-value heads, G = H / KV, D head width, C columns
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+
+from steering.accel.attended import Attended, Enhancement
 
 BLOCK = 32
 """Columns of one product."""
@@ -23,20 +24,6 @@ WAVES = 2
 LONGEST = 1024
 """Columns of one split, at most, where rows alone would keep the GPU busy: a single long row must not be the last one."""
 MOST_SPLITS = 128
-
-
-Enhancement = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""See's change of a layer's weights, as `steering.loops.looks.enhanced` takes it: masks (R, length, 2), 1 on the columns of
-images, and of the rest of the prompt; settings (R, layers, 4); transfer (R,) bool."""
-
-
-class Attended(NamedTuple):
-    """out: (R, H, D). means: (R, columns), the mean over heads of the weights, None unless it was asked for. effect: (R, 3),
-    alpha and the mass on images before and after an enhancement, None without one."""
-
-    out: torch.Tensor
-    means: torch.Tensor | None
-    effect: torch.Tensor | None
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -110,9 +97,7 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     in_width = at < width
     mine = member < group
     place = row * heads + head
-    queries = tl.load(
-        query + place[:, None] * width + at[None, :], mask=mine[:, None] & in_width[None, :], other=0.0
-    )
+    queries = tl.load(query + place[:, None] * width + at[None, :], mask=mine[:, None] & in_width[None, :], other=0.0)
     cache = (row * kv_heads + kv_head) * length * width
     peak = tl.full([group_block], float("-inf"), tl.float32)
     total = tl.zeros([group_block], tl.float32)
@@ -200,7 +185,7 @@ def _split_kernel(  # type: ignore[no-untyped-def]
         tl.store(parts + part[:, None] * width + at[None, :], summed / shown[:, None], mask=tile)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["layer"])  # type: ignore[untyped-decorator]
 def _combine_kernel(  # type: ignore[no-untyped-def]
     parts,
     masses,
@@ -342,25 +327,25 @@ def decode_attention(
 ) -> Attended:
     """Write each row's new key and value to its column of the cache, and attend to that and all columns before it.
 
-    query: (R, H, 1, D). key, value: (R, KV, 1, D), new. keys, values: (slots, KV, C, D), of which row i is slot i. positions:
-    (R,), the column that each row writes; C - 1 for rows that pad the batch, which read nothing. columns: how many columns
-    `means` and `gains` have, above every position. gains: (R, columns), by which scores s become s + gain * |s|.
+    query: (R, H, 1, D). key, value: (R, KV, 1, D), new. keys, values: (slots, KV, C, D), of which row i is slot i.
+    positions: (R,), the column that each row writes; C - 1 for rows that pad the batch, which read nothing. columns: of
+    `means` and `gains`, above every position. gains: (R, columns), by which scores s become s + gain * |s|.
     """
     rows, heads, _, width = query.shape
     kv_heads, length = keys.shape[1:3]
     group, device = heads // kv_heads, query.device
     query = query.contiguous()
     splits, least = splits_of(rows * kv_heads, length, _processors(device))
-    wide = {"dtype": torch.float32, "device": device}
-    parts = torch.empty(rows, heads, splits, 3 if enhancement else 1, width, **wide)
-    log_sums, whole = torch.empty(rows, heads, splits, **wide), torch.empty(rows, heads, **wide)
-    scores = torch.empty(rows, heads, columns, **wide) if looks else whole
+    empty = functools.partial(torch.empty, dtype=torch.float32, device=device)
+    parts = empty(rows, heads, splits, 3 if enhancement else 1, width)
+    log_sums, whole = empty(rows, heads, splits), empty(rows, heads)
+    scores = empty(rows, heads, columns) if looks else whole
     out = torch.empty(rows, heads, width, dtype=query.dtype, device=device)
     masks, settings, transfer = enhancement or (whole, whole, whole)
     masses = factors = effect = whole
     if enhancement is not None:
-        masses, factors = torch.empty(rows, heads, splits, 2, **wide), torch.empty(rows, heads, 3, **wide)
-        effect, transfer = torch.empty(rows, 3, **wide), transfer.view(torch.uint8)
+        masses, factors = empty(rows, heads, splits, 2), empty(rows, heads, 3)
+        effect, transfer = empty(rows, 3), transfer.view(torch.uint8)
     flags = {"has_masks": enhancement is not None, "has_window": window is not None}
     width_block = max(16, triton.next_power_of_2(width))
     _split_kernel[(rows, kv_heads, splits)](
@@ -376,7 +361,7 @@ def decode_attention(
     )  # fmt: skip
     if not looks:
         return Attended(out, None, None if enhancement is None else effect)
-    means = torch.empty(rows, columns, **wide)
+    means = empty(rows, columns)
     _means_kernel[(rows, triton.cdiv(columns, 128))](
         scores, whole, positions, masks, factors, means, window or 0, columns, length, masks.stride(0), heads, 128,
         num_warps=4, has_window=flags["has_window"], has_masks=flags["has_masks"],

@@ -84,9 +84,9 @@ class _Graph(NamedTuple):
 
 
 class _Form:
-    """Steps that differ in their number of rows alone, and the graphs of them by that: axes of rotary positions, columns that
-    are read, the hooks' pattern, and of each of their tensors the shape of a row, the dtype and the device. wanted: how often
-    a number of rows had no graph."""
+    """Steps that differ in their number of rows alone, and their graphs by that number. axes: of rotary positions. columns:
+    that are read. pattern: of the hooks. tensors: of each that these hold the shape of a row, the dtype and the device.
+    wanted: how often a number of rows had no graph."""
 
     def __init__(self, axes: int | None, columns: int, pattern: Pattern, given: list[torch.Tensor]):
         self.axes, self.columns, self.pattern = axes, columns, pattern
@@ -99,11 +99,11 @@ class _Form:
 class DecodeGraphs:
     """What a runner asks for its decode steps on a GPU, as `steps.CompiledSteps`.
 
-    Graphs are captured for 1, 2, 4 and so on rows, each for hooks of one pattern, by what `captures` makes, which is forgotten
-    with all its graphs where they become too many. With a kernel that reads each row's own length they serve any number of
-    columns; without, there is one for each bucket of columns. A step for which there is no graph runs in a larger one, or
-    as it is, until it was wanted `PATIENCE` times: answers that run wait for a capture. Where one cannot be captured once
-    the engine was `tried`, steps for which there is none run as they are.
+    Graphs are captured for 1, 2, 4 and so on rows, each for hooks of one pattern, by what `captures` makes; where they are
+    too many, all are dropped with it. With a kernel that reads each row's own length a graph serves any number of columns;
+    without, there is one for each bucket of columns. A step for which there is no graph runs in a larger one, or eagerly,
+    until it was wanted `PATIENCE` times, as running answers wait for a capture. Once the engine was `tried`, a capture that
+    fails is the last, and steps without a graph run eagerly.
     """
 
     axes: int | None = None
@@ -153,8 +153,8 @@ class DecodeGraphs:
         columns: int,
         pool: KVPool,
     ) -> Computed | None:
-        """As `compiled.package.Package`; None for hooks that hold what cannot be copied, before keys and values are made, and
-        where no graph is captured yet."""
+        """As `compiled.package.Package`; None for hooks that hold what cannot be copied, before keys and values are made,
+        and where no graph is captured yet."""
         rows = len(tokens)
         if pool.layers < self._mllm.num_layers:
             return None
@@ -254,7 +254,9 @@ class DecodeGraphs:
         form.wanted.pop(rows, None)
         size = sum(one.nbytes for one in (*graph.fed, *graph.given, *graph.made)) / 2**20
         took, graphs = time.monotonic() - began, len(self)
-        log.info("captured a decode step of %d rows in %.2f s: %d graphs, its tensors %.0f MiB", rows, took, graphs, size)
+        log.info(
+            "captured a decode step of %d rows in %.2f s: %d graphs, its tensors %.0f MiB", rows, took, graphs, size
+        )
         return graph
 
     def _made(self, form: _Form, rows: int, pool: KVPool) -> _Graph:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from steering.accel.attention import DecodeKernel
+from steering.accel.attended import DecodeKernel
 from steering.decoder import kernels
 from steering.decoder.hooks import NO_HOOKS, Hooks
 from steering.decoder.kernels import Heads

@@ -73,6 +73,7 @@ class Compilation:
     """The compiled steps of one engine. `steps` are those that its runner takes, None where there are none to come."""
 
     def __init__(self, mllm: MLLM, compiled: bool, folder: str | None):
+        self._stepping = mllm.stepping
         self.steps: CompiledSteps | DecodeGraphs | None = None
         self._compiling: Compiling | None = None
         if not compiled:
@@ -115,7 +116,10 @@ class Compilation:
 
     def prepare_next(self) -> bool:
         """Capture a step that may be wanted, while nothing runs; False where there is none to capture."""
-        return isinstance(self.steps, DecodeGraphs) and self.steps.prepare_next()
+        if not isinstance(self.steps, DecodeGraphs):
+            return False
+        with self._stepping:
+            return self.steps.prepare_next()
 
     def stop(self) -> None:
         """End what is being compiled."""

@@ -19,6 +19,7 @@ from steering.engine.completion import Completion
 from steering.engine.gate import Gate
 from steering.engine.lockstep import Lockstep, News
 from steering.engine.pace import Pace
+from steering.engine.scheduler import default_budget
 from steering.engine.steps import Steps
 from steering.engine.turn import Turn
 from steering.errors import Fault, RequestError
@@ -37,15 +38,11 @@ from steering.runner.selfcheck import check_model
 log = logging.getLogger(__name__)
 
 
-PREFILL_BUDGET, GPU_PREFILL_BUDGET = 1024, 2048
-"""Prompt tokens of a step: on a GPU fewer would take longer to launch than to compute."""
-
-
 class Engine:
     """Serves one patched model with continuous batching; any thread may submit, one steps, as engines of one model in turn.
 
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
-    prompt tokens of one step (default: 1,024, on a GPU 2,048). Once the engine was started, as servers do, a step beside running answers takes in so few that
+    prompt tokens of one step. Once the engine was started, as servers do, a step beside running answers takes in so few that
     it is at most about `max_stall` times as long as one without (None: it is not bounded). `max_waiting` answers may wait
     for a slot, and with `max_wait` none that would wait longer than so many seconds, as far as is known: nobody waits before
     a first answer has ended. On a GPU keys and values are allotted at once, in at most `kv_share` of the memory that the
@@ -103,8 +100,7 @@ class Engine:
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)
-        if prefill_budget is None:
-            prefill_budget = GPU_PREFILL_BUDGET if mllm.device.type == "cuda" else PREFILL_BUDGET
+        prefill_budget = prefill_budget or default_budget(mllm.device)
         self._steps = Steps(mllm, self._runner, self._runner.pool.slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
         queued = (self._scheduler, self._steps.rate, self._alive, self._incoming, self._steps.next_room)
@@ -112,10 +108,9 @@ class Engine:
         self._pace = None if max_stall is None else Pace(max_stall, prefill_budget)
         self._turns: set[Turn] = set()  # from the first request that was taken to the end
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._stopping, self._stepping_since = False, math.inf
         self._fatal: BaseException | None = None
         self._died, self._max_step = died, max_step
-        self._stepping_since = math.inf
         if self.compilation.try_now(self.generate, self._scheduler.slots, mllm.name):
             self._count_anew()
 
@@ -382,21 +377,14 @@ class Engine:
         self._steps.pace = self._pace
         self._thread = thread
 
-    def _prepared_step(self) -> bool:
-        """Capture a decode step that may be wanted, while nothing runs; False where there is none to capture."""
-        with self.mllm.stepping:
-            return self.compilation.prepare_next()
-
     def _await_work(self, busy: bool) -> None:
-        if busy:
-            return
         with self._changed:
-            self._changed.wait_for(lambda: self._has_work() or (self._stopping and self._idle()))
+            self._changed.wait_for(lambda: busy or self._has_work() or (self._stopping and self._idle()))
 
     def _run(self, heed: Callable[[bool], object]) -> None:
         try:
             while (busy := self._has_work()) or not (self._stopping and self._idle()):
-                heed(busy or self._prepared_step())
+                heed(busy or self.compilation.prepare_next())
                 if self._has_work():
                     self.step()
             self._release()

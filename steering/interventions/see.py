@@ -52,7 +52,7 @@ class See(Options):
 
     path = ("sage", "see")
     needs_image = True
-    rehearsed = True
+    rehearsed: ClassVar[bool] = True
 
     alpha: float = Field(0.1, ge=0, le=1)
     reading: Reading = "transfer"

@@ -18,7 +18,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from steering.accel import fusing
-from steering.accel.attention import DecodeKernel, decode_kernel
+from steering.accel.attended import DecodeKernel
+from steering.accel.attention import decode_kernel
 from steering.decoder import int8, packed, updates
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill

@@ -130,6 +130,7 @@ class Options(BaseModel, Asked):
     twin: ClassVar[bool] = False
     needs_image: ClassVar[bool] = False
     only_chat: ClassVar[bool] = False
+    rehearsed: ClassVar[bool] = False
 
     def __init__(self, **given: Any) -> None:
         try:

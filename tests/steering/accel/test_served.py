@@ -5,7 +5,7 @@ There is no GPU here. What stands for the kernels is plain torch, what stands fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from steering.decoder import packed
 from steering.model import loading
 from steering.protocol.readout import REGISTRY
 from steering.protocol.slots import Pool
+from steering.runner import selfcheck
 from tests import families
 from tests.steering.accel.reference import DecodeAttention, Ops
 from tests.steering.compiled.test_compiled import numbers
@@ -33,14 +34,14 @@ FAMILIES = ("qwen2_vl", "gemma3", "internvl")
 class Served:
     """A model as on a GPU beside the plain one."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, ops: Ops | None = None):
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, ops: Ops | None = None, dtype: str = "float32"):
         self.plain = steering.load(folder, device="cpu")
         self.ops, self.kernel = ops or Ops(), DecodeAttention()
         with monkeypatch.context() as patch:
             patch.setattr(packed, "prepare", lambda *_: None)  # what CPUs have instead
             patch.setattr(loading, "_store_weights_by_column", lambda *_: None)
             patch.setattr(fusing, "fuse", lambda model, decoder, device: fusing.fuse_by(self.ops, model, decoder))
-            self.fused = steering.load(folder, device="cpu")
+            self.fused = steering.load(folder, device="cpu", dtype=dtype)
         self.fused.__dict__["decode_attention"] = self.kernel
 
     def engines(self, **options: Any) -> tuple[steering.Engine, steering.Engine, DecodeGraphs]:
@@ -51,8 +52,8 @@ class Served:
 
 
 @pytest.fixture(params=FAMILIES)
-def served(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    yield Served(families.checkpoint(request.param, root), monkeypatch)
+def served(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
+    return Served(families.checkpoint(request.param, root), monkeypatch)
 
 
 def asked(mllm: steering.MLLM) -> list[Request]:
@@ -112,6 +113,25 @@ def test_modules_are_fused_where_their_own_forward_gives_the_same(served: Served
     attention = served.fused.layers[0].self_attn
     weights = [getattr(attention, name).weight for name in ("q_proj", "k_proj", "v_proj")]
     assert len({weight.untyped_storage().data_ptr() for weight in weights}) == 1, "views of one tensor"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_self_check_compares_with_modules_as_they_were(
+    dtype: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(families.checkpoint("qwen2_vl", root), monkeypatch, dtype=dtype)
+    graphs = functools.partial(DecodeGraphs, captures=lambda: again)
+    monkeypatch.setattr(selfcheck, "DecodeGraphs", graphs)
+    monkeypatch.setattr(packed, "pack", lambda *_: None)
+    selfcheck.check_model(served.fused, compiled=True)
+    assert min(served.kernel.calls, served.ops.calls["add_rms_norm"]) > 10
+    served.ops.calls.update(dict.fromkeys(served.ops.calls, 0))
+    with selfcheck.plain(served.fused) as model, torch.inference_mode():
+        model.get_decoder()(input_ids=torch.arange(5)[None], use_cache=False)
+    assert not any(served.ops.calls.values())
+    served.ops._wrong = 0.3  # behind what was tried at load
+    with pytest.raises(steering.UnsupportedModel, match="served exactly"):
+        selfcheck.check_model(served.fused, compiled=True)
 
 
 def test_what_differs_from_a_modules_own_forward_is_not_taken(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
