@@ -91,7 +91,7 @@ class MLLM:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.devices = tuple(dict.fromkeys([self.device, *(parameter.device for parameter in model.parameters())]))
         self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
-        self.fingerprint = fingerprint or _fingerprint(model)
+        self.fingerprint = fingerprint or fingerprint_of(model)
         settings = _settings(path)
         self.name: str = name or settings.get("name") or (path.resolve().name if path else model.config.name_or_path)
         self.image_size: tuple[int, int] | None = tuple(settings["image_size"]) if "image_size" in settings else None
@@ -347,7 +347,7 @@ class MLLM:
         return self.ranks.sum(own[torch.where(here, place, 0)] * here[..., None])
 
 
-def _fingerprint(model: Any) -> str:
+def fingerprint_of(model: Any) -> str:
     """Hash of the text config and of a slice of every decoder layer's weights, the same in every dtype."""
     hasher = hashlib.sha256()
     text = model.config.get_text_config()
