@@ -180,11 +180,14 @@ def test_slots_stay_in_order_through_any_history(seed: int) -> None:
         world.check()
 
 
-def test_a_short_prompt_comes_in_whole_and_a_long_one_in_parts() -> None:
+def test_a_prompt_comes_in_whole_or_in_equal_parts() -> None:
     world = World(4, budget=20)
-    world.scheduler.together = 30
-    short, long = world.submit(28), world.submit(31)
-    assert world.scheduler.tokens_of([short]) == 28
-    assert world.scheduler.tokens_of([long]) == 20
-    long.computed = 20
-    assert world.scheduler.tokens_of([long]) == 20
+    short, long = world.submit(20), world.submit(41)
+    assert world.scheduler.tokens_of([short]) == 20
+    assert world.scheduler.tokens_of([long]) == 14
+    long.computed = 14
+    assert world.scheduler.tokens_of([long]) == 14
+    long.computed = 28
+    assert world.scheduler.tokens_of([long]) == 13
+    long.computed, long.replay = 41, (5,) * 30
+    assert world.scheduler.tokens_of([long]) == 15
