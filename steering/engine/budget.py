@@ -8,7 +8,6 @@ a bound, in one pass, and at least as many tokens as cost what their pass costs 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,16 +16,20 @@ from steering.engine.price import Price
 LEAST = 16
 """Prompt tokens of a step, however short it is to be: fewer bring nothing forward."""
 FIRST = 64
-"""Prompt tokens of a step beside running answers before any pass was measured. The next ones are larger, as far as they
-fit if a pass costs nothing but its tokens: so two sizes are known after two passes."""
+"""Prompt tokens of a step beside running answers before any pass was measured; the next ones take more, if they may. While
+passes of one size alone are known, prompts are halved, so that there are two."""
 GROWTH = 4
 """A pass may be so many times as large as the largest one that was measured."""
 MERGED = 4
 """So many times `most` tokens may share a pass where that spares passes."""
 SPARED = 8
 """A pass that holds nobody up is to be so many times as large as what it costs to make it."""
-ARRIVALS = 16
-"""The rate at which prompts come is that of the last ones, so many."""
+GATHERED = 0.5
+"""Prompts that join another one that waits for them, on average, below which none waits."""
+_WEIGHT = 0.3
+"""Of the last wait in that average."""
+RETRY = 32
+"""Behind so many passes for which nobody waited it is tried again."""
 
 
 class Taken(NamedTuple):
@@ -66,10 +69,20 @@ class Allowance(NamedTuple):
 
     def tokens(self, values: float = 0, rows: int = 1) -> int:
         """Return how many tokens fit into a pass of so many prompts, beside encoding pictures of so many values."""
+        return int(min(self.most, max(self.least, self._fitting(values, rows))))
+
+    def part(self, tokens: int, values: float = 0) -> int:
+        """Return how many of the tokens of a single prompt run in a pass. It is cut into equal parts, as few as fit: a short
+        rest would cost a pass that brings little. Where no pass that pays fits, it is cut only into such that do."""
+        parts = -(-tokens // max(1, self.tokens(values)))
+        if self.least < self.most and self._fitting(values) < self.least:
+            parts = min(parts, int(tokens // self.least))
+        return -(-tokens // max(1, parts))
+
+    def _fitting(self, values: float = 0, rows: int = 1) -> float:
         if math.isinf(self.seconds) or not self.each:
-            return int(self.most)
-        left = self.seconds - self.encoding(values) - self.row * rows - self.fixed
-        return int(min(self.most, max(self.least, left / self.each)))
+            return self.most
+        return (self.seconds - self.encoding(values) - self.row * rows - self.fixed) / self.each
 
     def values(self) -> float:
         """Return how large pictures may be that are encoded in a step of their own."""
@@ -109,9 +122,9 @@ class StepBudget:
 
     Beside running answers a step is to take at most `max_gap` seconds, and at most `max_stall` times as long as one that
     only decodes; the smaller bound holds, and None is no bound. A pass takes at most `most` tokens, or up to `MERGED` times
-    as many where a pass is expensive. Where passes are expensive and prompts come often, a prompt waits for others to share
-    its pass, for no longer than the pass costs. Without any bound nothing depends on what was measured. Raises ValueError
-    for a bound that nothing keeps.
+    as many where a pass is expensive. Few prompts beside many answers wait for others to share their pass, for no longer
+    than a pass costs, as long as others do come meanwhile. Without any bound nothing depends on what was measured. Raises
+    ValueError for a bound that nothing keeps.
     """
 
     def __init__(self, most: int, max_gap: float | None = None, max_stall: float | None = None):
@@ -122,8 +135,10 @@ class StepBudget:
         self.prompt, self.picture, self.decode = Price(), Price(), Price(guess=1.0)
         self._most = most
         self._max_gap, self._max_stall = max_gap, max_stall
-        self._arrivals: deque[float] = deque(maxlen=ARRIVALS)
-        self._held_since: float | None = None
+        self.gathered = 1.0
+        """Prompts that join one that waits for them, on average."""
+        self._held: tuple[float, int] | None = None  # since when prompts wait for others, and how many did at first
+        self._unheld = 0  # passes for which nobody waited, since it was found that it does not pay
 
     def bound(self, rows: int) -> float:
         """Return the seconds that a step of so many running answers may take."""
@@ -132,39 +147,61 @@ class StepBudget:
 
     def allowance(self, rows: int) -> Allowance:
         """Return what the next step may take in beside so many running answers."""
-        price, picture, bound = self.prompt, self.picture, self.bound(rows)
+        price, bound = self.prompt, self.bound(rows)
         if self._max_gap is None and self._max_stall is None:  # offline, where chunks are not to depend on times
             return Allowance(most=self._most)
-        most = min(MERGED * self._most, max(self._most, int(SPARED * price.worth)))
+        limit = min(MERGED * self._most, max(self._most, int(SPARED * price.worth)))
         if not rows:
-            return Allowance(most=most)
-        seconds = bound - self.decode.of(rows)
-        least = min(most, max(LEAST, price.worth))
+            return Allowance(most=limit)
+        seconds = bound - self.decode.spread * self.decode.of(rows)
+        least = max(LEAST, price.worth)
         if not price.count:
-            most = min(most, FIRST)
+            most = FIRST
+        elif price.blind:
+            safe = seconds / price.of(price.usual)
+            most = max(LEAST, round(price.usual * (min(GROWTH, safe) if price.count < 3 and safe > 2 else 0.5)))
         else:
             growth = max(GROWTH, seconds / price.of(price.largest))
-            most = min(most, int(growth * price.largest))
-        pictures = (picture.fixed, picture.each) if picture.count else (0.0, math.inf)
-        costs = price.spread * price.fixed, price.spread * price.each, *pictures
+            most = int(growth * price.largest)
+        most = min(most, limit)
+        costs = price.spread * price.fixed, price.spread * price.each, *self._encoding()
         return Allowance(seconds, most, min(least, most), *costs, self.decode.each)
 
-    def came(self, prompts: int, now: float) -> None:
-        """Count prompts that were taken in."""
-        self._arrivals.extend([now] * prompts)
+    def _encoding(self) -> tuple[float, float]:
+        """Return the price of encoding pictures: while nothing is known one is encoded, and while those of one size alone
+        are known, about two are, to know more."""
+        picture = self.picture
+        if not picture.count:
+            return 0.0, math.inf
+        if picture.blind:
+            return 0.0, picture.of(picture.usual) / picture.usual / 2
+        return picture.spread * picture.fixed, picture.spread * picture.each
 
     def holds_back(self, rows: int, prompts: int, tokens: int, now: float) -> bool:
         """Decide whether prompts that wait, of so many tokens, are to wait for others that will share their pass."""
-        worth_it = self.prompt.measured and prompts < rows and tokens < self.prompt.worth
-        if not prompts or not worth_it or self._rate(now) * self.prompt.fixed < 1:
-            self._held_since = None
+        if not prompts:
+            self._held = None
             return False
-        if self._held_since is None:
-            self._held_since = now
-        if now - self._held_since < self.prompt.fixed:
+        pays = self.prompt.measured and 2 * prompts <= rows and tokens < self.prompt.worth
+        if self._held is None:
+            if not pays or not self._gathers():
+                return False
+            self._held = now, prompts
+        since, first = self._held
+        if pays and now - since < self.prompt.fixed:
             return True
-        self._held_since = None
+        self.gathered += _WEIGHT * (prompts - first - self.gathered)
+        self._held = None
         return False
+
+    def _gathers(self) -> bool:
+        """Whether prompts that waited of late were joined by others; once in a while it is tried again."""
+        if self.gathered < GATHERED:
+            self._unheld += 1
+            if self._unheld < RETRY:
+                return False
+        self._unheld = 0
+        return True
 
     def stats(self, rows: int) -> dict[str, float]:
         """Return the prices, and what follows for a step beside so many running answers (at least one)."""
@@ -178,9 +215,3 @@ class StepBudget:
             "prompt_chunk_tokens": self.allowance(rows).tokens(),
             "gap_unreachable": float(2 * fixed + decode > self.bound(rows)),
         }
-
-    def _rate(self, now: float) -> float:
-        """Prompts a second that came of late."""
-        if len(self._arrivals) < 2:
-            return 0.0
-        return (len(self._arrivals) - 1) / max(now - self._arrivals[0], 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import NamedTuple
@@ -9,54 +10,69 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-WINDOW = 32
-"""Passes that a price rests on, the last ones."""
-APART = 0.25
-"""Sizes of two passes tell the price of a unit where they differ by more than this share of the larger one."""
+KEPT = 7
+"""Passes that are kept of each size, the last ones."""
+STEP = 1.5
+"""Sizes are told apart by this factor."""
+STALE = 256
+"""A pass counts no longer behind so many others."""
+BLIND = 64
+"""Behind so many passes of one size another size is to be measured."""
+RECENT = 8
+"""Passes that tell how fast the machine is now."""
 FLATTEST = 0.01
 """A unit costs at least this share of what a pass costs for each of its units: a price of zero would fit anything."""
-NEAR = 8
-"""Only passes that are at most so many others apart are compared: a machine changes meanwhile."""
-SURE = 0.9
-"""A step is to keep its bound in this share of cases, by the spread of what passes took."""
 SHORTEST = 1e-7
 """Seconds of a pass, at least: clocks may stand still."""
+SIGMAS = 2.3
+"""By so many standard deviations a pass that is to keep a bound may take longer than estimated."""
 WIDEST = 1.5
-"""The spread is taken to be no wider: what took longer still was an outlier."""
+"""How much longer, at most: what took longer still was an outlier."""
+
+
+class _Sample(NamedTuple):
+    number: int
+    units: float
+    seconds: float
 
 
 class Price:
     """Estimates the seconds of a pass of n units as `fixed + each * n`.
 
-    `each` is the median of the slopes between pairs of the last passes that differ in size, weighted by their distance
-    (Theil 1950, Sen 1968), and `fixed` is the median of the rest. So a quarter of the passes may be outliers: pauses of
-    the machine, compilation, graph capture. Passes of one size tell no slope; they scale both parts alike.
-    The first pass of all, which warms up, counts only until there is a second one. `guess` is the share of a pass that is
-    taken to be fixed while all were of one size.
+    A few passes of each size are kept. `each` is the median of the slopes between pairs of different sizes, weighted by
+    their distance (Theil 1950, Sen 1968), and `fixed` is the median of the rest. Then both parts are scaled to what the
+    last passes took. So a quarter of the passes may be outliers: pauses of the machine, compilation, graph capture; and the
+    first pass of all, which warms up, counts only until there is a second one. `guess` is the share of a pass that is taken
+    to be fixed while all were of one size.
     """
 
     def __init__(self, guess: float = 0.0):
         self.fixed = 0.0
         self.each = 0.0
         self.spread = 1.0
-        """Times as long as estimated that a pass takes which is slower than most."""
+        """Times as long as estimated that a slow pass takes."""
         self.largest = 0.0
-        """The largest size in the window."""
+        """The largest size that is kept."""
         self.usual = 0.0
-        """The median size in the window."""
+        """The median size of the last passes."""
         self.measured = False
         """Whether passes of two sizes were ever seen."""
         self.count = 0
         self._guess = guess
-        self._passes: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._kept: dict[int, deque[_Sample]] = {}
+        self._last: deque[_Sample] = deque(maxlen=RECENT)
+        self._compared = 0
 
     def learn(self, units: float, seconds: float) -> None:
         """Learn from one pass."""
         if self.count == 1:
-            self._passes.clear()
+            self._kept.clear()
+            self._last.clear()
         self.count += 1
-        self._passes.append((units, max(seconds, SHORTEST)))
-        if self.count < WINDOW // 2 or self.count % 4 == 0:
+        sample = _Sample(self.count, units, max(seconds, SHORTEST))
+        self._last.append(sample)
+        self._kept.setdefault(_size(units), deque(maxlen=KEPT)).append(sample)
+        if self.count < 2 * RECENT or self.count % 4 == 0:
             self._fit()
 
     def of(self, units: float) -> float:
@@ -68,28 +84,56 @@ class Price:
         """The units that cost as much as the pass itself: smaller passes cost more than they bring."""
         return self.fixed / self.each if self.each else 0.0
 
+    @property
+    def blind(self) -> bool:
+        """Whether all passes of late had one size, so that the parts of the price are not known."""
+        return not self.measured or self.count - self._compared > BLIND
+
     def _fit(self) -> None:
-        units, seconds = np.array(self._passes).T
-        self.largest, self.usual = float(units.max()), float(np.median(units))
-        level = float(np.median(seconds))
+        self._forget()
+        samples = [sample for kept in self._kept.values() for sample in kept]
+        _, units, seconds = np.array(samples).T
+        self.largest = float(units.max())
+        if len(self._kept) > 1:
+            newest = sorted(kept[-1].number for kept in self._kept.values())
+            self._compared = newest[-2]
+            self._compare(units, seconds)
+        elif not self.measured:
+            self.fixed, self.each = self._guess * float(np.median(units)), 1 - self._guess
+        _, units, seconds = np.array(self._last).T
+        self.usual = float(np.median(units))
+        ratios = seconds / (self.fixed + self.each * units)
+        scale = float(np.median(ratios))
+        self.fixed, self.each = scale * self.fixed, scale * self.each
+        deviation = 1.48 * float(np.median(np.abs(ratios / scale - 1)))  # a normal distribution's
+        self.spread = min(1 + SIGMAS * deviation, WIDEST)
+
+    def _compare(self, units: np.ndarray, seconds: np.ndarray) -> None:
+        """Set both parts by passes of different sizes."""
         first, second = np.triu_indices(len(units), 1)
         distance = units[first] - units[second]
-        telling = np.abs(distance) > APART * np.maximum(units[first], units[second])
-        telling &= second - first <= NEAR
-        if telling.sum() >= (len(units) if self.measured else 1):
-            slopes = (seconds[first] - seconds[second])[telling] / distance[telling]
-            self.each = max(_median(slopes, np.abs(distance[telling])), FLATTEST * level / self.usual)
-            self.fixed = float(np.median(seconds - self.each * units))
-            if self.fixed < 0:
-                self.fixed, self.each = 0.0, float(np.median(seconds / units))
-            self.measured = True
-        else:
-            if not self.measured:
-                self.fixed, self.each = self._guess * self.usual, 1 - self._guess
-            scale = float(np.median(seconds / (self.fixed + self.each * units)))
-            self.fixed, self.each = scale * self.fixed, scale * self.each
-        ratios = seconds / (self.fixed + self.each * units)
-        self.spread = float(np.clip(np.quantile(ratios, SURE), 1.0, WIDEST))
+        telling = np.abs(distance) > (1 - 1 / STEP) * np.maximum(units[first], units[second])
+        if not telling.any():
+            return
+        slopes = (seconds[first] - seconds[second])[telling] / distance[telling]
+        flattest = FLATTEST * float(np.median(seconds / units))
+        self.each = max(_median(slopes, np.abs(distance[telling])), flattest)
+        self.fixed = float(np.median(seconds - self.each * units))
+        if self.fixed < 0:
+            self.fixed, self.each = 0.0, float(np.median(seconds / units))
+        self.measured = True
+
+    def _forget(self) -> None:
+        """Let go of passes that are stale."""
+        for size, kept in list(self._kept.items()):
+            while kept and kept[0].number < self.count - STALE:
+                kept.popleft()
+            if not kept:
+                del self._kept[size]
+
+
+def _size(units: float) -> int:
+    return round(math.log(max(units, 1)) / math.log(STEP))
 
 
 Mark = float | torch.cuda.Event

@@ -125,14 +125,8 @@ class Scheduler:
         return batch
 
     def unread(self, sequence: Sequence) -> int:
-        """Return how many tokens of a prompt are still to run."""
-        return sequence.prompt.length - (sequence.computed or self._known(sequence))
-
-    def tokens_of(self, batch: list[Sequence]) -> int:
-        """Return how many tokens of the first of these prompts run in this step. One that takes several steps is cut into
-        equal parts: a short rest would cost a pass that brings little."""
-        unread = max(1, self.unread(batch[0]) + len(batch[0].replay))
-        return -(-unread // -(-unread // self.budget))
+        """Return how many tokens of a prompt, and of what a late twin is fed again, are still to run."""
+        return sequence.prompt.length + len(sequence.replay) - (sequence.computed or self._known(sequence))
 
     def _can_admit(self, batch: list[Sequence]) -> bool:
         """Whether there is a slot for the next one and for its twin; a twin's own slot was kept free for it."""

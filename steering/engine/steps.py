@@ -132,18 +132,18 @@ class Steps:
         if not batch:
             return Taken(values=values, waited=self._clock.waits or not values)
         before = [sequence.computed for sequence in batch]
-        self._prefill(batch, forks=bool(forks))
+        part = allowance.part(self.scheduler.unread(batch[0]), values)
+        self._prefill(batch, part, forks=bool(forks))
         ran = [one.computed - max(start, one.reused) for one, start in zip(batch, before, strict=True)]
         tokens = 0 if forks else len(batch) * max(0, *ran)
         if tokens:
             self._clock.passed(self.budget.prompt, tokens, start)
-        self.budget.came(sum(not computed for computed in before), time.monotonic())
         waited = self._clock.waits or self.scheduler.filling is None
         return Taken(tokens, len(batch), values, bool(forks), waited)
 
-    def _prefill(self, batch: list[Sequence], forks: bool) -> None:
+    def _prefill(self, batch: list[Sequence], part: int, forks: bool) -> None:
         try:
-            logits = self.runner.fork(batch) if forks else self.runner.prefill(batch, self.scheduler.tokens_of(batch))
+            logits = self.runner.fork(batch) if forks else self.runner.prefill(batch, part)
             if logits is None:
                 return
             rows = list(zip(batch, logits, strict=True))

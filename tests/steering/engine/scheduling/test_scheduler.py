@@ -178,16 +178,3 @@ def test_slots_stay_in_order_through_any_history(seed: int) -> None:
         for sequence in world.scheduler.running:
             sequence.tokens.append(0)
         world.check()
-
-
-def test_a_prompt_comes_in_whole_or_in_equal_parts() -> None:
-    world = World(4, budget=20)
-    short, long = world.submit(20), world.submit(41)
-    assert world.scheduler.tokens_of([short]) == 20
-    assert world.scheduler.tokens_of([long]) == 14
-    long.computed = 14
-    assert world.scheduler.tokens_of([long]) == 14
-    long.computed = 28
-    assert world.scheduler.tokens_of([long]) == 13
-    long.computed, long.replay = 41, (5,) * 30
-    assert world.scheduler.tokens_of([long]) == 15
