@@ -3,7 +3,8 @@
 Prices of passes on several machines, requests that come one by one and in bursts, in simulated time, answered by the
 engine's own budget and by steps of a fixed chunk of prompt tokens. Wanted of the budget: .9 of the tokens/s of the best
 chunk that keeps the bound on gaps (or, where none does, of the one that a pass costs as much as), the bound itself where
-it can be kept at all, and that no prompt waits more than twice as long as it and all before it take.
+it can be kept at all, and that no prompt waits more than twice as long as it and all before it take. `--engine` has the
+real engine answer on a runner that sleeps for these prices, in slow motion, beside a simulation of the same: within .2.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+import steering
 from benchmarks.step_budget.prices import ARRIVALS, MACHINES, Machine
 from benchmarks.step_budget.simulation import FixedChunk, Outcome, Simulation
+from benchmarks.step_budget.sleeping import SLOTS, Clock, Sleeping, arrivals, slowness
 from steering.engine.budget import StepBudget
 
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -51,7 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--noise", type=float, default=0.05, help="by which passes differ from their price (default: .05)"
     )
+    parser.add_argument("--engine", type=int, default=0, metavar="N", help="ask the real engine so many requests")
     options = parser.parse_args(argv)
+    if options.engine:
+        return _engines(options.machines, options.engine)
     missed = 0
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for name in options.machines:
@@ -66,6 +72,28 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{best.first_p50:.2f}, {best.first_p99:.2f}", _marked(f"{own.wait:.2f}", marks[2]),
             )  # fmt: skip
             print(f"| {' | '.join(cells)} |", flush=True)
+    return int(missed > 0)
+
+
+def _engines(names: Sequence[str], count: int) -> int:
+    print(
+        "| machine | tokens/s | simulated | ratio | first p50 (s) | simulated | ratio |\n|---|---|---|---|---|---|---|"
+    )
+    mllm = steering.load(device="cpu")
+    missed = 0
+    for name in names:
+        machine = MACHINES[name]
+        sleeping = Sleeping(machine, mllm, BOUND, Clock(), slowness(machine))
+        asked, found = sleeping.run(sleeping.requests(count, 24), arrivals(machine, count))
+        told = Simulation(machine, StepBudget(1024, BOUND), SLOTS, noise=0.0).run(asked)
+        ratios = found.rate / told.rate, found.first_p50 / told.first_p50
+        marks = [abs(ratio - 1) > 0.2 for ratio in ratios]
+        missed += sum(marks)
+        cells = (
+            name, f"{found.rate:.1f}", f"{told.rate:.1f}", _marked(f"{ratios[0]:.2f}", marks[0]),
+            f"{found.first_p50:.2f}", f"{told.first_p50:.2f}", _marked(f"{ratios[1]:.2f}", marks[1]),
+        )  # fmt: skip
+        print(f"| {' | '.join(cells)} |", flush=True)
     return int(missed > 0)
 
 

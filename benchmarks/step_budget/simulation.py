@@ -77,7 +77,7 @@ class Simulation:
 
     def run(self, asked: list[Asked]) -> Outcome:
         """Answer all of them."""
-        coming = sorted(asked, key=lambda one: one.at, reverse=True)
+        coming = sorted(asked, key=lambda one: one.at)[::-1]
         every: list[Seen] = []
         while coming or self._scheduler.waiting or self._scheduler.running or self._scheduler.filling:
             if not (self._scheduler.waiting or self._scheduler.running or self._scheduler.filling):
@@ -85,7 +85,7 @@ class Simulation:
             while coming and coming[-1].at <= self.now:
                 every.append(self._enqueue(coming.pop()))
             self._step()
-        return _outcome(every, self.now - min(one.at for one in asked))
+        return outcome(every, self.now - min(one.at for one in asked))
 
     def _enqueue(self, asked: Asked) -> Seen:
         prompt = cast(Any, SimpleNamespace(length=asked.tokens))
@@ -191,7 +191,8 @@ class Simulation:
         return self.machine.token * tokens + passes * self.machine.fixed + encoding + steps * decode
 
 
-def _outcome(every: list[Seen], seconds: float) -> Outcome:
+def outcome(every: list[Seen], seconds: float) -> Outcome:
+    """Return the figures of requests that were answered in so many seconds."""
     gaps = np.concatenate([np.array(one.gaps) for one in every])
     first = np.array([one.first - one.asked.at for one in every])
     waits = [(one.first - one.ready) / one.due for one in every]

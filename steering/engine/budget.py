@@ -16,8 +16,8 @@ from steering.engine.price import Price
 LEAST = 16
 """Prompt tokens of a step, however short it is to be: fewer bring nothing forward."""
 FIRST = 64
-"""Prompt tokens of a step beside running answers before any pass was measured; the next ones take more, if they may. While
-passes of one size alone are known, prompts are halved, so that there are two."""
+"""Prompt tokens of a step beside running answers before any pass was measured. While passes of one size alone are known,
+short ones are followed by some that are longer, and long ones by halves, so that there are two."""
 GROWTH = 4
 """A pass may be so many times as large as the largest one that was measured."""
 MERGED = 4
@@ -156,10 +156,9 @@ class StepBudget:
         seconds = bound - self.decode.spread * self.decode.of(rows)
         least = max(LEAST, price.worth)
         if not price.count:
-            most = FIRST
-        elif price.blind:
-            safe = seconds / price.of(price.usual)
-            most = max(LEAST, round(price.usual * (min(GROWTH, safe) if price.count < 3 and safe > 2 else 0.5)))
+            most = least = FIRST
+        elif price.blind:  # another size than the usual one, whatever it takes
+            most = least = round(price.usual * (GROWTH if price.usual < 2 * FIRST else 0.5))
         else:
             growth = max(GROWTH, seconds / price.of(price.largest))
             most = int(growth * price.largest)
