@@ -259,6 +259,7 @@ def make_engine(
         max_length=settings.max_length,
         max_waiting=settings.max_waiting,
         max_wait=settings.max_wait,
+        max_gap=settings.max_gap / 1e3,
         max_stall=settings.max_stall,
         max_images=max(1, settings.max_images),
         image_cache_bytes=settings.image_cache,

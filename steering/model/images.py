@@ -6,6 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -53,6 +54,11 @@ class Picture:
         pictures = list(pictures)
         key = hashlib.sha256(b"".join(picture.key for picture in pictures)).digest()
         return pictures[0] if len(pictures) == 1 else cls(key, joined(pictures))
+
+    @property
+    def values(self) -> int:
+        """The size of what it looks like: its colour values, those of padding included."""
+        return sum(value.numel() for name, value in self.tensors.items() if name.startswith(PIXELS))
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -127,26 +133,32 @@ class ImageCache:
         counts = {"hits": self.hits, "misses": self.misses, "bytes": self.bytes}
         return {f"image_cache_{name}": count for name, count in counts.items()}
 
-    def missing(self, pictures: Sequence[Picture]) -> int:
-        """How many of a prompt's pictures are new; one for all where they cannot be told apart."""
+    def missing(self, pictures: Sequence[Picture]) -> list[Picture]:
+        """Return a prompt's new pictures, each once; one for all where they cannot be told apart."""
         if not self._separable:
             pictures = (Picture.join(pictures),) if pictures else ()
-        return len({one.key for one in pictures if one.key not in self._entries and one.key not in self._ahead})
+        new = {one.key: one for one in pictures if one.key not in self._entries and one.key not in self._ahead}
+        return list(new.values())
 
-    def encode_next(self, encode: Encode, pictures: Sequence[Picture]) -> bool:
-        """Encode the first new one of a prompt's pictures, for the `get` that follows; False where there is none."""
+    def encode_next(self, encode: Encode, pictures: Sequence[Picture], values: float = 0) -> int:
+        """Encode the first new ones of a prompt's pictures in one call, for the `get` that follows: at least one, and as
+        many of its shape as have together no more `values` than given. Returns how many values, 0 where there is none."""
         keys = {picture.key for picture in pictures}
         self._ahead = {key: features for key, features in self._ahead.items() if key in keys}
-        for picture in pictures if self._separable else ():
-            if self.missing([picture]):
-                parts = _separate(encode(picture.tensors), 1)
-                if parts is None:
-                    return False  # `get` finds that out, too
-                self.misses += 1
-                self._ahead[picture.key] = parts[0]
-                self._keep(picture.key, parts[0])
-                return True
-        return False
+        missing = self.missing(pictures) if self._separable else []
+        if not missing:
+            return 0
+        alike = [picture for picture in missing if picture.shape == missing[0].shape]
+        sums = accumulate(picture.values for picture in alike)
+        chosen = alike[: max(1, sum(total <= values for total in sums))]
+        parts = _separate(encode(joined(chosen)), len(chosen))
+        if parts is None:
+            return 0  # `get` finds that out, too
+        self.misses += len(chosen)
+        for picture, part in zip(chosen, parts, strict=True):
+            self._ahead[picture.key] = part
+            self._keep(picture.key, part)
+        return sum(picture.values for picture in chosen)
 
     def get(
         self, encode: Encode, prompts: Sequence[Sequence[Picture]], unseen: Collection[bytes] = frozenset()
