@@ -183,7 +183,7 @@ class CompiledSteps:
             return None
         self.taken += 1
         least = -(-SHARED_TOKENS // given[0].shape[1:3].numel())
-        return Features([*package.encode(given, self._team.shares(len(given[0]), least))])
+        return Features((*package.encode(given, self._team.shares(len(given[0]), least)),))
 
     def _found(
         self, kind: Kind, hooks: Bound, axes: int | None

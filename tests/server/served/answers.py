@@ -1,0 +1,123 @@
+"""Answers that can be compared: without what differs from one time to the next, and how two of them differ."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+EXACT = 1e-5
+"""How far numbers in float32 may be apart, as a part of the larger one where that is above 1."""
+TIE = 0.05
+"""Nats between two candidates of the plain path within which half precision may choose either."""
+PNG = "data:image/png;base64,"
+PASSING = ("id", "created", "prompt_tokens_details")
+"""Keys of what differs each time an answer is given: its name, its time, what of its prompt was cached."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back. body: JSON, of a stream its events put together."""
+
+    status: int
+    body: Any
+    identity: str | None = None
+
+    @classmethod
+    def of(cls, status: int, text: str, content_type: str) -> Answer:
+        """From a response."""
+        if content_type.startswith("text/event-stream"):
+            events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+            assert text.rstrip().endswith("data: [DONE]"), text[-300:]
+            return cls(status, _lasting(_whole(events)), events[0].get("id"))
+        body = json.loads(text)
+        return cls(status, _lasting(body), body.get("id"))
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        return self.body.get("choices", []) if isinstance(self.body, dict) else []
+
+
+def _whole(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a stream's events say together."""
+    whole: dict[str, Any] = {"events": "stream", "choices": []}
+    choices: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if "error" in event:
+            return {"error": event["error"]}
+        whole["usage"] = event.get("usage") or whole.get("usage")
+        for piece in event["choices"]:
+            choice = choices.setdefault(piece["index"], {"content": "", "logprobs": [], "calls": {}})
+            choice["content"] += piece["delta"].get("content") or ""
+            choice["logprobs"] += (piece["logprobs"] or {}).get("content", [])
+            for call in piece["delta"].get("tool_calls", ()):
+                held = choice["calls"].setdefault(str(call["index"]), {"name": "", "arguments": ""})
+                for key, value in call["function"].items():
+                    held[key] += value
+            rest = {key: value for key, value in piece.items() if key not in ("index", "delta", "logprobs")}
+            choice.update({key: value for key, value in rest.items() if value is not None})
+    whole["choices"] = [choices[index] for index in sorted(choices)]
+    return whole
+
+
+def _lasting(value: Any) -> Any:
+    """The same without what differs each time."""
+    if isinstance(value, dict):
+        return {key: _lasting(item) for key, item in value.items() if key not in PASSING}
+    return [_lasting(item) for item in value] if isinstance(value, list) else value
+
+
+def differences(one: Any, other: Any, tolerance: float = EXACT, path: str = "") -> Iterator[str]:
+    """What two answers differ in: keys, words, and numbers by more than the tolerance."""
+    if isinstance(one, bool) or isinstance(other, bool) or type(one) is not type(other):
+        numeric = not isinstance(one, bool) and not isinstance(other, bool)
+        if numeric and isinstance(one, int | float) and isinstance(other, int | float):
+            yield from _apart(float(one), float(other), tolerance, path)
+        elif one != other:
+            yield f"{path}: {_shown(one)} against {_shown(other)}"
+    elif isinstance(one, dict):
+        if one.keys() != other.keys():
+            yield f"{path}: keys {sorted(one.keys() ^ other.keys())}"
+        for key in one.keys() & other.keys():
+            yield from differences(one[key], other[key], tolerance, f"{path}.{key}")
+    elif isinstance(one, list):
+        if len(one) != len(other):
+            yield f"{path}: {len(one)} items against {len(other)}"
+        for number, (a, b) in enumerate(zip(one, other, strict=False)):
+            yield from differences(a, b, tolerance, f"{path}[{number}]")
+    elif isinstance(one, float):
+        yield from _apart(one, other, tolerance, path)
+    elif isinstance(one, str) and one.startswith(PNG) and other.startswith(PNG):
+        if int(np.abs(_pixels(one) - _pixels(other)).max()) > 1:
+            yield f"{path}: another picture"
+    elif one != other:
+        yield f"{path}: {_shown(one)} against {_shown(other)}"
+
+
+def _apart(one: float, other: float, tolerance: float, path: str) -> Iterator[str]:
+    if math.isnan(one) and math.isnan(other):
+        return
+    if not abs(one - other) <= tolerance * max(1.0, abs(one), abs(other)):
+        yield f"{path}: {one} against {other}"
+
+
+def _pixels(url: str) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.removeprefix(PNG))))).astype(int)
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:120]
+
+
+def said(choice: Mapping[str, Any]) -> str:
+    """The text of a choice, with what it calls."""
+    if "message" not in choice:
+        return json.dumps([choice["content"], choice["calls"]])
+    return json.dumps([choice["message"]["content"], choice["message"].get("tool_calls")])

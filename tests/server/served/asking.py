@@ -1,0 +1,99 @@
+"""Clients that ask a server for every kind of request, alone and mixed, and hold each answer to that of the plain path."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from threading import local
+from typing import Any
+
+import numpy as np
+import requests
+from PIL import Image
+
+from tests.server.conftest import data_uri
+from tests.server.served.answers import EXACT, TIE, Answer, differences, said
+from tests.server.served.kinds import Kind, Pictures
+from tests.server.served.serving import Plain, Served
+
+CLIENTS = 12
+LEAVES = 6
+"""Of so many clients of a mixed load, one leaves."""
+OLD = 1000
+"""Where the numbers of pictures begin that are shown in every phase."""
+
+
+def noise(number: int, size: tuple[int, int]) -> str:
+    """A picture of its own for each number."""
+    pixels = np.random.default_rng(number).integers(0, 255, (*size, 3), dtype=np.uint8)
+    return data_uri(Image.fromarray(pixels))
+
+
+def pictures(phase: int) -> Pictures:
+    """What is shown in a phase."""
+    sizes = (56, 56), (28, 84)
+    old, new = ([noise(first + at, size) for at, size in enumerate(sizes)] for first in (OLD, 10 * phase))
+    return Pictures((old[0], old[1]), (new[0], new[1]))
+
+
+class Clients:
+    """Asks a server, and notes what is not as on the plain path. half: both compute in half precision, where one of two
+    candidates that are nearly as likely may be chosen."""
+
+    def __init__(self, server: Served, plain: Plain, kinds: Sequence[Kind], half: bool = False):
+        self.server, self.plain, self.kinds, self.half = server, plain, kinds, half
+        self.wrong: list[str] = []
+        self.asked = self.left = self.ties = 0
+        self._sessions = local()
+
+    def alone(self, phase: int) -> None:
+        """Each kind by itself, one after the other."""
+        for kind in self.kinds:
+            self._check("alone", phase, kind, self._answer(kind, phase))
+
+    def mixed(self, phase: int, kinds: Iterable[Kind] | None = None) -> None:
+        """All of them beside one another, and beside clients that leave."""
+        order = [*(self.kinds if kinds is None else kinds)]
+        random.Random(phase).shuffle(order)
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            waiting: dict[Future[Answer], Kind] = {}
+            gone = []
+            for number, kind in enumerate(order):
+                waiting[pool.submit(self._answer, kind, phase)] = kind
+                if number % LEAVES == 0:
+                    gone.append(pool.submit(self.server.leave, kind, pictures(phase), self._session))
+            for done in as_completed(waiting):
+                self._check("mixed", phase, waiting[done], done.result())
+            statuses = [one.result() for one in gone]
+        self.left += len(statuses)
+        self.wrong += [f"a client that left had status {status}" for status in statuses if status != 200]
+
+    @property
+    def _session(self) -> requests.Session:
+        if not hasattr(self._sessions, "own"):
+            self._sessions.own = requests.Session()
+        session: requests.Session = self._sessions.own
+        return session
+
+    def _answer(self, kind: Kind, phase: int) -> Answer:
+        return self.server.answer(kind, pictures(phase), self._session)
+
+    def _check(self, how: str, phase: int, kind: Kind, answer: Answer) -> None:
+        self.asked += 1
+        expected = self.plain.answer(kind, pictures(phase))
+        assert expected.status == 200 or kind.made, (kind.name, expected)
+        wrong = self._wrong(kind, phase, expected, answer)
+        self.wrong += [f"{kind.name}, {how} in phase {phase}: {one}" for one in wrong]
+
+    def _wrong(self, kind: Kind, phase: int, expected: Answer, answer: Answer) -> Iterator[str]:
+        if answer.status != expected.status:
+            yield f"status {answer.status}: {answer.body}"
+        elif not self.half:
+            yield from differences(expected.body, answer.body, EXACT)
+        else:
+            yield from self._wrong_in_half(kind, phase, expected, answer)
+
+    def _wrong_in_half(self, kind: Kind, phase: int, expected: Answer, answer: Answer) -> Iterator[str]:
+        """The first token that differs, unless the plain path has both nearly as likely."""
+        raise NotImplementedError(TIE, said)
