@@ -6,15 +6,17 @@ import base64
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 EXACT = 1e-5
 """How far numbers in float32 may be apart, as a part of the larger one where that is above 1."""
+ROUNDED = 0.1
+"""The same in half precision."""
 TIE = 0.05
 """Nats between two candidates of the plain path within which half precision may choose either."""
 PNG = "data:image/png;base64,"
@@ -40,9 +42,9 @@ class Answer:
         body = json.loads(text)
         return cls(status, _lasting(body), body.get("id"))
 
-    @property
-    def choices(self) -> list[dict[str, Any]]:
-        return self.body.get("choices", []) if isinstance(self.body, dict) else []
+    def naming(self, earlier: str) -> Answer:
+        """The same, in which another answer is named, whose name is another one each time."""
+        return replace(self, body=json.loads(json.dumps(self.body).replace(earlier, "earlier")))
 
 
 def _whole(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -116,8 +118,28 @@ def _shown(value: Any) -> str:
     return repr(value)[:120]
 
 
-def said(choice: Mapping[str, Any]) -> str:
-    """The text of a choice, with what it calls."""
-    if "message" not in choice:
-        return json.dumps([choice["content"], choice["calls"]])
-    return json.dumps([choice["message"]["content"], choice["message"].get("tool_calls")])
+class Parting(NamedTuple):
+    """Where two answers part. nats: how much likelier the plain path has the token that it takes than the other one."""
+
+    nats: float
+    words: str
+
+
+def answers_in(body: Any) -> list[list[dict[str, Any]]]:
+    """The log-probabilities of every token of each answer in a body, baselines among them."""
+    choices = body.get("choices", []) if isinstance(body, dict) else []
+    every = [one for choice in choices for one in (choice, choice.get("baseline")) if one is not None]
+    told = [one["logprobs"] or [] for one in every]
+    return [one["content"] if isinstance(one, dict) else one for one in told]
+
+
+def first_parting(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> Parting | None:
+    """Where the plain path's tokens and others part; None where they are the same."""
+    for number, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a["bytes"] != b["bytes"]:
+            known = [top["logprob"] for top in a["top_logprobs"] if top["bytes"] == b["bytes"]]
+            nats = a["logprob"] - known[0] if known else math.inf
+            return Parting(nats, f"token {number} is {b['token']!r} and not {a['token']!r}, {nats:.3f} nats likelier")
+    if len(one) != len(other):
+        return Parting(math.inf, f"{len(other)} tokens and not {len(one)}")
+    return None

@@ -44,8 +44,8 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of request. body: made of the pictures that it shows. before: a request that is answered first, whose answer's
-    id becomes `diagnostics.compare_to`. made: nobody has written a value for its field, so that it may be refused."""
+    """One kind of request. body: made of the pictures that it shows. before: a request that is answered first, whose
+    answer's id becomes `diagnostics.compare_to`. made: no value was written for its field, so that it may be refused."""
 
     name: str
     body: Callable[[Pictures], Body]
@@ -108,7 +108,16 @@ def _chats() -> Iterator[Kind]:
     yield Kind("two old pictures", lambda pictures: asking(talk(*map(image, pictures.old))))
     yield Kind("all pictures", lambda pictures: asking(talk(*map(image, (*pictures.new, *pictures.old)))))
     yield Kind("a chat that goes on", lambda pictures: asking(_turns(pictures)))
+    yield Kind("a long text", lambda pictures: asking([{"role": "user", "content": f"{CONTEXT} " * 30 + QUESTION}]))
+    yield Kind("a long text behind a picture", lambda pictures: asking(_long(pictures)))
+    looked = {"sage": True, "diagnostics": {"include": list(READOUTS), "causal": True}}
+    yield Kind("a long text, looked at", lambda pictures: asking(_long(pictures), **looked))
     yield Kind("a system prompt", lambda pictures: asking([{"role": "system", "content": CONTEXT}, *question]))
+
+
+def _long(pictures: Pictures) -> list[Body]:
+    """A prompt that is run in parts, and is longer than compiled steps take."""
+    return talk(image(pictures.old[1]), image(pictures.new[1]), words(f"{QUESTION} " * 40))
 
 
 def _turns(pictures: Pictures) -> list[Body]:
@@ -243,7 +252,7 @@ FIELDS: dict[str, list[Body]] = {
     "metadata": [{"metadata": {"answer_correct": "true"}}],
     "modalities": [{"modalities": ["text"]}],
     "audio": [{"audio": None}],
-    "min_pixels": [{"min_pixels": 1600}],
+    "min_pixels": [{"min_pixels": 1600}, {"min_pixels": 60_000, "max_pixels": 80_000}],
     "max_pixels": [{"max_pixels": 1200}],
     "mm_processor_kwargs": [{"mm_processor_kwargs": {"max_pixels": 1600}}],
     "diagnostics": [{"diagnostics": True}],

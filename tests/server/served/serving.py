@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +51,7 @@ class Plain:
         self.engine.start()
         self.app: Flask = create_app(Settings(**settings_of(folder)), engine=self.engine)
         self._client = self.app.test_client()
-        self._known: dict[tuple[str, Pictures], Answer] = {}
+        self._known: dict[tuple[Any, ...], Answer] = {}
 
     @property
     def presets(self) -> list[str]:
@@ -59,15 +59,14 @@ class Plain:
 
     def answer(self, kind: Kind, pictures: Pictures, **more: Any) -> Answer:
         """What is answered to a kind of request; `more` fields are given, too."""
-        if not more and (kind.name, pictures) in self._known:
-            return self._known[kind.name, pictures]
-        answer = asked(kind, pictures, self.post, **more)
-        if not more:
-            self._known[kind.name, pictures] = answer
-        return answer
+        place = kind.name, pictures, *sorted(more.items())
+        if place not in self._known:
+            self._known[place] = asked(kind, pictures, self.post, **more)
+        return self._known[place]
 
     def post(self, body: Mapping[str, Any]) -> Answer:
-        response = self._client.post(CHAT, json=body, buffered=True)
+        written = json.dumps(body)  # Flask's own would sort keys, which a template may write into the prompt
+        response = self._client.post(CHAT, data=written, content_type="application/json", buffered=True)
         return Answer.of(response.status_code, response.text, response.content_type)
 
     def close(self) -> None:
@@ -77,10 +76,11 @@ class Plain:
 def asked(kind: Kind, pictures: Pictures, post: Callable[[Mapping[str, Any]], Answer], **more: Any) -> Answer:
     """What `post` is answered to a kind of request."""
     body = {**kind.body(pictures), **more}
-    if kind.before is not None:
-        earlier = post(kind.before(pictures)).identity
-        body["diagnostics"] = {**body["diagnostics"], "compare_to": earlier}
-    return post(body)
+    if kind.before is None:
+        return post(body)
+    earlier = post(kind.before(pictures)).identity
+    body["diagnostics"] = {**body["diagnostics"], "compare_to": earlier}
+    return post(body).naming(str(earlier))
 
 
 def compiled_steps(folder: Path, dtype: str = "auto") -> list[str]:
@@ -135,16 +135,17 @@ class Withheld:
 class Served(Server):
     """A server that is asked for kinds of requests. Any thread may ask."""
 
-    def answer(self, kind: Kind, pictures: Pictures, session: requests.Session) -> Answer:
+    def answer(self, kind: Kind, pictures: Pictures, session: requests.Session, **more: Any) -> Answer:
         def post(body: Mapping[str, Any]) -> Answer:
             response = session.post(self.url + CHAT, json=body, timeout=120)
             return Answer.of(response.status_code, response.text, response.headers["Content-Type"])
 
-        return asked(kind, pictures, post)
+        return asked(kind, pictures, post, **more)
 
     def leave(self, kind: Kind, pictures: Pictures, session: requests.Session) -> int:
-        """Ask, and leave when the answer begins; its status."""
-        body = {**kind.body(pictures), "stream": True, "max_tokens": 200, "ignore_eos": True}
+        """Ask for a long answer, and leave when it begins; its status."""
+        body = {**kind.body(pictures), "stream": True, "ignore_eos": True}
+        body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 200
         with session.post(self.url + CHAT, json=body, timeout=120, stream=True) as response:
             next(response.iter_content(64))
             return response.status_code
