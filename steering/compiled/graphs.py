@@ -195,5 +195,5 @@ class DecodeGraphs:
         own = [one.new_zeros(rows, *one.shape[1:]) for one in given]
         column, pooled = torch.zeros(columns, device=device), list(pool.tensors)
         replay, made = self._capture(lambda: step(*fed, column, own, pooled), device)
-        mould = Mould(shape)
+        mould = Mould(shape, [(None, *one.shape[1:]) for one in given])
         return _Graph(fed, own, replay, made, mould, mould.changes(step.left))

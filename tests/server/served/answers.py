@@ -17,6 +17,8 @@ EXACT = 1e-5
 """How far numbers in float32 may be apart, as a part of the larger one where that is above 1."""
 ROUNDED = 0.1
 """The same in half precision."""
+COLOURS = 3
+"""How far the colours of heat maps may be apart, of 255: one step of their colour map."""
 TIE = 0.05
 """Nats between two candidates of the plain path within which half precision may choose either."""
 PNG = "data:image/png;base64,"
@@ -76,38 +78,43 @@ def _lasting(value: Any) -> Any:
     return [_lasting(item) for item in value] if isinstance(value, list) else value
 
 
-def differences(one: Any, other: Any, tolerance: float = EXACT, path: str = "") -> Iterator[str]:
-    """What two answers differ in: keys, words, and numbers by more than the tolerance."""
-    if isinstance(one, bool) or isinstance(other, bool) or type(one) is not type(other):
-        numeric = not isinstance(one, bool) and not isinstance(other, bool)
-        if numeric and isinstance(one, int | float) and isinstance(other, int | float):
-            yield from _apart(float(one), float(other), tolerance, path)
-        elif one != other:
+def differences(one: Any, other: Any, tolerance: float = EXACT, path: str = "", scale: float = 1.0) -> Iterator[str]:
+    """What two answers differ in: keys, words, and numbers by more than the tolerance, as a part of `scale` or of the
+    number itself."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        if one is not other:
             yield f"{path}: {_shown(one)} against {_shown(other)}"
+    elif isinstance(one, int | float) and isinstance(other, int | float):
+        same = one == other or (math.isnan(one) and math.isnan(other))
+        if not same and not abs(one - other) <= tolerance * max(scale, abs(one)):
+            yield f"{path}: {one} against {other}"
+    elif type(one) is not type(other):
+        yield f"{path}: {_shown(one)} against {_shown(other)}"
     elif isinstance(one, dict):
         if one.keys() != other.keys():
             yield f"{path}: keys {sorted(one.keys() ^ other.keys())}"
         for key in one.keys() & other.keys():
-            yield from differences(one[key], other[key], tolerance, f"{path}.{key}")
+            yield from differences(one[key], other[key], tolerance, f"{path}.{key}", scale)
     elif isinstance(one, list):
         if len(one) != len(other):
             yield f"{path}: {len(one)} items against {len(other)}"
+        scale = max(scale, _largest_of_maps(one))
         for number, (a, b) in enumerate(zip(one, other, strict=False)):
-            yield from differences(a, b, tolerance, f"{path}[{number}]")
-    elif isinstance(one, float):
-        yield from _apart(one, other, tolerance, path)
+            yield from differences(a, b, tolerance, f"{path}[{number}]", scale)
     elif isinstance(one, str) and one.startswith(PNG) and other.startswith(PNG):
-        if int(np.abs(_pixels(one) - _pixels(other)).max()) > 1:
-            yield f"{path}: another picture"
+        apart = int(np.abs(_pixels(one) - _pixels(other)).max())
+        if apart > COLOURS:
+            yield f"{path}: a picture of which a pixel is {apart} off"
     elif one != other:
         yield f"{path}: {_shown(one)} against {_shown(other)}"
 
 
-def _apart(one: float, other: float, tolerance: float, path: str) -> Iterator[str]:
-    if math.isnan(one) and math.isnan(other):
-        return
-    if not abs(one - other) <= tolerance * max(1.0, abs(one), abs(other)):
-        yield f"{path}: {one} against {other}"
+def _largest_of_maps(items: list[Any]) -> float:
+    """The largest number of the maps in a list, which are lists of numbers: each is a sum of products that are as large as
+    those of the others, so that their roundings are, too. 0 where there are none."""
+    maps = [items, *(item for item in items if isinstance(item, list))]
+    maps += [value for item in items if isinstance(item, dict) for value in item.values() if isinstance(value, list)]
+    return max((abs(value) for values in maps for value in values if isinstance(value, float)), default=0.0)
 
 
 def _pixels(url: str) -> np.ndarray[Any, Any]:
