@@ -73,7 +73,7 @@ class PictureFeatures:
         return Features(torch.stack(pooled) if stacked else pooled, deep or None)
 
 
-Kept = PictureFeatures | Features
+KeptFeatures = PictureFeatures | Features
 """What is kept under one key: the features of a picture, or of all of a prompt where they cannot be told apart."""
 
 
@@ -163,9 +163,9 @@ class ImageCache:
         self.bytes = 0
         self.hits = 0
         self.misses = 0
-        self._entries: OrderedDict[bytes, tuple[Kept, int]] = OrderedDict()
-        self._blanks: OrderedDict[bytes, Kept] = OrderedDict()
-        self._ahead: dict[bytes, Kept] = {}  # of one prompt, what was encoded before it is embedded
+        self._entries: OrderedDict[bytes, tuple[KeptFeatures, int]] = OrderedDict()
+        self._blanks: OrderedDict[bytes, KeptFeatures] = OrderedDict()
+        self._ahead: dict[bytes, KeptFeatures] = {}  # of one prompt, what was encoded before it is embedded
         self._separable = True  # whether the model's features can be told apart by picture
         self._stacked: bool | None = None  # whether the model takes those of several as one tensor
         self._form = OneForm()
@@ -204,7 +204,7 @@ class ImageCache:
         if not self._separable:
             unseen = {Picture.join(some).key for some in prompts if all(one.key in unseen for one in some)}
             prompts = [(Picture.join(pictures),) for pictures in prompts]
-        found: dict[bytes, Kept] = {}
+        found: dict[bytes, KeptFeatures] = {}
         missing: dict[tuple[object, ...], dict[bytes, Picture]] = {}
         for picture in (picture for pictures in prompts for picture in pictures):
             if picture.key in self._ahead:
@@ -220,7 +220,8 @@ class ImageCache:
                 missing.setdefault(shape, {})[picture.key] = picture
         for pictures in missing.values():
             encoded = encode(joined(list(pictures.values())))
-            parts = self._parts(encoded, len(pictures)) if self._separable else [Features.whole(encoded)]
+            whole: Sequence[KeptFeatures] = [Features.whole(encoded)]
+            parts = self._parts(encoded, len(pictures)) if self._separable else whole
             if parts is None:  # found out at the first image that a model sees
                 self._separable = False
                 return self.get(encode, prompts, unseen)
@@ -230,7 +231,7 @@ class ImageCache:
                 self._keep(key, part)
         return [self._joined([found[picture.key] for picture in pictures]) for pictures in prompts]
 
-    def _parts(self, output: Any, count: int) -> Sequence[PictureFeatures] | None:
+    def _parts(self, output: Any, count: int) -> Sequence[KeptFeatures] | None:
         """The features of each of `count` pictures, None where the output does not tell them apart."""
         parts = PictureFeatures.separate(output, count)
         if parts is not None:
@@ -242,7 +243,7 @@ class ImageCache:
             self._stacked = stacked
         return parts
 
-    def _joined(self, parts: Sequence[Kept]) -> Features:
+    def _joined(self, parts: Sequence[KeptFeatures]) -> Features:
         """What the model takes of a prompt's pictures."""
         separate = [part for part in parts if isinstance(part, PictureFeatures)]
         if len(separate) == len(parts):
@@ -251,7 +252,7 @@ class ImageCache:
         assert isinstance(whole, Features)
         return Features(**whole)
 
-    def _keep(self, key: bytes, features: Kept) -> None:
+    def _keep(self, key: bytes, features: KeptFeatures) -> None:
         if isinstance(features, PictureFeatures):
             self._form.check("a picture's features", features.tensors)
         self._blanks[key] = _blank(features)
