@@ -15,7 +15,7 @@ from PIL import Image
 from tests.server.conftest import data_uri
 from tests.server.served.answers import EXACT, ROUNDED, TIE, Answer, answers_in, differences, first_parting
 from tests.server.served.kinds import Kind, Pictures
-from tests.server.served.serving import Plain, Served
+from tests.server.served.serving import Plain, Served, Withheld
 
 CLIENTS = 12
 TOP = 5
@@ -70,6 +70,26 @@ class Clients:
             statuses = [one.result() for one in gone]
         self.left += statuses.count(200)
         self.wrong += [f"a client that left had status {status}" for status in statuses if status >= 500]
+
+    def across_the_switch(self, withheld: Withheld) -> None:
+        """Each kind alone and all mixed: before steps are compiled, while they come into use one by one, and afterwards.
+        What is shown afterwards is known from before, from the switch, and new."""
+        self.alone(0)
+        self.mixed(0)
+        assert self.server.metric("compiled_in_use") == 0
+        names = withheld.names
+        share = -(-len(self.kinds) // len(names))
+        for number, name in enumerate(names):
+            withheld.give(name)
+            self.mixed(1, self.kinds[number * share : (number + 1) * share])
+        self.server.wait_until_compiled(len(names))
+        self.alone(1)
+        self.mixed(2)
+
+    def check(self) -> None:
+        """Nothing was wrong, although some clients left."""
+        assert not self.wrong, "\n".join([f"{len(self.wrong)} of {self.asked}:", *self.wrong[:40]])
+        assert self.left > 0
 
     @property
     def _session(self) -> requests.Session:

@@ -37,21 +37,21 @@ def main(words: list[str] | None = None) -> int:
     place = Path(tempfile.mkdtemp(prefix="helmsight-attack-"))
     with serving(asked.model, place, place / "compiled", *asked.server) as server:
         clients = Clients(server, plain, every, strict=False)
-        began, rounds, compiled = time.monotonic(), 0, 0.0
+        began, rounds, told, compiled = time.monotonic(), 0, 0, 0.0
         while (spent := (time.monotonic() - began) / 60) < asked.minutes or compiled < len(VARIANTS):
             if spent > asked.most:
                 break
             clients.mixed(rounds // 2 % PHASES)
             rounds += 1
-            compiled = server.metrics().get("helmsight_compiled_in_use", 0)
+            compiled = server.metric("compiled_in_use")
             counts = f"{clients.asked} answers, {clients.left} clients left, {len(clients.wrong)} different"
             print(f"{spent:5.1f} min: {compiled:.0f} steps compiled, {counts}, {clients.refused} refused", flush=True)
-        metrics = server.metrics()
+            print(*clients.wrong[told:], sep="\n", end="", flush=True)
+            told = len(clients.wrong)
+        for name in ("compiled_steps_total", "image_cache_hits_total", "prefix_cache_hits_total", "faults_total"):
+            print(name, server.metric(name))
     plain.close()
-    for name in ("compiled_steps_total", "image_cache_hits_total", "prefix_cache_hits_total", "faults_total"):
-        print(name, metrics[f"helmsight_{name}"])
     print(f"log: {place}/log")
-    print("\n".join(clients.wrong))
     return int(bool(clients.wrong))
 
 

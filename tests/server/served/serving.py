@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import requests
 import torch
 from flask import Flask
+from prometheus_client.parser import text_string_to_metric_families
 
 import steering
 from server.app import create_app
@@ -121,7 +123,10 @@ class Withheld:
         os.rename(self.folder / f".{name}", place)
         os.close(self._locks.pop(name))
 
-    def close(self) -> None:
+    def __enter__(self) -> Withheld:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for descriptor in self._locks.values():
             os.close(descriptor)
 
@@ -134,6 +139,8 @@ class Withheld:
 
 class Served(Server):
     """A server that is asked for kinds of requests. Any thread may ask."""
+
+    replicas = 1
 
     def answer(self, kind: Kind, pictures: Pictures, session: requests.Session, **more: Any) -> Answer:
         def post(body: Mapping[str, Any]) -> Answer:
@@ -150,28 +157,44 @@ class Served(Server):
             next(response.iter_content(64))
             return response.status_code
 
-    def metrics(self) -> dict[str, float]:
-        """All metrics without labels."""
-        lines = (line.split() for line in self.get("/metrics").text.splitlines() if not line.startswith("#"))
-        return {words[0]: float(words[1]) for words in lines if len(words) == 2 and "{" not in words[0]}
+    def metric(self, name: str) -> float:
+        """A metric of the server; of several replicas the least one."""
+        families = text_string_to_metric_families(self.get("/metrics").text)
+        values = [one.value for family in families for one in family.samples if one.name == f"helmsight_{name}"]
+        return min(values) if len(values) >= self.replicas else 0.0
 
-    def wait_for(self, name: str, value: float, seconds: float = 120) -> None:
-        """Wait until a metric is at least so much."""
-        wait_for(lambda: self.metrics().get(name, 0) >= value, seconds=seconds)
+    def wait_until_compiled(self, steps: int, seconds: float = 120) -> None:
+        """Wait until so many compiled steps are in use."""
+        wait_for(lambda: self.metric("compiled_in_use") >= steps, seconds=seconds)
+
+    def check_used(self, slots: int = 64) -> None:
+        """Compiled steps, both caches and the engine's own process were in use, of as many slots as are the default."""
+        for name in ("compiled_steps_total", "image_cache_hits_total", "prefix_cache_hits_total"):
+            assert self.metric(name) > 0, name
+        assert self.metric("engine_resident_memory_bytes") > 0
+        assert self.metric("slots") == slots
+        assert self.metric("faults_total") == 0
 
 
 @contextmanager
-def serving(folder: Path, place: Path, compiled: Path, *arguments: str, **environ: str) -> Iterator[Served]:
+def serving(
+    folder: Path, place: Path, compiled: Path, *arguments: str, replicas: int | None = None, **environ: str
+) -> Iterator[Served]:
     """A server of the model in `folder`, whose log lies in `place`, once it is ready: the defaults, but for where things are
     written."""
+    if replicas is not None:
+        arguments += ("--replicas", str(replicas))
     where = settings_of(folder)
     command = [sys.executable, "-m", "server.cli", "serve", "--model", where["model"], "--name", NAME]
     command += ["--vectors", *where["vectors"], "--journal", str(place / "journal.db"), *arguments]
     switched = dict.fromkeys(("HELMSIGHT_COMPILED", "HELMSIGHT_JOURNAL", "OMP_NUM_THREADS"))  # by the suite, for others
     told = {**switched, "HELMSIGHT_COMPILED_FOLDER": str(compiled), **environ}
-    server = Served(command, place / "log", **told)
-    try:
-        server.wait_until_ready()
-        yield server
-    finally:
-        server.end()
+    with tempfile.TemporaryDirectory(prefix="ray-") as short:  # Ray's sockets have room for short paths only
+        server = Served(command, place / "log", **told, RAY_TMPDIR=short)
+        server.replicas = replicas or 1
+        try:
+            server.wait_until_ready()
+            wait_for(lambda: server.metric("ready") == 1, seconds=180)
+            yield server
+        finally:
+            server.end()

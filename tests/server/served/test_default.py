@@ -3,56 +3,50 @@ use and afterwards, alone and mixed, is answered as by the plain path alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.server.served.asking import Clients
-from tests.server.served.kinds import Kind, kinds
-from tests.server.served.model import LAYERS, served_model
-from tests.server.served.serving import Plain, Withheld, compiled_steps, serving
+from tests.server.served.kinds import Kind
+from tests.server.served.serving import KEPT, Plain, Withheld, compiled_steps, serving
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return served_model(tmp_path_factory.mktemp("served") / "model")
+IMAGES, PREFIXES = 5_000, 250_000
+"""Bytes of caches in which there is room for one picture, and for the beginning of one prompt."""
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> Iterator[Plain]:
-    path = Plain(folder)
-    yield path
-    path.close()
+def steps(folder: Path) -> list[str]:
+    return compiled_steps(folder)
 
 
-@pytest.fixture(scope="module")
-def every(plain: Plain) -> list[Kind]:
-    return kinds(plain.app.extensions["helmsight"].presets.chats, LAYERS, plain.presets)
-
-
-def test_every_answer_is_that_of_the_plain_path(folder: Path, plain: Plain, every: list[Kind], tmp_path: Path) -> None:
-    withheld = Withheld(tmp_path / "compiled", compiled_steps(folder))
-    with serving(folder, tmp_path, withheld.folder) as server:
+def test_every_answer_is_that_of_the_plain_path(
+    folder: Path, plain: Plain, every: list[Kind], steps: list[str], tmp_path: Path
+) -> None:
+    with (
+        Withheld(tmp_path / "compiled", steps) as withheld,
+        serving(folder, tmp_path, withheld.folder) as server,
+    ):
         clients = Clients(server, plain, every)
-        clients.alone(0)
-        clients.mixed(0)
-        assert server.metrics()["helmsight_compiled_in_use"] == 0
-        share = -(-len(every) // len(withheld.names))
-        for number, name in enumerate(withheld.names):
-            withheld.give(name)
-            clients.mixed(1, every[number * share : (number + 1) * share])
-        server.wait_for("helmsight_compiled_in_use", number + 1)
-        clients.alone(2)
-        clients.mixed(2)
-        metrics = server.metrics()
-    print(clients.asked, clients.left, len(clients.wrong))
-    assert not clients.wrong, "\n".join(clients.wrong[:40])
-    assert clients.left > 0
-    for name in ("compiled_steps_total", "image_cache_hits_total", "prefix_cache_hits_total"):
-        assert metrics[f"helmsight_{name}"] > 0, name
-    assert metrics["helmsight_engine_resident_memory_bytes"] > 0  # the engine has a process of its own
-    assert metrics["helmsight_slots"] == 64
-    assert metrics["helmsight_faults_total"] == 0
+        clients.across_the_switch(withheld)
+        clients.check()
+        server.check_used()
+
+
+def test_what_is_kept_may_go_at_any_time(
+    folder: Path, plain: Plain, every: list[Kind], steps: list[str], tmp_path: Path
+) -> None:
+    """Caches in which there is hardly room: what one request has left there is gone before another one wants it."""
+    bounds = ["--image-cache", str(IMAGES), "--prefix-cache", str(PREFIXES)]
+    with serving(folder, tmp_path, KEPT, *bounds) as server:
+        server.wait_until_compiled(len(steps))
+        clients = Clients(server, plain, every)
+        for phase in (2, 1):
+            clients.mixed(phase)
+        clients.check()
+        server.check_used()
+        assert server.metric("image_cache_bytes") <= IMAGES
+        assert server.metric("prefix_cache_bytes") <= PREFIXES
+        assert server.metric("image_cache_misses_total") > len(every)
