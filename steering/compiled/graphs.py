@@ -90,8 +90,8 @@ class _Form:
 
     def __init__(self, axes: int | None, columns: int, pattern: Pattern, given: list[torch.Tensor]):
         self.axes, self.columns, self.pattern = axes, columns, pattern
-        self.mould = Mould(pattern)
-        self.tensors = _rows_of(given)
+        self.mould = Mould(pattern, [(None, *one.shape[1:]) for one in given])
+        self.tensors = [(one.shape[1:], one.dtype, one.device) for one in given]
         self.graphs: dict[int, _Graph] = {}
         self.wanted: Counter[int] = Counter()
 
@@ -207,7 +207,7 @@ class DecodeGraphs:
         """Return what a graph for these hooks is captured for, and their tensors; None where they cannot be copied."""
         forms = self._forms.setdefault((axes, columns), [])
         for form in forms:
-            if (given := hooks.tensors(form.mould)) is not None and _rows_of(given) == form.tensors:
+            if (given := hooks.tensors(form.mould)) is not None:
                 return form, given
         hooks.reset()
         try:
@@ -274,7 +274,3 @@ class DecodeGraphs:
 def _full(rows: int, pool: KVPool) -> int:
     """Return the rows of the graph in which so many run."""
     return min(1 << (rows - 1).bit_length(), pool.slots)
-
-
-def _rows_of(given: list[torch.Tensor]) -> tuple[tuple[torch.Size, torch.dtype, torch.device], ...]:
-    return tuple((one.shape[1:], one.dtype, one.device) for one in given)

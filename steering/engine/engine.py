@@ -14,12 +14,11 @@ import torch
 
 from steering.bins import Bins
 from steering.engine.admission import Limits, check_request, count_answers, prepare, seeded
-from steering.engine.budget import StepBudget
+from steering.engine.budget import StepBudget, default_budget
 from steering.engine.compilation import Compilation, check_compilable
 from steering.engine.completion import Completion
 from steering.engine.gate import Gate
 from steering.engine.lockstep import Lockstep, News
-from steering.engine.scheduler import default_budget
 from steering.engine.steps import Steps
 from steering.engine.turn import Turn
 from steering.errors import Fault, RequestError

@@ -6,14 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import torch
-
 from steering.protocol.sequence import Sequence, State
-
-
-def default_budget(device: torch.device) -> int:
-    """Return how many prompt tokens a step takes in: a GPU would wait for the launches of fewer."""
-    return 2048 if device.type == "cuda" else 1024
 
 
 class Scheduler:

@@ -24,20 +24,21 @@ def children(process: int) -> list[int]:
 
 
 class Server:
-    """A server process on a free port."""
+    """A server process on a free port. environ: variables beside this process's own; those that are None are taken away."""
 
-    def __init__(self, command: list[str], log: Path, **environ: str):
+    def __init__(self, command: list[str], log: Path, **environ: str | None):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self.headers: dict[str, str] = {}
+        told = {**os.environ, "HELMSIGHT_PORT": str(port), **environ}
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, "HELMSIGHT_PORT": str(port), **environ},
+                env={name: value for name, value in told.items() if value is not None},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
