@@ -42,6 +42,9 @@ class Settings(BaseModel):
     # The model
     model: str = Field(default=str(CHECKPOINT), description="checkpoint folder, Hugging Face name, or demo:NAME")
     name: str | None = Field(default=None, description="name of the model on the wire (default: the checkpoint's own)")
+    chat_template: str | None = Field(
+        default=None, description="file with a Jinja chat template, in the place of the checkpoint's own"
+    )
     dtype: str = Field(default="auto", description="weights: auto, float32, bfloat16, float16")
     quantization: Literal["int8"] | None = Field(
         default=None, description="int8: the language model's layers compute in integers of 8 bits"
@@ -63,7 +66,7 @@ class Settings(BaseModel):
     # The engine
     slots: int = Field(default=64, ge=1, le=1024, description="answers generated at the same time")
     max_length: int | None = Field(
-        default=None, ge=16, description="context length per request in tokens (default: the model's)"
+        default=None, ge=16, description="context length per request in tokens (default: the model's, 4096 at most)"
     )
     max_waiting: int = Field(default=64, ge=0, le=10_000, description="answers that may wait for a slot before 429")
     max_wait: float | None = Field(

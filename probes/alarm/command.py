@@ -34,15 +34,15 @@ def _options(
     ] = NOISES,
     keep: Annotated[
         bool,
-        file_option("--keep", help="keep the alarm in the model's folder: the readout 'alarm' then says it of answers"),
+        file_option("--keep", help="keep it with the model's thresholds: the readout 'alarm' then says it of answers"),
     ] = False,
     replace: Annotated[bool, file_option("--replace", help="in place of one that is there")] = False,
 ) -> AlarmOptions:
     from probes.alarm.run import AlarmOptions, check_keep
 
     if keep:
-        check_keep(setup, replaced=replace)
-    return AlarmOptions(data, tuple(noise), defaults.draw.get("alarm"), keep)
+        check_keep(setup)
+    return AlarmOptions(data, tuple(noise), defaults.draw.get("alarm"), keep, replace)
 
 
 def _run(options: AlarmOptions, session: Session) -> Findings:

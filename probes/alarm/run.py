@@ -14,6 +14,7 @@ from probes.calibration.measure import known
 from probes.calibration.run import check_place
 from probes.harness.benchmark import Findings
 from probes.harness.missing import check_there, whole
+from probes.harness.options import check_writable
 from probes.harness.session import Session, Setup
 from steering.model.alarm import Alarm
 
@@ -21,12 +22,13 @@ from steering.model.alarm import Alarm
 @dataclass(frozen=True)
 class AlarmOptions:
     """What the benchmark is asked for besides what every one is: a file, or what `demo(count, seed, noises)` draws, and
-    whether the alarm is kept with the model."""
+    whether the alarm is kept with the model's thresholds, in the place of one that is there where `replace`."""
 
     data: str | None
     noises: tuple[float, ...]
     demo: Callable[[int, int, Sequence[float]], Sequence[Checked]] | None
     keep: bool = False
+    replace: bool = False
 
     def __post_init__(self) -> None:
         check_there([] if self.data is None else [self.data])
@@ -53,18 +55,20 @@ class AlarmOptions:
         )
 
 
-def check_keep(setup: Setup, *, replaced: bool) -> None:
-    """Raise ValueError, FileExistsError or PermissionError where the model's alarm cannot be kept with it."""
+def check_keep(setup: Setup) -> None:
+    """Raise ValueError or PermissionError where no alarm of the model can be kept."""
     if setup.base_url is not None:
-        raise ValueError("--keep is for a model in this process: it writes into the model's folder")
-    check_place(setup.model.path, "alarm", replaced=replaced)
+        raise ValueError("--keep is for a model in this process: a server's thresholds are its own")
+    check_writable(setup.model.calibrations)
 
 
 def run(options: AlarmOptions, session: Session) -> Findings:
     """Ask every question, and see what tells the wrong answers."""
     if session.endpoint is not None and not session.endpoint.is_helmsight:
         raise ValueError(f"{session.model} is no Helmsight server: no other reads anything beside its answers.")
-    setup = session.setup
+    setup, folder = session.setup, session.setup.model.calibrations
+    if options.keep and session.engine is not None:
+        check_place(session.engine.mllm.fingerprint, folder, "alarm", replaced=options.replace)
     left: list[str] = []
     samples = options.draw(setup, left)
     check_enough(len(samples))
@@ -77,5 +81,5 @@ def run(options: AlarmOptions, session: Session) -> Findings:
     if options.keep and session.engine is not None:
         if found["alarm"] is None:
             raise ValueError("--keep: none of the numbers that an alarm goes by was different between these answers")
-        replace(known(session.engine), alarm=Alarm.of(found["alarm"])).save(Path(setup.model.path))
+        replace(known(session.engine), alarm=Alarm.of(found["alarm"])).keep(folder)
     return Findings(report(about, found), about, {}, found)

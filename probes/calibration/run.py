@@ -1,4 +1,4 @@
-"""One run of `helmsight probe --calibrate-...`: a part of the model's calibration is measured and kept in its folder."""
+"""One run of `helmsight probe --calibrate-...`: a part of a model's calibration is measured and kept beside the vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from probes.harness.bootstrap import check_statistics
 from probes.harness.options import ModelOptions, check_writable
 from steering import Engine
 from steering.files import write_atomically
-from steering.model.calibration import FILE, SURPRISE, Calibration, measured
+from steering.model.calibration import SURPRISE, Calibration, measured, place_of
 
 CalibrationPart = Literal["flags", "sinks", "surprise", "sage"]
 _KEPT: dict[CalibrationPart, str] = {"flags": "flags", "sinks": "sinks", "surprise": "surprise", "sage": "divergence"}
@@ -41,30 +41,27 @@ class CalibrationOptions:
     quiet: bool
 
 
-def check_place(model: str, name: str, *, replaced: bool) -> Path:
-    """The folder of a model, where the part of this name can be kept; raises ValueError, FileExistsError or PermissionError
-    where it cannot."""
-    folder = Path(model)
-    if not folder.is_dir():
-        raise ValueError(f"--model {model}: the calibration is kept in the model's folder, and this is none")
-    if name in measured(folder) and not replaced:
-        raise FileExistsError(f"{folder / FILE} has the {name} already; --replace measures it anew")
-    check_writable(folder)
-    return folder
+def check_place(fingerprint: str, calibrations: Path, name: str, *, replaced: bool) -> None:
+    """Raise FileExistsError where the part of this name was measured already of the model with this fingerprint."""
+    path = place_of(fingerprint, calibrations)
+    if name in measured(path) and not replaced:
+        raise FileExistsError(f"{path} has the {name} already; --replace measures it anew")
 
 
 def run(options: CalibrationOptions) -> None:
     """Measure the part, keep it, and print what was measured."""
-    folder = check_place(options.model.path, _KEPT[options.part], replaced=options.replace)  # before there was any work
+    folder = options.model.calibrations
+    check_writable(folder)  # before there was any work
     if options.part == "flags":
         check_statistics()
     samples = options.data.draw(options.samples, PROBE_SEEDS + options.data.seed)
     engine = options.model.engine(options.quiet)
+    check_place(engine.mllm.fingerprint, folder, _KEPT[options.part], replaced=options.replace)
     if options.part == "flags":
         _flags(options, folder, engine, samples)
         return
     calibration = _MEASURES[options.part](engine, samples, options.quiet)
-    print("\n".join(_said(options.part, calibration, calibration.save(folder))))
+    print("\n".join(_said(options.part, calibration, calibration.keep(folder))))
 
 
 def _said(part: CalibrationPart, found: Calibration, path: Path) -> list[str]:
@@ -93,7 +90,7 @@ def _flags(options: CalibrationOptions, folder: Path, engine: Engine, samples: S
     assert calibration.flags is not None
     data_from = origin(options.data, samples, PROBE_SEEDS + options.data.seed)
     page = flags_report.report(engine.mllm.name, data_from, answers, calibration.flags)
-    path = calibration.save(folder)
+    path = calibration.keep(folder)
     if options.markdown is not None:
         write_atomically(options.markdown, page.markdown().encode())
     print(page.markdown())

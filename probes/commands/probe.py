@@ -92,18 +92,18 @@ def probe(
         help="most damage allowed: others (rise of their share), accuracy (fall), kl (nats), repetition (rise)",
     )] = None,
     calibrate_sage: Annotated[bool, _instead(
-        "--calibrate-sage", help="the thresholds of SAGE's Think, on --samples prompts, kept in MODEL",
+        "--calibrate-sage", help="the thresholds of SAGE's Think, on --samples prompts, kept beside the vectors",
     )] = False,
     calibrate_sinks: Annotated[bool, _instead(
-        "--calibrate-sinks", help="which places of images attract attention anyway, kept in MODEL",
+        "--calibrate-sinks", help="which places of images attract attention anyway, kept beside the vectors",
     )] = False,
     calibrate_flags: Annotated[bool, _instead(
         "--calibrate-flags", help="the thresholds of the flags, chosen on --samples questions with clean and noisy "
-        "pictures, and how often they raise each on right and on wrong answers, both kept in MODEL",
+        "pictures, and how often they raise each on right and on wrong answers, both kept so, too",
     )] = False,
     calibrate_surprise: Annotated[bool, _instead(
         "--calibrate-surprise", help="how surprising clean text contexts are, the bound of steering 'auto' by surprise, "
-        "kept in MODEL",
+        "kept beside the vectors",
     )] = False,
     markdown: Annotated[Path | None, _instead(
         metavar="FILE", help="with --calibrate-flags: write its report here",

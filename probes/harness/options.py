@@ -101,6 +101,7 @@ class ModelOptions:
     default: bool = False
     look: Callable[[str, str], None] = field(default=_anything, compare=False)
     engines: dict[ModelOptions, Engine] | None = field(default=None, compare=False)
+    vectors: Callable[[], Sequence[Path]] = field(default=own_vectors, compare=False)
 
     @classmethod
     def of(cls, defaults: Defaults, model: str | None, device: str, threads: int | None, slots: int) -> ModelOptions:
@@ -108,7 +109,13 @@ class ModelOptions:
         path = defaults.model if model is None else defaults.locate(model)
         if path is None:
             raise ValueError("--model is needed")
-        return cls(str(path), device, threads, slots, str(path) == str(defaults.model), defaults.look, defaults.engines)
+        own = str(path) == str(defaults.model)
+        return cls(str(path), device, threads, slots, own, defaults.look, defaults.engines, defaults.vectors)
+
+    @property
+    def calibrations(self) -> Path:
+        """The folder where thresholds of models are kept, within the first folder of vectors."""
+        return (self.vectors() or own_vectors())[0] / "calibrations"
 
     def check(self) -> None:
         """Raise ValueError for what is seen to be wrong with the model or the device before anything is loaded."""
@@ -122,7 +129,7 @@ class ModelOptions:
         import steering
 
         with _without_bars() if quiet else nullcontext():
-            loaded = steering.load(self.path, device=self.device)
+            loaded = steering.load(self.path, device=self.device, calibrations=self.calibrations)
         engine = steering.Engine(loaded, slots=self.slots, threads=self.threads)
         if self.engines is not None:
             self.engines.clear()  # one model at a time is in memory

@@ -121,7 +121,7 @@ class Answer:
     def _extras(self, choice: Choice) -> dict[str, Any]:
         """The fields beyond OpenAI's, each only when asked for."""
         extras: dict[str, Any] = {}
-        if self.nothing or self.notes:
+        if self.nothing or self.notes or choice.applied:
             extras["applied"] = {**self.notes, **self.nothing, **(choice.applied or {})}
         if self.diagnostics:
             extras["diagnostics"] = choice.diagnostics

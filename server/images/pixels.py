@@ -15,8 +15,8 @@ from steering import Inapplicable
 LOW = 512 * 512
 """Pixels of a picture whose `detail` is low, at most, as OpenAI has them."""
 
-Bounds = dict[str, int]
-"""`min_pixels` and `max_pixels`, as parts of messages have them."""
+Bounds = dict[str, int | str]
+"""`min_pixels`, `max_pixels` and `detail`, as parts of messages have them."""
 
 
 def bounds_of(
@@ -33,8 +33,10 @@ def bounds_of(
     kept = {name: pixels for name, pixels in stated.items() if not skipping.skips(name)}
 
     def of_part(part: MessagePart) -> Bounds:
+        if part.detail == "high":
+            return {**kept, "detail": part.detail}
         if part.detail != "low" or serving.able.pixels is None:
-            return kept
+            return {**kept}
         most = min(LOW, kept.get("max_pixels", LOW))
         return {**kept, "max_pixels": max(most, kept.get("min_pixels", most))}
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from steering import Auto, Request, Steer
 from steering.engine import compilation
 from steering.engine.admission import read_prompt
 from steering.errors import UnsupportedModel
+from steering.model.calibration import CALIBRATIONS
 from steering.prompt.bounds import texts_of
 from steering.prompt.chat import pictures_of
 from steering.prompt.layout import Prompt
@@ -219,6 +221,7 @@ class LocalReader:
             device="meta",
             local_files_only=not settings.download,
             unread=able.fingerprint,
+            chat_template=settings.chat_template,
         )
         self._mllm.seen.capacity = settings.image_cache
 
@@ -248,6 +251,8 @@ def make_engine(
             quantization=settings.quantization,
             local_files_only=not settings.download,
             name=settings.name,
+            chat_template=settings.chat_template,
+            calibrations=calibrations_of(settings),
         )
     tell("comparing it with the plain model", None)
     threads = engine_threads(settings)
@@ -281,6 +286,11 @@ def make_engine(
         log.warning("decode steps are not captured as CUDA graphs, and take longer: %s", reason)
     gc.collect()  # the first engine's keys and values, for which there is no room twice
     return made(compiled=False)
+
+
+def calibrations_of(settings: Settings) -> Path | None:
+    """Where thresholds of models are kept: beside the vectors, or else where the library has them."""
+    return Path(settings.vectors[0]) / CALIBRATIONS if settings.vectors else None
 
 
 def longest_step(settings: Settings) -> float:

@@ -78,6 +78,8 @@ def look(settings: Settings) -> bool:
         if not sees_gpu():
             raise SettingsError(f"--device {settings.device}: this machine has no GPU that torch could use")
     _check_division(settings)
+    if settings.chat_template is not None and not Path(settings.chat_template).expanduser().is_file():
+        raise SettingsError(f"--chat-template {settings.chat_template[:256]}: there is no such file")
     folder = Path(settings.model).expanduser()
     if not folder.is_dir():
         return _check_name(settings, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from steering.protocol import intervention, readout
 
@@ -164,6 +164,17 @@ class SkippedField(AnswerBody):
     why: str
 
 
+class ShrunkPicture(AnswerBody):
+    """A picture that was scaled down to fit into the context."""
+
+    image: int
+    """Counted from 1."""
+    before: list[int] = Field(alias="from")
+    """Its width and height in pixels."""
+    after: list[int] = Field(alias="to")
+    """Those that the model saw."""
+
+
 class Applied(AnswerBody):
     """What each intervention that was asked for really did."""
 
@@ -177,6 +188,8 @@ class Applied(AnswerBody):
     """What did not apply, of a preset or of a request with `"strict": false`."""
     max_tokens: int | None = None
     """The longest answer that fitted, where more tokens were asked for."""
+    pictures: list[ShrunkPicture] = []
+    """Those that were scaled down, because they did not fit beside the text and the answer."""
 
 
 class CallOf(AnswerBody):

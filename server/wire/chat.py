@@ -41,7 +41,7 @@ MAX_METADATA_VALUE = 512
 
 _TOKEN = re.compile("0|[1-9][0-9]{0,9}")
 
-NOTES = ("preset", "skipped", "max_tokens")
+NOTES = ("preset", "skipped", "max_tokens", "pictures")
 """Keys of `applied` beside those of interventions."""
 
 

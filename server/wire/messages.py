@@ -36,7 +36,8 @@ class ImageUrl(Written):
     url: str
     """A `data:image/...;base64,` URI; an http(s) URL where the server fetches those."""
     detail: Detail | None = None
-    """"low" for at most 512 x 512 pixels, where the model's processor bounds them; others: its own bounds."""
+    """"low" for at most 512 x 512 pixels, where the model's processor bounds them; others: its own bounds. "high" refuses a
+    picture that does not fit into the context, which others scale down."""
 
 
 class ImagePart(Written):
@@ -92,7 +93,7 @@ def _part(value: Any) -> Any:
             raise PydanticCustomError(
                 "part_detail", "'{place}' must be one of: {allowed}", {"place": place, "allowed": allowed}
             )
-        return {"type": "image", "image": url, "detail": "low" if detail == "low" else None}
+        return {"type": "image", "image": url, "detail": detail if detail in ("low", "high") else None}
     raise PydanticCustomError(
         "part_type", "unsupported content type '{kind}'; allowed: text, image_url", {"kind": str(kind)[:64]}
     )

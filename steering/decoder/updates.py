@@ -1,12 +1,14 @@
 """The two updates that each decoder layer adds to the residual stream, and the point behind it where hooks are called.
 
-The layers are extended once, at load, and find their hooks in the step that travels with the forward pass.
+The layers are extended once, at load, and find their hooks in the step that travels with the forward pass. Families add
+updates in different ways: as a sub-block leaves them, behind a norm, or scaled. A pass that is followed tells which outputs
+are added, so that a layer's input and its updates sum to its output (`steering.model.following.additions`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,70 +16,97 @@ from torch import nn
 
 from steering.decoder.ranks import ALONE, Ranks
 
+Terms = Mapping[nn.Module, float]
+"""A sum of the outputs of modules: the factor of each."""
+
 
 class Updates:
     """The two updates that a layer adds to the residual stream, (rows, n, d), and the pre-activations of its FFN's gates
     (rows, n, width), None where it has no such; kept while the layer runs.
 
-    Where a family normalises behind a sub-block, the update is what leaves that norm. `width` is the number of gates, 0
-    where there are none; `activation` the function behind them.
+    `known` tells whether it is known what the layer adds; without that there are none. `width` is the number of
+    gates, 0 where there are none; `activation` the function behind them.
     """
 
     def __init__(self, layer: nn.Module, ranks: Ranks = ALONE):
         self._ranks = ranks
-        self._nothing = self.mha = self.ffn = torch.empty(0)
+        self._nothing = torch.empty(0)
+        self._terms: tuple[Terms, Terms] = {}, {}  # of attention's update and of the FFN's
+        self._outputs: dict[nn.Module, torch.Tensor] = {}
         self._gate: torch.Tensor | None = None
         mlp = getattr(layer, "mlp", None)
         fused = getattr(mlp, "gate_up_proj", None)  # whose first half are the gates
         self._gates = 2 if isinstance(fused, nn.Linear) else 1
         gates = fused if isinstance(fused, nn.Linear) else getattr(mlp, "gate_proj", None)
-        self._outputs = gates.out_features if isinstance(gates, nn.Linear) else 0
-        self.width = self._outputs // self._gates
+        self._width = gates.out_features if isinstance(gates, nn.Linear) else 0
+        self.width = self._width // self._gates
         self.activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None) or nn.functional.silu
-        self._keep("_gate", gates)
-        after_mha = getattr(layer, "post_self_attn_layernorm", None)
-        if after_mha is None and hasattr(layer, "pre_feedforward_layernorm"):
-            after_mha = layer.post_attention_layernorm
-        after_ffn = getattr(layer, "post_mlp_layernorm", None) or getattr(layer, "post_feedforward_layernorm", None)
-        self._keep("mha", getattr(layer, "self_attn", None) if after_mha is None else after_mha)
-        self._keep("ffn", getattr(layer, "mlp", None) if after_ffn is None else after_ffn)
+        if gates is not None:
+            _forward_to(gates, functools.partial(setattr, self, "_gate"))
+
+    @property
+    def mha(self) -> torch.Tensor:
+        return self._sum(self._terms[0])
+
+    @property
+    def ffn(self) -> torch.Tensor:
+        return self._sum(self._terms[1])
+
+    @property
+    def known(self) -> bool:
+        return all(self._terms)
 
     @property
     def gate(self) -> torch.Tensor | None:
         if self._gate is None:
             return None
-        if self._gate.shape[-1] == self._outputs:
+        if self._gate.shape[-1] == self._width:
             return self._gate[..., : self.width]
         return self._ranks.joined(self._gate[..., : self.width // self._ranks.size])  # each rank has its share
 
     def drop(self) -> None:
         """Let go of what was kept: of a long prompt that is much."""
-        self.mha = self.ffn = self._nothing
+        self._outputs.clear()
         self._gate = None
 
-    def _keep(self, name: str, module: nn.Module | Any) -> None:
-        if module is None:
-            return
-        forward = module.forward
+    def keep(self, terms: tuple[Terms, Terms]) -> None:
+        """Keep the outputs that attention's update and the FFN's are sums of; without terms they stay unknown."""
+        self._terms = terms
+        for module in (*terms[0], *terms[1]):
+            _forward_to(module, functools.partial(self._outputs.__setitem__, module))
 
-        @functools.wraps(forward)
-        def keeping(*args: Any, **kwargs: Any) -> Any:
-            output = forward(*args, **kwargs)
-            setattr(self, name, output[0] if isinstance(output, tuple) else output)
-            return output
+    def _sum(self, terms: Terms) -> torch.Tensor:
+        parts = [
+            output if factor == 1 else output * factor
+            for module, factor in terms.items()
+            if (output := self._outputs.get(module)) is not None
+        ]
+        return sum(parts[1:], parts[0]) if parts else self._nothing
 
-        module.forward = keeping
+
+def _forward_to(module: nn.Module, receive: Callable[[torch.Tensor], object]) -> None:
+    """Hand every output of a module to `receive`, too."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def keeping(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        receive(output[0] if isinstance(output, tuple) else output)
+        return output
+
+    module.forward = keeping
 
 
-def install(layers: nn.ModuleList, ranks: Ranks = ALONE) -> tuple[int, ...]:
-    """Extend every decoder layer; a forward pass without a step is left as it is. Returns how many FFN gates each has.
+def install(layers: nn.ModuleList, ranks: Ranks = ALONE) -> tuple[Updates, ...]:
+    """Extend every decoder layer; a forward pass without a step is left as it is. Returns each layer's updates, which are
+    not known before `Updates.keep` tells what they are.
 
     `forward` is wrapped, because a forward hook that sees keyword arguments takes torch's slow call path.
     """
-    updates = [Updates(layer, ranks) for layer in layers]
+    updates = tuple(Updates(layer, ranks) for layer in layers)
     for index, (layer, kept) in enumerate(zip(layers, updates, strict=True)):
         layer.forward = _extended(layer.forward, index, kept)
-    return tuple(kept.width for kept in updates)
+    return updates
 
 
 def _extended(forward: Callable[..., torch.Tensor], index: int, updates: Updates) -> Callable[..., torch.Tensor]:

@@ -17,6 +17,7 @@ from steering.grammar.compiled import Grammars
 from steering.model.mllm import MLLM
 from steering.prompt.bounds import TextBounds, count_ahead, texts_of
 from steering.prompt.chat import pictures_of
+from steering.prompt.fitting import BESIDE, resized_chat, room_for_prompt
 from steering.prompt.forced import forced_tokens
 from steering.prompt.layout import Layout, Prompt, build_prompt
 from steering.prompt.tiles import tiling_of
@@ -69,7 +70,18 @@ def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
         texts += told_of_tools(mllm, request)
         TextBounds.of(mllm, length).check(texts)
         count_ahead(mllm, texts, length, None if request.clamp else request.sampling.max_tokens)
-        return build_prompt(mllm, _told(mllm, request).chat, request.reply, _functions(request))
+        room = _room_for_prompt(mllm, request, length)
+        return build_prompt(mllm, _told(mllm, request).chat, request.reply, _functions(request), room)
+
+
+def _room_for_prompt(mllm: MLLM, request: Request, length: int) -> int:
+    """How many tokens the prompt may have, so that its answer, its baseline's prompt and its twin's fit as well."""
+    texts = [text for one in request.asked.values() for text in one.texts]
+    others = request.baseline or any(one.twin for one in request.asked.values())
+    beside = (
+        (BESIDE + sum(len(ids) for ids in mllm.tokenizer(texts).input_ids)) if others and texts else BESIDE * others
+    )
+    return room_for_prompt(length, request.sampling.max_tokens, request.clamp) - beside
 
 
 def _unprepared(panic: str) -> Fault:
@@ -107,9 +119,10 @@ def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
 
 
 def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admitted:
-    baseline_prompt = prompt
+    baseline_prompt, chat = prompt, resized_chat(request.chat, prompt.shrunk)
     if request.baseline and request.chat is not request.messages:
-        baseline_prompt = build_prompt(mllm, request.messages, request.reply, _functions(request))
+        messages = resized_chat(request.messages, prompt.shrunk)
+        baseline_prompt = build_prompt(mllm, messages, request.reply, _functions(request))
     forced = forced_tokens(mllm, request.forced) if isinstance(request.forced, str) else request.forced
     longest = request.sampling.max_tokens
     if longest is None and isinstance(request.forced, str):
@@ -136,6 +149,8 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
             f"'{first}' and '{second}' both contrast an answer with a twin; ask for one of them.", param=first
         )
     with fitting():
+        if request.divergence:
+            mllm.need_updates("divergence")
         for one in asked:
             _check_image(one, images)
             one.check(mllm, prompt)
@@ -144,7 +159,7 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
     twin_prompt = None
     for one in contrasts:
         with fitting():
-            twin_prompt = one.twin_prompt(mllm, request.chat, prompt)
+            twin_prompt = one.twin_prompt(mllm, chat, prompt)
         if twin_prompt is not None:
             max_tokens = min(max_tokens, _room(longest, least, twin_prompt, limits.length))
     if request.sampling.min_tokens > max_tokens:

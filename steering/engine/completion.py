@@ -167,7 +167,7 @@ class Completion:
             token_ids=tuple(sequence.tokens),
             finish_reason=reason,
             logprobs=None if sampling.logprobs is None else tuple(sequence.logprobs),
-            applied=applied(sequence.spec.asked, sequence.taken),
+            applied=_applied(sequence),
             diagnostics=self._diagnostics(sequence, baseline),
             baseline=None if baseline is None else self._finished(index, baseline, None),
             measured=sequence.taken,
@@ -186,3 +186,10 @@ class Completion:
                 layout, options, sequence.tokens, fed, sequence.taken, self._around, compared, sequence.scores
             )
         )
+
+
+def _applied(sequence: Sequence) -> dict[str, Any] | None:
+    """What interventions did, and which pictures were scaled down; None where nothing was done."""
+    pictures = [one.report() for one in sequence.prompt.shrunk]
+    report = applied(sequence.spec.asked, sequence.taken) or {}
+    return report | ({"pictures": pictures} if pictures else {}) or None

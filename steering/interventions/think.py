@@ -31,7 +31,8 @@ NAME = "sage.think"
 class Think(Options):
     """FFN updates that override those of attention are damped. `gamma` scales them. D (nats) is compared with
     `threshold` in every layer or, where that is None, with the layer's `quantile` of D as the model's calibration
-    measured it. SAGE paper, section 5.1, equation 5. Raises RequestError for what is out of range."""
+    measured it, or else the self-check, on its two prompts. SAGE paper, section 5.1, equation 5. Raises RequestError for
+    what is out of range."""
 
     path = ("sage", "think")
 
@@ -40,13 +41,17 @@ class Think(Options):
     threshold: float | None = Field(None, ge=0, le=1e38)
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
+        mllm.need_updates(".".join(self.path))
         self.thresholds(mllm)
 
     def thresholds(self, mllm: MLLM) -> torch.Tensor:
         """(layers,) thresholds of the divergence; raises RequestError where they were not measured."""
         if self.threshold is not None:
             return torch.full((mllm.num_layers,), self.threshold)
-        measured = None if mllm.calibration is None else mllm.calibration.thresholds(self.quantile)
+        if mllm.calibration is not None and mllm.calibration.divergence is not None:
+            measured = mllm.calibration.thresholds(self.quantile)
+        else:
+            measured = None if mllm.checked is None else mllm.checked.thresholds(self.quantile)
         if measured is None:
             raise RequestError(
                 f"{mllm.name} was not calibrated for 'sage.think'; give 'sage.think.threshold', or run "
@@ -55,10 +60,17 @@ class Think(Options):
             )
         return measured
 
+    def calibrated(self, mllm: MLLM) -> bool | None:
+        """Whether its thresholds are those of the model's calibration; None where they are stated."""
+        if self.threshold is not None:
+            return None
+        return mllm.calibration is not None and mllm.calibration.divergence is not None
+
     def report(self, taken: Any) -> dict[str, Any]:
-        """Per layer the share of damped updates and the mean of D. taken: `Thought`."""
+        """Per layer the share of damped updates and the mean of D; whether the thresholds were calibrated. taken:
+        `Thought`."""
         damped, differs = (taken.measured / max(taken.tokens, 1)).unbind(-1)
-        return {"suppressed": damped.tolist(), "divergence": differs.tolist()}
+        return {"suppressed": damped.tolist(), "divergence": differs.tolist(), "calibrated": taken.calibrated}
 
 
 class ThinkCounts(NamedTuple):
@@ -97,9 +109,10 @@ class ThinkRows(LayerHook):
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
         gamma, threshold = (one.to(hidden.device) for one in (self._gamma, self._threshold))
-        told = damping(updates.mha.contiguous(), updates.ffn.contiguous(), gamma, threshold, layer, int(self._every))
+        mha, ffn = updates.mha.contiguous(), updates.ffn.contiguous()
+        told = damping(mha, ffn, gamma, threshold, layer, int(self._every))
         self._told.append(told.to(self.real.device))
-        return torch.addcmul(hidden, told[..., :1].to(hidden.dtype), updates.ffn)
+        return torch.addcmul(hidden, told[..., :1].to(hidden.dtype), ffn)
 
     def settle(self, positions: torch.Tensor | None) -> None:
         told, self._told = self._told, []
@@ -113,11 +126,13 @@ class ThinkRows(LayerHook):
 @dataclass(frozen=True)
 class Thought:
     """What was damped in one answer, on the CPU. measured: (layers, 2), the number of damped updates and the sum of D, over
-    `tokens` tokens of prompt and answer. divergence: (layers, prompt tokens), in nats, where it was asked for."""
+    `tokens` tokens of prompt and answer. divergence: (layers, prompt tokens), in nats, where it was asked for. calibrated:
+    as `Think.calibrated`."""
 
     measured: torch.Tensor
     tokens: int
     divergence: torch.Tensor | None
+    calibrated: bool | None = None
 
 
 class ThinkSlots(Slots):
@@ -199,4 +214,6 @@ class ThinkSlots(Slots):
         tokens = sequence.prompt.length + sequence.fed
         divergences: torch.Tensor | None = sequence.captured.get(NAME)
         read = None if divergences is None else divergences.cpu()
-        return Thought(self.sums[sequence.slot].to("cpu", copy=True), tokens, read)
+        think = sequence.spec.asked.get(NAME)
+        calibrated = think.calibrated(self.pool.mllm) if isinstance(think, Think) else None
+        return Thought(self.sums[sequence.slot].to("cpu", copy=True), tokens, read, calibrated)

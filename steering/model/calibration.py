@@ -1,4 +1,5 @@
-"""What a model's calibrations measured, in `calibration.json` of its folder: numbers that no other model shares."""
+"""What a model's calibrations measured: numbers that no other model shares. They are kept beside the user's vectors, by the
+model's fingerprint, and a model may come with some in `calibration.json` of its folder."""
 
 from __future__ import annotations
 
@@ -17,6 +18,10 @@ from steering.model.thresholds import Thresholds
 
 FORMAT = "helmsight.calibration/1"
 FILE = "calibration.json"
+CALIBRATIONS = "calibrations"
+"""Their folder within that of the vectors."""
+FOLDER = f"~/.helmsight/vectors/{CALIBRATIONS}"
+"""The user's, unless another is named."""
 SHARES = tuple(i / 100 for i in range(101))
 """The shares of tokens whose quantiles are kept."""
 SURPRISE = 0.98
@@ -68,53 +73,83 @@ class Calibration:
         return table[:, below] + (place - below) * (table[:, above] - table[:, below])
 
     def save(self, folder: Path) -> Path:
-        """Write the file atomically."""
-        return write_atomically(folder / FILE, json.dumps({"format": FORMAT, **asdict(self)}).encode())
+        """Write the file of a model's folder atomically."""
+        return self._write(folder / FILE)
+
+    def keep(self, calibrations: Path) -> Path:
+        """Write the file of this model in a folder with those of several, which is made where it is not there."""
+        calibrations.mkdir(parents=True, exist_ok=True)
+        return self._write(place_of(self.fingerprint, calibrations))
+
+    def _write(self, path: Path) -> Path:
+        return write_atomically(path, json.dumps({"format": FORMAT, **asdict(self)}).encode())
+
+    def beside(self, other: Calibration) -> Calibration:
+        """This one, with what was not measured in it from another of the same model."""
+        lacking = [group for group in _GROUPS if getattr(self, group[0]) is None]
+        return replace(self, **{name: getattr(other, name) for group in lacking for name in group})
 
     @classmethod
-    def load(cls, folder: Path | None, fingerprint: str, layers: int) -> Calibration | None:
-        """The calibration in a model's folder, None where there is none; raises UnsupportedModel when it is another
-        model's or damaged."""
-        path = None if folder is None else folder / FILE
-        if path is None or not path.is_file():
-            return None
-        try:
-            content: dict[str, Any] = json.loads(path.read_text())
-            if not isinstance(content, dict):
-                raise ValueError("it holds no object")
-            if content.pop("format") != FORMAT:
-                raise ValueError("unknown format")
-            table, sinks = content.pop("divergence"), content.pop("sinks", None)
-            if table is not None:
-                table = tuple(tuple(map(float, row)) for row in table)
-                if len(table) != layers or any(len(row) != len(SHARES) for row in table):
-                    raise ValueError(f"must hold {layers} layers of {len(SHARES)} quantiles")
-            if sinks is not None:
-                sinks = tuple(tuple(tuple(map(float, row)) for row in layer) for layer in sinks)
-                if len(sinks) != layers or len({(len(layer), len(layer[0])) for layer in sinks}) != 1:
-                    raise ValueError(f"must hold the sinks of {layers} layers")
-            flags, alarm, surprise = content.pop("flags", None), content.pop("alarm", None), content.get("surprise")
-            if surprise is not None and not (isinstance(surprise, float) and math.isfinite(surprise)):
-                raise ValueError("must hold a bound of surprise that is a number")
-            loaded = cls(
-                flags=None if flags is None else Thresholds.of(flags),
-                alarm=None if alarm is None else Alarm.of(alarm),
-                divergence=table,
-                sinks=sinks,
-                **content,
-            )
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-            raise UnsupportedModel(f"{path} is no calibration: {error}. Make it anew or remove it.") from error
-        if loaded.fingerprint != fingerprint:
-            raise UnsupportedModel(f"{path} belongs to another model. Make it anew or remove it.")
-        return loaded
+    def load(
+        cls, folder: Path | None, fingerprint: str, layers: int, calibrations: Path | None = None
+    ) -> Calibration | None:
+        """What was measured of a model, by its user (in `calibrations`) before what is in its own folder; None where nothing
+        was. Raises UnsupportedModel when a file is another model's or damaged."""
+        places = [
+            *([] if calibrations is None else [place_of(fingerprint, calibrations)]),
+            *([] if folder is None else [folder / FILE]),
+        ]
+        found = [_read(path, fingerprint, layers) for path in places if path.is_file()]
+        return None if not found else found[0].beside(found[-1])
 
 
-def measured(folder: Path) -> set[str]:
-    """Which parts the calibration in a model's folder holds ("divergence", "sinks", ...), without a model; empty where there
-    is none, or it is damaged, of which `Calibration.load` tells more."""
+_GROUPS = (("divergence", "samples", "tokens"), ("sinks", "images"), ("flags",), ("alarm",), ("surprise", "contexts"))
+"""What is measured together, each by the part that is None until it was."""
+
+
+def place_of(fingerprint: str, calibrations: Path) -> Path:
+    """The file of a model among those of several."""
+    return calibrations / f"{fingerprint}.json"
+
+
+def _read(path: Path, fingerprint: str, layers: int) -> Calibration:
     try:
-        content = json.loads((folder / FILE).read_text())
+        content: dict[str, Any] = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
+        if content.pop("format") != FORMAT:
+            raise ValueError("unknown format")
+        table, sinks = content.pop("divergence"), content.pop("sinks", None)
+        if table is not None:
+            table = tuple(tuple(map(float, row)) for row in table)
+            if len(table) != layers or any(len(row) != len(SHARES) for row in table):
+                raise ValueError(f"must hold {layers} layers of {len(SHARES)} quantiles")
+        if sinks is not None:
+            sinks = tuple(tuple(tuple(map(float, row)) for row in layer) for layer in sinks)
+            if len(sinks) != layers or len({(len(layer), len(layer[0])) for layer in sinks}) != 1:
+                raise ValueError(f"must hold the sinks of {layers} layers")
+        flags, alarm, surprise = content.pop("flags", None), content.pop("alarm", None), content.get("surprise")
+        if surprise is not None and not (isinstance(surprise, float) and math.isfinite(surprise)):
+            raise ValueError("must hold a bound of surprise that is a number")
+        loaded = Calibration(
+            flags=None if flags is None else Thresholds.of(flags),
+            alarm=None if alarm is None else Alarm.of(alarm),
+            divergence=table,
+            sinks=sinks,
+            **content,
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise UnsupportedModel(f"{path} is no calibration: {error}. Make it anew or remove it.") from error
+    if loaded.fingerprint != fingerprint:
+        raise UnsupportedModel(f"{path} belongs to another model. Make it anew or remove it.")
+    return loaded
+
+
+def measured(path: Path) -> set[str]:
+    """Which parts a calibration's file holds ("divergence", "sinks", ...), without a model; empty where there is none, or it
+    is damaged, of which `Calibration.load` tells more."""
+    try:
+        content = json.loads(path.read_text())
         return {part for part, value in content.items() if value is not None}
     except (OSError, ValueError, AttributeError):
         return set()

@@ -1,9 +1,11 @@
-"""Where a checkpoint lies that is to be loaded."""
+"""Where a checkpoint lies that is to be loaded, and what its files say besides its weights."""
 
 from __future__ import annotations
 
 import importlib.resources
+import json
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
@@ -35,3 +37,23 @@ def found(path: str | Path, local_files_only: bool) -> str | Path:
             "local_files_only=False would fetch it."
         )
     return str(path)
+
+
+def settings_of(folder: Path | None) -> dict[str, Any]:
+    """What a checkpoint folder's helmsight.json says: `name` on the wire; `image_size` [width, height], to which every
+    picture is resized first; `focus_layers`, the N of the focus metrics that fits this model."""
+    file = folder / "helmsight.json" if folder is not None else None
+    return json.loads(file.read_text()) if file is not None and file.is_file() else {}
+
+
+def generation_defaults_of(generation_config: Any) -> dict[str, float]:
+    """Sampling defaults that the checkpoint states; `do_sample` false is temperature 0."""
+    stated = generation_config.to_diff_dict()
+    defaults = {
+        key: stated[key]
+        for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if stated.get(key) is not None
+    }
+    if generation_config.do_sample is False:
+        defaults["temperature"] = 0.0
+    return defaults

@@ -20,9 +20,11 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from steering.decoder import attention
 from steering.decoder.ranks import ALONE, Ranks
 from steering.errors import UnsupportedModel
+from steering.model import calibration
 from steering.model.checkpoint import embedded, found
 from steering.model.mllm import MLLM, Quantization, Source
 from steering.model.processor import load_processor
+from steering.model.template import read_template, set_template
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be loaded as, beside "auto"."""
@@ -44,6 +46,8 @@ def load(
     local_files_only: bool = True,
     name: str | None = None,
     unread: str | None = None,
+    chat_template: str | Path | None = None,
+    calibrations: str | Path | None = None,
 ) -> MLLM:
     """Load an image-text-to-text checkpoint (folder or hub name) and patch its language model; without `path` the small
     model that ships with Helmsight.
@@ -55,9 +59,11 @@ def load(
     the first (see `Engine.follow`). With `quantization` "int8" the language model's layers compute in integers of 8 bits
     from its engine's self-check on, which compares them with what they were. `unread`, the model's fingerprint, leaves its
     weights unread, for whoever asks how it is built: they are memory that nobody wrote, or none on the device "meta", where
-    it is enough to read prompts with. No code from the checkpoint is run.
-    Raises UnsupportedModel when the model's structure cannot be served or there is no such device or dtype, OSError when the
-    files are missing.
+    it is enough to read prompts with. `chat_template` is a file with a Jinja template in the place of the checkpoint's own.
+    `calibrations` is the folder where thresholds of models are kept, the user's by default.
+    No code from the checkpoint is run.
+    Raises UnsupportedModel when the model's structure cannot be served, there is no such device or dtype, or it has no chat
+    template; OSError when the files are missing.
     """
     path = embedded() if path is None else found(path, local_files_only)
     if isinstance(dtype, str) and dtype != "auto" and dtype not in DTYPES:
@@ -72,6 +78,7 @@ def load(
     if laid is not None and quantization is not None:
         raise UnsupportedModel(f"{laid!r} and 'quantization' exclude one another.")
     ranks = ALONE if tensor_parallel == 1 else joined(tensor_parallel)
+    template = None if chat_template is None else read_template(chat_template)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)
@@ -102,14 +109,20 @@ def load(
             raise
         raise UnsupportedModel(f"The weights of {path} are of other sizes than its config.json says.") from error
     model = model.eval().requires_grad_(False)
+    refuse_sinks(model)
     if device_map is not None:
         refuse_offloaded(model)
     elif tensor_parallel == 1:
         model = model.to(device)
     processor = load_processor(path, local_files_only=local_files_only)
+    if not set_template(processor, config.model_type, template) and unread is None:
+        raise UnsupportedModel(
+            f"{path} has no chat template: name a file that holds one, by --chat-template or as 'chat_template'."
+        )
     folder = Path(path) if Path(path).is_dir() else None
     try:
-        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread)
+        kept = Path(calibration.FOLDER if calibrations is None else calibrations).expanduser()
+        mllm = MLLM(model, processor, name, folder, ranks, quantization, unread, kept)
     except (AttributeError, TypeError) as error:
         raise UnsupportedModel(
             f"{config.model_type} cannot be served: it is not built of a decoder that reads image tokens: {error}."
@@ -185,6 +198,13 @@ def refuse_offloaded(model: Any) -> None:
             f"The devices do not hold the model: {outside[0]} and {len(outside) - 1} more of {len(places)} parts are left "
             "over. It needs more of them, or a smaller dtype."
         )
+
+
+def refuse_sinks(model: nn.Module) -> None:
+    """Raise UnsupportedModel for a model whose heads have sinks: an attention that goes to no token, of which neither the
+    slot KV pool nor what is read of attention knows."""
+    if any(isinstance(getattr(module, "sinks", None), nn.Parameter) for module in model.modules()):
+        raise UnsupportedModel(f"{model.config.model_type} cannot be served: its attention heads have sinks.")  # type: ignore[union-attr]
 
 
 def _store_weights_by_column(decoder: nn.Module) -> None:

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,13 +21,18 @@ from torch.distributed.tensor import DTensor
 from steering.accel import fusing
 from steering.accel.attended import DecodeKernel
 from steering.accel.attention import decode_kernel
+from steering.accel.modules import own_forwards
 from steering.decoder import int8, packed, updates
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
+from steering.errors import RequestError
 from steering.model.calibration import Calibration
+from steering.model.checkpoint import generation_defaults_of, settings_of
 from steering.model.embedded import Embedded, Overlay
+from steering.model.following.additions import Additions
+from steering.model.following.head import OutputHead
 from steering.model.images import PIXELS
 from steering.model.pixels import PixelBounds
 from steering.model.seen import SeenPictures
@@ -58,7 +64,9 @@ class MLLM:
     `fingerprint` tells models apart for which vectors are made; `path` is the checkpoint's folder, None for a name on
     the hub; `source` is how it was loaded, None where it lies on several devices or was made by other means; `pixels` how
     large pictures are made, None where a request cannot bound that; `calibration` what probes measured of it, None where
-    they did not; `generation_defaults` the checkpoint's own sampling.
+    they did not, and `calibrations` the folder where they keep that; `checked` what the self-check saw of the same, on its
+    own two prompts; `generation_defaults` the checkpoint's own sampling; `updates_add_up` whether each layer's output is
+    known to be its input and the two updates that hooks are given.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class MLLM:
         ranks: Ranks = ALONE,
         quantization: Quantization | None = None,
         fingerprint: str | None = None,
+        calibrations: Path | None = None,
     ):
         self.ranks, self.quantization = ranks, quantization
         self.source: Source | None = None
@@ -92,7 +101,7 @@ class MLLM:
         self.devices = tuple(dict.fromkeys([self.device, *(parameter.device for parameter in model.parameters())]))
         self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
         self.fingerprint = fingerprint or fingerprint_of(model)
-        settings = _settings(path)
+        settings = settings_of(path)
         self.name: str = name or settings.get("name") or (path.resolve().name if path else model.config.name_or_path)
         self.image_size: tuple[int, int] | None = tuple(settings["image_size"]) if "image_size" in settings else None
         self.pixels = None if self.image_size else PixelBounds.of(processor)
@@ -100,7 +109,7 @@ class MLLM:
         stops = _stop_ids(model.generation_config, self.tokenizer)
         self.stop_ids = frozenset(stops)
         self.end_id = _end_id(stops, self.tokenizer)
-        self.generation_defaults = _generation_defaults(model.generation_config)
+        self.generation_defaults = generation_defaults_of(model.generation_config)
         if quantization is not None:
             int8.prepare(self.layers)
         elif self.devices == (torch.device("cpu"),) and ranks.size == 1:
@@ -108,10 +117,15 @@ class MLLM:
         if len(self.devices) == 1 and ranks.size == 1:
             fusing.fuse(model, self.decoder, self.device)
             widths.align(model, self.decoder, self.device)
-        self.ffn_widths = updates.install(self.layers, ranks)
+        self._head = OutputHead(model)
+        self._updates = updates.install(self.layers, ranks)
+        self.ffn_widths = tuple(one.width for one in self._updates)
+        self._followed, self.updates_add_up = False, True
         patches.prepare(model)
         attention.prepare(model.model)
-        self.calibration = Calibration.load(path, self.fingerprint, self.num_layers)
+        self.calibrations = calibrations
+        self.calibration = Calibration.load(path, self.fingerprint, self.num_layers, calibrations)
+        self.checked: Calibration | None = None
         self._geometry = Geometry(model.model)
         self._feature_arguments = frozenset(inspect.signature(model.model.get_image_features).parameters)
         self._decoder_arguments = frozenset(inspect.signature(self.decoder.forward).parameters)
@@ -121,6 +135,16 @@ class MLLM:
     def rounds(self) -> bool:
         """Whether it computes with less than float32."""
         return self.dtype != torch.float32 or self.quantization is not None
+
+    def need_updates(self, param: str) -> None:
+        """Raise RequestError, naming the field, where it is not known what layers add to the residual stream."""
+        if not self.updates_add_up:
+            raise RequestError(
+                f"'{param}' needs the updates of attention and FFN, and the layers of {self.name} add something else to the "
+                "residual stream.",
+                param=param,
+                code="unsupported_value",
+            )
 
     def settle(self, compiled: bool = False) -> None:
         """Bring weights into the form in which products take least time, and let go of the other: into integers where layers
@@ -234,11 +258,16 @@ class MLLM:
     @torch.inference_mode()
     def column(self) -> KVPool:
         """Keys and values of a single column, after which those of all are shaped: families tell in many ways how wide they
-        are."""
+        are. The first such pass is followed, to find out what layers add."""
         pool = KVPool(1, 1)
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         embeds = self.model.get_input_embeddings()(zero)
-        self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
+        with own_forwards(), nullcontext() if self._followed else Additions(self.layers) as additions:
+            self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
+        if additions is not None:
+            for updates, terms in zip(self._updates, additions.found, strict=True):
+                updates.keep(terms)
+            self._followed, self.updates_add_up = True, all(updates.known for updates in self._updates)
         return pool
 
     @cached_property
@@ -327,14 +356,7 @@ class MLLM:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""
-        logits = self.model.get_output_embeddings()(hidden)
-        if (cap := getattr(self.text_config, "final_logit_softcapping", None)) is not None:
-            logits = torch.tanh(logits / cap) * cap
-        if (scale := getattr(self.text_config, "logit_scale", None)) is not None:
-            logits = logits * scale
-        if (scaling := getattr(self.text_config, "logits_scaling", None)) is not None:
-            logits = logits / scaling
-        return logits.float().to(self.device)
+        return self._head(hidden).float().to(self.device)
 
     def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """(..., d): what the output embedding multiplies states with for tokens (...)."""
@@ -362,13 +384,6 @@ def fingerprint_of(model: Any) -> str:
     return hasher.hexdigest()[:32]
 
 
-def _settings(folder: Path | None) -> dict[str, Any]:
-    """What a checkpoint folder's helmsight.json says: `name` on the wire; `image_size` [width, height], to which every
-    picture is resized first; `focus_layers`, the N of the focus metrics that fits this model."""
-    file = folder / "helmsight.json" if folder is not None else None
-    return json.loads(file.read_text()) if file is not None and file.is_file() else {}
-
-
 def _stop_ids(generation_config: Any, tokenizer: Any) -> list[int]:
     """Token ids that end an answer, as `generate()` would take them."""
     ids = generation_config.eos_token_id if generation_config.eos_token_id is not None else tokenizer.eos_token_id
@@ -378,18 +393,5 @@ def _stop_ids(generation_config: Any, tokenizer: Any) -> list[int]:
 def _end_id(stops: list[int], tokenizer: Any) -> int | None:
     """The one of them that the chat template puts behind an answer; the first where it names none."""
     template = str(tokenizer.chat_template or "")
-    named = [token for token in stops if tokenizer.convert_ids_to_tokens(token) in template]
+    named = [token for token in stops if (tokenizer.convert_ids_to_tokens(token) or "\0") in template]
     return next(iter(named or stops), None)
-
-
-def _generation_defaults(generation_config: Any) -> dict[str, float]:
-    """Sampling defaults that the checkpoint states; `do_sample` false is temperature 0."""
-    stated = generation_config.to_diff_dict()
-    defaults = {
-        key: stated[key]
-        for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        if stated.get(key) is not None
-    }
-    if generation_config.do_sample is False:
-        defaults["temperature"] = 0.0
-    return defaults

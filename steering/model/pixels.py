@@ -39,9 +39,18 @@ class PixelBounds:
     def sized(self, picture: Image.Image, least: int | None, most: int | None) -> Image.Image:
         """The picture as the processor would make it if these were its bounds, its own where one is None; raises ValueError
         as the processor does."""
+        return picture.resize(self.size(picture, least, most), Image.Resampling.BICUBIC)
+
+    def size(self, picture: Image.Image, least: int | None, most: int | None) -> tuple[int, int]:
+        """The width and height of that picture; raises ValueError as the processor does."""
         low, high = self.within(least, most)
         height, width = smart_resize(picture.height, picture.width, self.factor, low, high)
-        return picture.resize((width, height), Image.Resampling.BICUBIC)
+        return width, height
+
+    def tokens(self, picture: Image.Image, least: int | None, most: int | None) -> int:
+        """How many tokens it has."""
+        width, height = self.size(picture, least, most)
+        return width * height // self.factor**2
 
     def within(self, least: int | None, most: int | None) -> tuple[int, int]:
         """Both bounds of a picture of which one may be stated, and goes before the other."""

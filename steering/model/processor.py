@@ -20,7 +20,11 @@ from transformers import AutoProcessor, ProcessorMixin, processing_utils
 from transformers.utils.import_utils import is_torchvision_available
 from transformers.video_processing_utils import VideoProcessorMixin
 
+from steering.errors import UnsupportedModel
+
 _LOADING = threading.Lock()
+EXTRAS = {"num2words": "smolvlm"}
+"""Packages that some processors need, by which extra has them."""
 _KEPT = 64
 """Sets of keyword arguments of which it is kept how they are sorted; requests may state bounds of pixels."""
 
@@ -29,10 +33,13 @@ def load_processor(path: str | Path, *, local_files_only: bool = True) -> Proces
     """The processor of the checkpoint at `path`: a folder or, with `local_files_only=False`, a hub name too.
 
     Code that comes with a checkpoint is never run. Raises `ValueError` or `OSError` where there is no processor that
-    transformers knows, `ImportError` where one needs a package that is not installed.
+    transformers knows, `UnsupportedModel` where one needs a package that is not installed.
     """
-    with nullcontext() if is_torchvision_available() else _image_only():
-        processor = AutoProcessor.from_pretrained(path, local_files_only=local_files_only, trust_remote_code=False)
+    try:
+        with nullcontext() if is_torchvision_available() else _image_only():
+            processor = AutoProcessor.from_pretrained(path, local_files_only=local_files_only, trust_remote_code=False)
+    except ImportError as error:
+        raise UnsupportedModel(_missing(path, str(error))) from error
     if isinstance(processor, ProcessorMixin):
         # Prompts that are too long are refused; that they would "result in indexing errors" is not for a log.
         known = getattr(getattr(processor, "tokenizer", None), "deprecation_warnings", {})
@@ -41,6 +48,14 @@ def load_processor(path: str | Path, *, local_files_only: bool = True) -> Proces
         return processor
     # AutoProcessor falls back to a bare tokenizer or image processor, which would fail much later and less clearly.
     raise ValueError(f"{path} holds no multimodal processor, only a {type(processor).__name__}")
+
+
+def _missing(path: str | Path, reason: str) -> str:
+    """A sentence that names the package that a processor needs, and the extra that has it."""
+    for package, extra in EXTRAS.items():
+        if package in reason:
+            return f"The processor of {path} needs {package}: pip install 'helmsight[{extra}]'."
+    return f"The processor of {path} needs a package that is not installed: {reason.strip()}"
 
 
 def _sort_once(processor: ProcessorMixin) -> None:
@@ -66,6 +81,9 @@ def _sort_once(processor: ProcessorMixin) -> None:
 
 class NoVideo(VideoProcessorMixin):
     """Stands in for a video processor: holds the checkpoint's video settings, refuses videos."""
+
+    num_frames: int | None = None  # which SmolVLM's processor asks for of every chat
+    fps: float | None = None
 
     def preprocess(self, videos: Any, **kwargs: Any) -> Any:
         raise ImportError("videos need torchvision, which is not installed")

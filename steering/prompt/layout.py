@@ -19,6 +19,7 @@ from steering.model.mllm import MLLM
 from steering.prompt.blocks import block_names
 from steering.prompt.characters import MARK, CharSpans, as_json, as_text, without_insertions
 from steering.prompt.chat import CONTEXT_LINE
+from steering.prompt.fitting import Shrunk, resized, shrunk, sized
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
 
 BESIDE = ("tool_calls", "tool_call_id", "name")
@@ -94,6 +95,8 @@ class Prompt:
     """What the chat template was given as tools."""
     rope: torch.Tensor | None = None
     """(axes, 1, n), where the model tells how rotary positions follow from these inputs."""
+    shrunk: tuple[Shrunk, ...] = ()
+    """The pictures that were scaled down to fit."""
 
     @property
     def length(self) -> int:
@@ -135,11 +138,13 @@ def build_prompt(
     messages: Sequence[Mapping[str, Any]],
     reply: str | None = None,
     functions: Sequence[Mapping[str, Any]] = (),
+    room: int | None = None,
 ) -> Prompt:
     """Render, tokenise and lay out a chat; raises RequestError when the chat cannot be rendered.
 
     A `reply` is rendered after it as the assistant's, and the prompt ends with it; its tokens are the span `REPLY`.
-    `functions` are told to the model as its template tells of tools; what they say belongs to no span.
+    `functions` are told to the model as its template tells of tools; what they say belongs to no span. Pictures are scaled
+    down where the prompt would have more than `room` tokens.
 
     Messages follow the Hugging Face chat format with PIL images; see `Request`. The ids equal those of
     `processor.apply_chat_template(..., tokenize=True)`, except that special tokens written by a user stay text.
@@ -149,10 +154,11 @@ def build_prompt(
         said = {"type": "text", "text": reply, "span": "reply"}
         messages = [*messages, {"role": "assistant", "content": [said]}]
     chat, parts, pictures = _normalise(messages, special)
-    images, size = _sized(mllm, pictures)
     text, text_spans = _lay_out(mllm, chat, parts, as_json(functions, special))
     if reply is not None:
         text = text[: text_spans[-1][1]]
+    smaller = () if room is None else shrunk(mllm, pictures, text, room)
+    images, size = sized(mllm, resized(pictures, smaller))
     bos = mllm.tokenizer.bos_token
     with mllm.seen.noting() as seen:
         encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)), size=size)
@@ -191,7 +197,7 @@ def build_prompt(
     rope = mllm.rope_positions(inputs)
     shown = tuple(seen) or divide(inputs)
     given = Inputs(inputs, shown) if seen else inputs
-    return Prompt(ids, given, shown, Layout(spans, tuple(image_spans)), functions, rope)
+    return Prompt(ids, given, shown, Layout(spans, tuple(image_spans)), functions, rope, smaller)
 
 
 def _normalise(
@@ -227,24 +233,6 @@ def _normalise(
         beside = {name: as_json(message[name], special) for name in BESIDE if message.get(name)}
         chat.append({"role": message["role"], "content": normal, **beside})
     return chat, parts, images
-
-
-def _sized(mllm: MLLM, parts: Sequence[Mapping[str, Any]]) -> tuple[list[Image.Image], dict[str, int] | None]:
-    """The pictures of parts as the processor gets them, and the bounds that it is to go by; None for its own, by which it
-    sizes them itself."""
-    images: list[Image.Image] = [part["image"] for part in parts]
-    if mllm.image_size is not None:
-        images = [image.resize(mllm.image_size, Image.Resampling.BICUBIC) for image in images]
-    bounds = [(part.get("min_pixels"), part.get("max_pixels")) for part in parts]
-    if all(one == (None, None) for one in bounds):
-        return images, None
-    if mllm.pixels is None:
-        raise RequestError("This model's processor cannot be told how many pixels pictures may have.", param="messages")
-    try:
-        images = [mllm.pixels.sized(image, *one) for image, one in zip(images, bounds, strict=True)]
-    except ValueError as error:
-        raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
-    return images, mllm.pixels.taking(images)
 
 
 def _question_start(content: Sequence[Mapping[str, Any]]) -> int:

@@ -18,7 +18,7 @@ from steering.model.thresholds import Thresholds
 from steering.prompt.layout import ImageSpan, Layout
 from steering.prompt.spans import PARTITIONS
 from steering.prompt.tiles import Tiling
-from steering.protocol.signals import Signal
+from steering.protocol.signals import OF_UPDATES, Signal
 from steering.protocol.wording import check_name, counted, cut, is_whole, must, shown, whole_numbers
 
 SPANS = PARTITIONS
@@ -157,6 +157,9 @@ class Diagnose:
                 "on it.",
                 param="diagnostics.discount_sinks",
             )
+        for one in self.readouts:
+            if not OF_UPDATES.isdisjoint(one.signals(self)):
+                mllm.need_updates(f"diagnostics.{one.name}")
         self.chosen_layers(mllm.num_layers)
         values = sum(one.values(self, mllm.num_layers, len(layout.image_columns), tokens) for one in self.readouts)
         if values > MAX_VALUES:

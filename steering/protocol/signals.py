@@ -38,3 +38,7 @@ class Signal(Enum):
     """Log-probabilities of a reply that the prompt ends with."""
     LOGPROBS = auto()
     """The log-probability of each generated token."""
+
+
+OF_UPDATES = frozenset({Signal.UPDATES, Signal.STREAM, Signal.DIVERGENCE})
+"""Those that are measured with the updates of every layer."""

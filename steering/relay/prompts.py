@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from steering.model.images import TEXT_INPUTS, Inputs, Picture
+from steering.prompt.fitting import Shrunk
 from steering.prompt.layout import Prompt
 
-KINDS = (Prompt, Picture)
+KINDS = (Prompt, Picture, Shrunk)
 """What it is made of, as `relay` is to be told."""
 
 

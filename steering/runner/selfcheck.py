@@ -19,12 +19,14 @@ from steering.compiled.graphs import DecodeGraphs
 from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
 from steering.errors import RequestError, UnsupportedModel
+from steering.model.calibration import Calibration
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture
 from steering.prompt.layout import Prompt, build_prompt
 from steering.protocol.sequence import Sequence, Spec, State
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 from steering.protocol.text import TextStream
+from steering.recorders.additions import AdditionSlots
 from steering.recorders.attention import DECODED, NAME, image_sums
 from steering.runner.runner import Runner
 
@@ -47,8 +49,9 @@ def check_model(mllm: MLLM, compiled: bool = False) -> None:
 
     In half precision and in integers, both are compared with the same model computed in float32, and the engine may be at
     most `MARGIN` times as far from it as the plain model is; how well its tokens agree is logged. Integers are what the
-    model computes in from here on. With `compiled` weights stay as compiled steps need them; on a GPU the decoding steps
-    of plain requests are captured graphs.
+    model computes in from here on. Where layers add something else to the residual stream than the updates that hooks are
+    given, `mllm.updates_add_up` is False from here on; where they do not, `mllm.checked` has how far these diverge. With
+    `compiled` weights stay as compiled steps need them; on a GPU the decoding steps of plain requests are captured graphs.
     Raises UnsupportedModel, naming the first decoder layer that differs where there is one.
     """
     try:
@@ -273,8 +276,9 @@ def _engine_logits(
     length = max(prompt.length for prompt in prompts) + STEPS
     slots = len(prompts) + 1  # as in use, where most steps leave some slots out
     runner = Runner(mllm, slots, length, max_images=1, steps=DecodeGraphs(mllm) if compiled else None)
+    added = AdditionSlots("additions", Pool(mllm, slots, length, 1))
     if observed:
-        runner.interventions["selfcheck"] = _ExplicitSlots("selfcheck", Pool(mllm, slots, length, 1))
+        runner.interventions |= {"selfcheck": _ExplicitSlots("selfcheck", added.pool), added.name: added}
     sequences = [checked_sequence(mllm, prompt, slot, observed) for slot, prompt in enumerate(prompts)]
     logits = []
     for sequence in sequences:
@@ -290,6 +294,11 @@ def _engine_logits(
             runner.token[sequence.slot] = forced[step]
         for row, got in enumerate(runner.decode_logits(sequences)):
             logits[row].append(got)
+    if observed and added.exact:
+        mllm.checked = Calibration(mllm.fingerprint).with_divergence(added.divergence(), len(prompts))
+    elif observed:
+        mllm.updates_add_up = False
+        log.warning("%s: its layers add something else than attention's and the FFN's updates", mllm.name)
     looked = [image_sums(one.captured[NAME].last_sums).sum(-1) for one in sequences] if observed else []
     return [torch.stack(rows) for rows in logits], looked
 

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from tests.families.family import Family, Json
+from tests.families.published import PUBLISHED, config_of, image_processor_of
 from tests.families.registry import ALL
 
 
@@ -35,6 +36,23 @@ def build(
     spec = replace(ALL[family], specials=(*ALL[family].specials, *specials))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(spec)
+    config = _resolve(spec.config, tokenizer)
+    if layers is not None:
+        config["text_config"] |= {"num_hidden_layers": layers}
+    model_type = config.pop("model_type")
+    _written(AutoConfig.for_model(model_type, **config), spec, tokenizer, folder, seed)
+    return folder
+
+
+def _written(
+    config: Any,
+    spec: Family,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    seed: int,
+    shard_size: str | None = None,
+) -> PreTrainedModel:
+    """The model of a config, whose folder is written."""
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(spec.template)
     name = spec.processor["processor_class"]
@@ -42,19 +60,40 @@ def build(
     _write(folder / "preprocessor_config.json", spec.image_processor | {"processor_class": name})
     if spec.video_processor:
         _write(folder / "video_preprocessor_config.json", spec.video_processor)
-
-    config = _resolve(spec.config, tokenizer)
-    if layers is not None:
-        config["text_config"] |= {"num_hidden_layers": layers}
-    model_type = config.pop("model_type")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(model_type, **config), dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     _randomise(model, spec, tokenizer, seed)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, **({} if shard_size is None else {"max_shard_size": shard_size}))
+    return model
+
+
+def build_published(name: str, folder: Path) -> Path:
+    """Write a checkpoint as the repository of that name has it, shrunk, into `folder`, and return `folder`."""
+    published = PUBLISHED[name]
+    spec = replace(ALL[published.family], image_processor=image_processor_of(published))
+    spec = replace(spec, processor=spec.processor | published.processor)
+    tokenizer = _tokenizer(spec)
+    config = _resolve(config_of(published), tokenizer)
+    folder.mkdir(parents=True)
+    _write(folder / "config.json", config)
+    model = _written(
+        AutoConfig.from_pretrained(folder), spec, tokenizer, folder, 0, "300KB" if published.shards else None
+    )
+    ids = tokenizer.convert_tokens_to_ids(list(published.eos)) or tokenizer.eos_token_id
+    model.generation_config = GenerationConfig(bos_token_id=tokenizer.bos_token_id, eos_token_id=ids)
+    model.generation_config.save_pretrained(folder)
+    _write(folder / "config.json", config)  # which saving brought into today's form
+    (folder / "chat_template.jinja").unlink()
+    if published.template == "chat_template.jinja":
+        (folder / published.template).write_text(spec.template)
+    elif published.template is not None:
+        file = folder / published.template
+        content = json.loads(file.read_text()) if file.is_file() else {}
+        _write(file, content | {"chat_template": spec.template})
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.families import gemma, llava, native, qwen, tiled
+from tests.families import gemma, layers, llava, native, qwen, tiled
 from tests.families.family import Family
 
 SUPPORTED: dict[str, Family] = {
@@ -26,4 +26,12 @@ REFUSED: dict[str, Family] = {"qwen3_5": qwen.QWEN3_5, "mllama": tiled.MLLAMA, "
 """Models that an engine with one key-value slot per layer and token must refuse."""
 IMAGE_ONLY = ("paligemma", "paligemma2")
 """Their processors refuse a chat without images."""
-ALL = SUPPORTED | REFUSED
+FURTHER: dict[str, Family] = {
+    "granite_vision": layers.GRANITE_VISION,
+    "granite_moe": layers.GRANITE_MOE,
+    "olmo2": layers.OLMO2,
+    "exaone4": layers.EXAONE4,
+    "smolvlm": layers.SMOLVLM,
+}
+"""Models that differ from those in one thing; not every test asks them."""
+ALL = SUPPORTED | REFUSED | FURTHER

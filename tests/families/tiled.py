@@ -120,7 +120,7 @@ AYA_VISION = Family(
             "cohere2",
             sliding_window=16,
             layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-            logit_scale=1.0,
+            logit_scale=0.25,  # as CohereLabs/aya-vision-8b has it, which the wrapper does not apply
             tie_word_embeddings=True,
         ),
         "vision_config": SIGLIP,

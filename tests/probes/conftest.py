@@ -79,8 +79,8 @@ _load = steering.load
 
 
 @functools.cache
-def _loaded(path: str, device: str, calibration: bytes | None) -> steering.MLLM:
-    return _load(path, device=device)
+def _loaded(path: str, device: str, calibrations: Path, kept: tuple[bytes, ...]) -> steering.MLLM:
+    return _load(path, device=device, calibrations=calibrations)
 
 
 @pytest.fixture
@@ -88,9 +88,9 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For commands that run again and again: a model is read once, unless its calibration has changed, and not checked, as
     other tests do."""
 
-    def load(path: str, *, device: str) -> steering.MLLM:
-        file = Path(path) / "calibration.json"
-        return _loaded(path, device, file.read_bytes() if file.exists() else None)
+    def load(path: str, *, device: str, calibrations: Path) -> steering.MLLM:
+        files = [Path(path) / "calibration.json", *sorted(calibrations.glob("*.json"))]
+        return _loaded(path, device, calibrations, tuple(file.read_bytes() for file in files if file.exists()))
 
     monkeypatch.setattr(steering, "load", load)
     monkeypatch.setattr(steering, "Engine", functools.partial(steering.Engine, self_check=False))

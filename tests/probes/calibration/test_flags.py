@@ -162,8 +162,17 @@ def test_a_calibration_keeps_what_was_known_before(monkeypatch: pytest.MonkeyPat
     assert made.flags == calibrate(found)
 
 
-def test_the_command_refuses_a_model_without_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["probe", "--calibrate-flags", "--model", str(tmp_path / "none"), "--samples", "1"]) == 1
-    assert "the calibration is kept in the model's folder" in capsys.readouterr().err
+def test_the_command_refuses_a_report_of_what_it_does_not_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["probe", "--markdown", "x.md", "--model", str(tmp_path)]) == 1
     assert "--markdown goes with --calibrate-flags" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_there_is_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "vectors").write_text("no folder")
+    monkeypatch.setenv("HELMSIGHT_VECTORS", str(tmp_path / "vectors"))
+    assert cli.main(["probe", "--calibrate-sage", "--model", str(tmp_path), "--samples", "1"]) == 1
+    assert "cannot be written to" in capsys.readouterr().err

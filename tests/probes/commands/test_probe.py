@@ -283,33 +283,33 @@ def test_a_vector_of_the_user_for_another_model_does_not_hide_that_of_the_model(
     assert torch.equal(served.get("modality-preference").direction, -fitting.direction)
 
 
-def test_a_calibration_that_is_there_is_not_replaced_unasked(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_calibrations_are_kept_beside_the_vectors_and_not_replaced_unasked(
+    model: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("calibration.json"))
-    words = ["probe", "--model", str(folder), "--device", "cpu", "--quiet", "--samples", "2"]
+    before = sorted(Path(model).iterdir())
+    words = ["probe", "--model", model, "--device", "cpu", "--quiet", "--samples", "2"]
     assert run(*words, "--calibrate-sage") == 0
-    first = json.loads((folder / "calibration.json").read_text())
+    (file,) = (home / ".helmsight" / "vectors" / "calibrations").iterdir()
+    first = json.loads(file.read_text())
+    assert file.stem == first["fingerprint"]
     assert run(*words, "--calibrate-sinks") == 0  # which adds to it
-    both = json.loads((folder / "calibration.json").read_text())
+    both = json.loads(file.read_text())
     assert (both["divergence"], first["sinks"]) == (first["divergence"], None)
     assert both["sinks"] is not None
 
     def refuse(*_: object, **__: object) -> NoReturn:
-        raise AssertionError("the model was loaded")
+        raise AssertionError("prompts were run")
 
     with monkeypatch.context() as patch:
-        patch.setattr(steering, "load", refuse)
+        patch.setattr("steering.engine.engine.Engine.generate", refuse)
         for option, part in (("--calibrate-sage", "divergence"), ("--calibrate-sinks", "sinks")):
             assert run(*words, option) == 1
-            assert last_error(capsys) == (
-                f"helmsight: {folder / 'calibration.json'} has the {part} already; --replace measures it anew"
-            )
-    assert json.loads((folder / "calibration.json").read_text()) == both
+            assert last_error(capsys) == f"helmsight: {file} has the {part} already; --replace measures it anew"
+    assert json.loads(file.read_text()) == both
     assert run(*words, "--samples", "3", "--calibrate-sage", "--replace") == 0
-    again = json.loads((folder / "calibration.json").read_text())
+    again = json.loads(file.read_text())
     assert (again["samples"], again["sinks"]) == (3, both["sinks"])
+    assert sorted(Path(model).iterdir()) == before
 
 
 @pytest.mark.usefixtures("no_model")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -151,25 +150,32 @@ def test_ablations_and_the_automatic_direction(
 
 
 @pytest.fixture
-def own_model(model: str, tmp_path: Path) -> str:
-    """A copy of the model, which a calibration is written into."""
-    return str(shutil.copytree(model, tmp_path / "own"))
+def kept_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where calibrations are kept of a home of the test's own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".helmsight" / "vectors" / "calibrations"
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_surprise_is_calibrated_and_then_evaluated(
-    own_model: str, vector: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], questions: list[Question]
+    model: str,
+    vector: str,
+    tmp_path: Path,
+    kept_in: Path,
+    capsys: pytest.CaptureFixture[str],
+    questions: list[Question],
 ) -> None:
-    given = ("--model", own_model, "--device", "cpu", "--quiet")
+    given = ("--model", model, "--device", "cpu", "--quiet")
     words = ("--conditions", "plain", "steer", "--auto", "surprise", "--severity", "1")
     evaluated = ("eval", "mc2", *given, "--vector", vector, "--limit", "1", "--out", str(tmp_path / "mc2"), *words)
     assert run(*evaluated) == 1
     assert "'helmsight probe --calibrate-surprise'" in last_error(capsys)
     assert questions == []
     assert run("probe", *given, "--samples", "3", "--calibrate-surprise") == 0
-    kept = strict(Path(own_model) / "calibration.json")
+    (file,) = kept_in.iterdir()
+    kept = strict(file)
     assert f"98% of 6 contexts surprise by at most {kept['surprise']:.2f} nats" in capsys.readouterr().out
-    engine = steering.Engine(steering.load(own_model, device="cpu"), slots=4)
+    engine = steering.Engine(steering.load(model, device="cpu", calibrations=kept_in), slots=4)
     samples = demo_samples(3, PROBE_SEEDS)
     chats = [messages(sample, "plain", swapped) for sample in samples for swapped in (False, True)]
     values = [value for value, _ in steering.surprises(engine, chats)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
+from PIL import Image
 
 import steering
 from server.app import create_app
@@ -129,5 +130,30 @@ def test_a_real_model_gets_smaller_pictures(root: Path) -> None:
             (image,) = answer["diagnostics"]["images"]
             tokens[most] = image["tokens"]
         assert tokens == {None: 16, 784: 4, 196: 1}
+    finally:
+        engine.stop()
+
+
+def test_a_picture_that_does_not_fit_is_scaled_down_and_one_of_high_detail_refused(root: Path) -> None:
+    mllm = steering.load(families.checkpoint("qwen2_vl", root), device="cpu")
+    engine = steering.Engine(mllm, slots=2, max_length=200, self_check=False)
+    engine.start()
+    try:
+        client = create_app(Settings(vectors=()), engine=engine).test_client()
+        url, text = data_uri(Image.new("RGB", (420, 280), "green")), {"type": "text", "text": "?"}
+        fields = {"max_pixels": 1_000_000, "max_tokens": 20}
+        messages = [{"role": "user", "content": [shown(url), text]}]
+        response = ask(client, messages=messages, diagnostics=True, **fields)
+        answer = choice_of(response)
+        (told,) = answer["applied"]["pictures"]
+        assert (told["image"], told["from"]) == (1, [420, 280])
+        width, height = told["to"]
+        (image,) = answer["diagnostics"]["images"]
+        assert image["tokens"] == width * height // 14**2
+        usage = response.json["usage"]  # type: ignore[index]
+        assert 150 < usage["prompt_tokens"] <= 180
+        high = [{"role": "user", "content": [shown(url, "high"), text]}]
+        error = refused(ask(client, messages=high, **fields))
+        assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
     finally:
         engine.stop()

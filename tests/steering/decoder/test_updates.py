@@ -33,6 +33,7 @@ def holds(updates: Updates) -> bool:
 
 def test_one_layer_s_updates_are_kept_at_a_time(load_mllm: LoadMLLM) -> None:
     mllm, watching = load_mllm("qwen2_vl"), Watching()
+    mllm.column()  # the pass that tells where updates are added
     embeds = torch.randn(1, 9, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
     step = Prefill(KVPool(1, 9), slice(0, 1), hooks=Hooks.of([watching]))
     with torch.inference_mode():

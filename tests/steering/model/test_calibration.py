@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import steering
-from steering import Request, Sage, Sampling, Think, UnsupportedModel
+from steering import Request, RequestError, Sage, Sampling, Think, UnsupportedModel
 from steering.model.calibration import FILE, Calibration
+from steering.model.pixels import picture
 from steering.model.thresholds import Thresholds
 from tests import families
 
@@ -60,6 +61,52 @@ def test_other_files_are_refused(change: dict[str, Any], tmp_path: Path) -> None
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UnsupportedModel, match=FILE):
         Calibration.load(tmp_path, "f", 2)
+
+
+def test_the_users_file_goes_before_the_model_s_own(tmp_path: Path) -> None:
+    own = replace(
+        Calibration("f").with_divergence(torch.rand(2, 50), samples=3), flags=FLAGGED, surprise=1.5, contexts=4
+    )
+    users = replace(Calibration("f").with_divergence(torch.rand(2, 60), samples=9), surprise=2.5, contexts=8)
+    own.save(tmp_path)
+    folder = tmp_path / "vectors" / "calibrations"
+    assert users.keep(folder) == folder / "f.json"
+    loaded = Calibration.load(tmp_path, "f", 2, folder)
+    assert loaded == replace(users, flags=FLAGGED)
+    assert Calibration.load(None, "f", 2, folder) == users
+    assert Calibration.load(tmp_path, "f", 2, tmp_path / "nowhere") == own
+    (folder / "f.json").write_text("{")
+    with pytest.raises(UnsupportedModel, match=r"f\.json is no calibration"):
+        Calibration.load(tmp_path, "f", 2, folder)
+
+
+def test_a_model_without_one_thinks_with_thresholds_of_the_self_check(root: Path, tmp_path: Path) -> None:
+    """They are quantiles over all tokens of the check's two prompts, and the answer says that they were not calibrated."""
+    mllm = steering.load(families.checkpoint("qwen2_vl", root), device="cpu")
+    chat = families.example_messages("qwen2_vl", 1)
+    thinking = Request(chat, Sampling(max_tokens=1), interventions=[Sage(think=Think(gamma=1.0))])
+    unchecked = steering.Engine(mllm, slots=2, max_length=512, self_check=False)
+    with pytest.raises(RequestError, match="was not calibrated"):
+        unchecked.submit(thinking)
+    engine = steering.Engine(mllm, slots=2, max_length=512)
+    chats = [
+        [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": text}]}]
+        for text in ("What is this?", "Describe the picture in a few words, then say what is missing.")
+    ]
+    found = [
+        result.choices[0].divergence for result in engine.generate([Request(one, divergence=True) for one in chats])
+    ]
+    expected = torch.cat([one for one in found if one is not None], 1).double().quantile(0.9, dim=1)
+    assert Think().thresholds(mllm).tolist() == pytest.approx(expected.tolist(), rel=1e-3)
+    report = engine.generate([thinking])[0].choices[0].applied["sage"]["think"]
+    assert report["calibrated"] is False
+
+    stated = Request(chat, Sampling(max_tokens=1), interventions=[Think(threshold=0.5)])
+    assert engine.generate([stated])[0].choices[0].applied["sage"]["think"]["calibrated"] is None
+    Calibration(mllm.fingerprint).with_divergence(torch.rand(mllm.num_layers, 50), 1).keep(tmp_path)
+    mllm = steering.load(families.checkpoint("qwen2_vl", root), device="cpu", calibrations=tmp_path)
+    calibrated = steering.Engine(mllm, slots=2, max_length=512, self_check=False)
+    assert calibrated.generate([thinking])[0].choices[0].applied["sage"]["think"]["calibrated"] is True
 
 
 def test_the_engine_thinks_with_the_models_own_thresholds(root: Path, tmp_path: Path) -> None:

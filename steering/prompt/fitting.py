@@ -1,0 +1,127 @@
+"""How large a prompt's pictures are made: as a request bounds them, and so that they fit into the context.
+
+A picture of 12 megapixels is 16,384 tokens where a processor makes a token of each 28 x 28 pixels. Pictures share what the
+text and the answer leave of the context in proportion to their tokens, and each is scaled down to its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from steering.errors import RequestError
+from steering.model.mllm import MLLM
+
+Part = Mapping[str, Any]
+
+ANSWER = 4
+"""An answer whose length is not stated is left this fraction of the context, and one that may be shortened twice that."""
+BESIDE = 32
+"""Tokens by which another prompt of the same request may be longer, beside the texts that it is given."""
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A picture that was scaled down: its number among the prompt's, from 0, and its sizes (width, height) in pixels."""
+
+    number: int
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+    def report(self) -> dict[str, Any]:
+        """It as JSON; pictures are counted from 1."""
+        return {"image": self.number + 1, "from": list(self.before), "to": list(self.after)}
+
+
+def sized(mllm: MLLM, parts: Sequence[Part]) -> tuple[list[Image.Image], dict[str, int] | None]:
+    """The pictures of parts as the processor gets them, and the bounds that it is to go by; None for its own, by which it
+    sizes them itself."""
+    images: list[Image.Image] = [part["image"] for part in parts]
+    if mllm.image_size is not None:
+        images = [image.resize(mllm.image_size, Image.Resampling.BICUBIC) for image in images]
+    bounds = [_bounds(part) for part in parts]
+    if all(one == (None, None) for one in bounds):
+        return images, None
+    if mllm.pixels is None:
+        raise RequestError("This model's processor cannot be told how many pixels pictures may have.", param="messages")
+    try:
+        images = [mllm.pixels.sized(image, *one) for image, one in zip(images, bounds, strict=True)]
+    except ValueError as error:
+        raise RequestError(f"The model's processor refuses these messages: {error}", param="messages") from error
+    return images, mllm.pixels.taking(images)
+
+
+def shrunk(mllm: MLLM, parts: Sequence[Part], text: str, room: int) -> tuple[Shrunk, ...]:
+    """Which pictures have to be smaller so that a prompt has at most `room` tokens, and how small.
+
+    `text` is the rendered chat, with one token in the place of each picture. A picture whose `detail` is "high" keeps its
+    size, and none is made smaller than the processor, or the request, wants pictures at least; what does not fit even so is
+    left as it is, for the prompt to be refused.
+    """
+    bounds = mllm.pixels
+    if bounds is None or not parts:
+        return ()
+    try:
+        tokens = [bounds.tokens(part["image"], *_bounds(part)) for part in parts]
+    except ValueError:  # which the processor refuses
+        return ()
+    if sum(tokens) + len(text.encode()) <= room:  # no token is shorter than a byte
+        return ()
+    left = room - len(mllm.tokenizer(text, add_special_tokens=False).input_ids) + len(parts)
+    if sum(tokens) <= left:
+        return ()
+    flexible = [number for number, part in enumerate(parts) if part.get("detail") != "high"]
+    left -= sum(tokens) - (wanted := sum(tokens[number] for number in flexible))
+    found = []
+    for number in flexible:
+        part, share = parts[number], left * tokens[number] // wanted
+        if share * bounds.factor**2 < max(bounds.least, part.get("min_pixels") or 0):
+            return ()
+        after = bounds.size(part["image"], part.get("min_pixels"), share * bounds.factor**2)
+        found.append(Shrunk(number, part["image"].size, after))
+    return tuple(found)
+
+
+def resized(parts: Sequence[Part], pictures: Sequence[Shrunk]) -> list[Part]:
+    """The parts of a prompt's pictures with those scaled down that have to be."""
+    sizes = {one.number: one.after for one in pictures}
+    return [_resized(part, sizes[number]) if number in sizes else part for number, part in enumerate(parts)]
+
+
+def resized_chat(messages: Sequence[Mapping[str, Any]], pictures: Sequence[Shrunk]) -> Sequence[Mapping[str, Any]]:
+    """The same of a whole chat."""
+    if not pictures:
+        return messages
+    chat = [m if isinstance(m["content"], str) else {**m, "content": list(m["content"])} for m in messages]
+    places = [
+        (message["content"], place)
+        for message in chat
+        if not isinstance(message["content"], str)
+        for place, part in enumerate(message["content"])
+        if part["type"] == "image"
+    ]
+    for one in pictures:
+        content, place = places[one.number]
+        content[place] = _resized(content[place], one.after)
+    return chat
+
+
+def room_for_prompt(context: int, max_tokens: int | None, clamp: bool) -> int:
+    """How many tokens of a context a prompt may have beside an answer of up to `max_tokens`; where those may be shortened,
+    or are not stated, it is left a part of the context."""
+    if max_tokens is None:
+        return context - max(1, context // ANSWER)
+    return context - (min(max_tokens, max(1, 2 * context // ANSWER)) if clamp else max_tokens)
+
+
+def _resized(part: Part, size: tuple[int, int]) -> Part:
+    area = size[0] * size[1]
+    picture = part["image"].resize(size, Image.Resampling.BICUBIC)
+    return {**part, "image": picture, "min_pixels": min(area, part.get("min_pixels") or area), "max_pixels": area}
+
+
+def _bounds(part: Part) -> tuple[int | None, int | None]:
+    return part.get("min_pixels"), part.get("max_pixels")

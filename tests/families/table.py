@@ -1,0 +1,64 @@
+"""`python -m tests.families.table` writes docs/models.md: what becomes of the configurations that are published."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers.models.smolvlm import processing_smolvlm
+
+import steering
+from tests.families.building import build_published
+from tests.families.published import PUBLISHED
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+HEAD = """\
+# Published configurations
+
+What becomes of checkpoints as they are published. Each row is a checkpoint of tiny random weights in the form of the named
+repository's files: a `config.json` with the settings of the second column, read from the repository or from copies of it,
+its end tokens, the place of its chat template, the bounds of its processor. It is loaded as `helmsight serve` loads it, and
+**served** means that the self-check found prefill and decoding equal to the plain model's, and each layer's updates to be
+what it adds. The repositories' weights were not run. `python -m tests.families.table` makes this page, and the test suite
+compares each row with it.
+
+| repository | what its files say | becomes |
+|---|---|---|
+"""
+
+
+@contextmanager
+def words_of_numbers() -> Iterator[None]:
+    """Within, SmolVLM's processor has what it needs of the package that takes numbers into words."""
+    own, processing_smolvlm.num2words = processing_smolvlm.num2words, str
+    try:
+        yield
+    finally:
+        processing_smolvlm.num2words = own
+
+
+def row(name: str, folder: Path) -> tuple[str, steering.MLLM | None]:
+    """A repository's line of the table, and the model where it is served; its checkpoint is written into `folder`."""
+    build_published(name, folder)
+    mllm = None
+    try:
+        with words_of_numbers():
+            mllm = steering.load(folder, device="cpu", name=name)
+        steering.Engine(mllm, slots=2, max_length=512)
+        becomes = "served" if mllm.updates_add_up else "served, without `residual`, `drift` and Think"
+    except steering.UnsupportedModel as refusal:
+        mllm, becomes = None, f"refused: {refusal}"
+    return f"| `{name}` | {PUBLISHED[name].told} | {becomes} |", mllm
+
+
+def main() -> None:
+    """Write the page."""
+    with tempfile.TemporaryDirectory() as root:
+        lines = [row(name, Path(root) / str(number))[0] for number, name in enumerate(PUBLISHED)]
+    PAGE.write_text(HEAD + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
