@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from steering.model.images import TEXT_INPUTS, Inputs, Picture
 from steering.prompt.layout import Prompt
+from steering.prompt.rendering import TemplateOptions
 
-KINDS = (Prompt, Picture)
+KINDS = (Prompt, Picture, TemplateOptions)
 """What it is made of, as `relay` is to be told."""
 
 

@@ -1,0 +1,104 @@
+"""A model's chat template: what becomes of a chat, and which variables it reads that a request may set."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from jinja2 import TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers.processing_utils import ProcessorMixin
+
+GIVEN = frozenset(
+    {
+        "messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token", "unk_token",
+        "sep_token", "pad_token", "cls_token", "mask_token", "additional_special_tokens", "raise_exception",
+        "strftime_now", "dict", "namespace", "range", "lipsum", "cycler", "joiner",
+    }
+)  # fmt: skip
+"""Names that a template is given in any case: the chat, functions, special tokens."""
+ARGUMENTS = frozenset(inspect.signature(ProcessorMixin.apply_chat_template).parameters) - {"documents", "kwargs"}
+"""Names that choose how a template is applied; `documents` are handed on to it."""
+RESERVED = GIVEN | ARGUMENTS
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class ChatTemplate:
+    """The chat template of a processor, as long as it has one."""
+
+    def __init__(self, processor: Any):
+        self._processor = processor
+        self._tokenizer = getattr(processor, "tokenizer", processor)
+
+    @property
+    def _all(self) -> list[Any]:
+        """The templates of processor and tokenizer; some models have several by name."""
+        held = (getattr(owner, "chat_template", None) for owner in (self._processor, self._tokenizer))
+        return [template for template in held if template]
+
+    @property
+    def text(self) -> str:
+        """The template; "" where there is none, or several."""
+        first = next(iter(self._all), "")
+        return first if isinstance(first, str) else ""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names that the template looks up and that a request may set, such as `enable_thinking`."""
+        held = getattr(self._processor, "chat_template", None)
+        applied = held.get("default") if isinstance(held, Mapping) else held
+        try:
+            return variables_of(str(applied or "")) - frozenset(self._tokenizer.special_tokens_map)
+        except TemplateSyntaxError:  # it cannot be applied either, and says so then
+            return frozenset()
+
+    def render(
+        self,
+        chat: list[dict[str, Any]],
+        tools: Sequence[Any] = (),
+        variables: Mapping[str, Any] = NOTHING,
+        continues: bool = False,
+    ) -> str:
+        """Return what the template makes of a chat that is to be answered, or whose last message is to go on where it
+        `continues`; raises whatever the template does. variables: by name, others that it looks up."""
+        given = {**variables, **({"tools": [*tools]} if tools else {})}
+        return str(
+            self._processor.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues, **given
+            )
+        )
+
+    @cached_property
+    def render_form(self) -> Callable[[str], str]:
+        """Render as `render`, whose arguments are a list in JSON. What comes of them is kept, for chats whose texts are all
+        alike; but not of a template that knows what time it is."""
+
+        def rendered(form: str) -> str:
+            return self.render(*json.loads(form))
+
+        return rendered if "strftime_now" in str(self._all) else lru_cache(maxsize=64)(rendered)
+
+
+class _Generation(Extension):
+    """Parses the tag by which transformers marks what an assistant generated."""
+
+    tags: ClassVar = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+@lru_cache(maxsize=16)
+def variables_of(template: str) -> frozenset[str]:
+    """Return the names that a template looks up, as vLLM finds them, but for those that are `RESERVED`. Raises jinja2's
+    TemplateSyntaxError where it is no template."""
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
+    return frozenset(find_undeclared_variables(environment.parse(template))) - RESERVED
