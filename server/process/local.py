@@ -91,6 +91,7 @@ class LocalEngine:
             readouts=engine.readouts,
             grammars=True,
             tools=format_of(mllm) is not None,
+            template_variables=mllm.chat.variables,
             about=about(mllm),
         )
 

@@ -1,5 +1,5 @@
 """Names that this server does not know: one that is nearly a known one is a slip of the pen, one that would change the
-answer of another server is refused, and whatever else clients send is ignored."""
+answer of another server is refused, and whatever else clients send is ignored (`server.wire.ignored`)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LIKE = 0.7
 """The ratio of difflib from which a name is taken for a misspelt one."""
 MAX_LIKENED = 64
 """Unknown names that are compared with known ones: each takes a moment."""
+UNUSED = frozenset({"prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"})
+"""Fields of OpenAI's that say who asks, or what becomes of an answer elsewhere: frameworks send them by themselves, and they
+ask nothing of an answer."""
 BESIDE = frozenset({"mode", "models", "store", "truncation", "usage"})
 """Fields that clients send, which do not change an answer, and which are no slips although they look like it."""
 ELSEWHERE: dict[str, Any] = {
-    "add_generation_prompt": True,
     "allowed_token_ids": None,
     "bad_words": None,
     "best_of": 1,
     "chat_template": None,
-    "chat_template_kwargs": None,
-    "continue_final_message": None,
     "documents": None,
     "early_stopping": None,
     "echo": None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,8 +18,8 @@ from steering.model.images import Inputs, Picture, divide
 from steering.model.mllm import MLLM
 from steering.prompt.blocks import block_names
 from steering.prompt.characters import CharSpans, as_json, as_text, without_insertions
-from steering.prompt.chat import CONTEXT_LINE
-from steering.prompt.rendering import PLAIN, TemplateOptions, SpannedText, render, rendered
+from steering.prompt.chat import CONTEXT_LINE, pictures_of
+from steering.prompt.rendering import PLAIN, SpannedText, TemplateOptions, render, rendered
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
 
 BESIDE = ("tool_calls", "tool_call_id", "name")
@@ -142,12 +143,13 @@ def build_prompt(
         messages = [*messages, {"role": "assistant", "content": [said]}]
     chat, parts, pictures = _normalise(messages, special)
     images, size = _sized(mllm, pictures)
-    text, text_spans = render(mllm, chat, parts, options, special)
-    if reply is not None:
-        text = text[: text_spans[-1][1]]
-    bos = mllm.tokenizer.bos_token
-    with mllm.seen.noting() as seen:
-        encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)), size=size)
+    with _hinting(messages):
+        text, text_spans = render(mllm, chat, parts, options, special)
+        if reply is not None:
+            text = text[: text_spans[-1][1]]
+        bos = mllm.tokenizer.bos_token
+        with mllm.seen.noting() as seen:
+            encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)), size=size)
     replaced = encoded.pop(
         "text_replacement_offsets", None
     )  # some families give none, or an empty tensor, without images
@@ -175,7 +177,8 @@ def build_prompt(
     columns = (ids == mllm.image_token_id).nonzero()[:, 0]
     counts = [mllm.image_tokens_of(replacement["replacement"]) for replacement in replacements]
     if len(counts) != len(images) or sum(counts) != len(columns):
-        raise RequestError("The chat template did not place every image of the messages.", param="messages")
+        with _hinting(messages):
+            raise RequestError("The chat template did not place every image of the messages.", param="messages")
     image_spans = []
     for number, own in enumerate(columns.split(counts)):
         spans[own] = FIRST_IMAGE + number
@@ -219,6 +222,19 @@ def _normalise(
         beside = {name: as_json(message[name], special) for name in BESIDE if message.get(name)}
         chat.append({"role": message["role"], "content": normal, **beside})
     return chat, parts, images
+
+
+@contextmanager
+def _hinting(messages: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Within, a refusal names the roles beside the user's whose messages hold images, of which templates often take none."""
+    try:
+        yield
+    except RequestError as error:
+        roles = [message["role"] for message in messages if message["role"] != "user" and pictures_of([message])]
+        if not roles:
+            raise
+        hint = f"It may take no images in messages of the role {' or '.join(dict.fromkeys(roles))}."
+        raise RequestError(f"{error} {hint}", param=error.param, code=error.code) from error
 
 
 def _sized(mllm: MLLM, parts: Sequence[Mapping[str, Any]]) -> tuple[list[Image.Image], dict[str, int] | None]:
