@@ -18,8 +18,18 @@ from server.wire.diagnostics import Diagnostics
 from server.wire.messages import Message, MessagePart, image_urls
 from server.wire.steering import SteeringForm
 from server.wire.structured import tools_of
-from steering import Asked, Auto, Diagnose, Earlier, Inapplicable, Request, Sampling, Steering, Tools
-from steering.model.template import RESERVED
+from steering import (
+    RESERVED_VARIABLES,
+    Asked,
+    Auto,
+    Diagnose,
+    Earlier,
+    Inapplicable,
+    Request,
+    Sampling,
+    Steering,
+    Tools,
+)
 from steering.protocol.readout import cheap
 
 
@@ -77,7 +87,11 @@ def template_variables(chat: ChatRequest, able: Capabilities) -> dict[str, Any]:
     continues = bool(chat.continue_final_message)
     own = {"add_generation_prompt": not continues, "continue_final_message": continues, "tokenize": False}
     for name, value in given.items():
-        if name not in able.template_variables and name in RESERVED and not (name in own and value is own[name]):
+        if (
+            name not in able.template_variables
+            and name in RESERVED_VARIABLES
+            and not (name in own and value is own[name])
+        ):
             at = f"chat_template_kwargs.{name}"
             raise BadRequest(f"'{at}' is the server's to set.", at, "unsupported_value")
     return {name: value for name, value in given.items() if name in able.template_variables}
@@ -85,7 +99,7 @@ def template_variables(chat: ChatRequest, able: Capabilities) -> dict[str, Any]:
 
 def ignored_variables(chat: ChatRequest, able: Capabilities) -> list[str]:
     """The paths of what a request tells the chat template, and that it does not read."""
-    known = able.template_variables | RESERVED
+    known = able.template_variables | RESERVED_VARIABLES
     return [f"chat_template_kwargs.{name[:64]}" for name in chat.chat_template_kwargs or {} if name not in known]
 
 

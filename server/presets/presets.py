@@ -17,10 +17,9 @@ from server.presets.skipping import Skipping
 from server.process.runtime import Serving
 from server.settings import Settings, SettingsError
 from server.wire.chat import Chat, ChatRequest
-from server.wire.ignored import ignored_fields
 from server.wire.parse import checked, read
 from server.wire.steering import SteeringForm
-from server.wire.strangers import LIKE
+from server.wire.strangers import LIKE, ignored_fields
 from steering import NAME, RequestError
 from steering.protocol.readout import REGISTRY as READOUTS
 from steering.protocol.request import RANGES

@@ -21,7 +21,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from server.encode import dumps
 from server.wire.diagnostics import Diagnostics
 from server.wire.fields import Flag, Integer, Number, Pixels, Strict, switch
 from server.wire.interventions import Given
@@ -355,10 +354,9 @@ class ChatRequest(BaseModel):
 
     @property
     def texts(self) -> list[str]:
-        """Every text that the model reads."""
+        """Every text that the model reads, but for what the chat template is told, which is bounded by itself."""
         forced = [] if self.force is None else [self.force]
         forced += [tool.model_dump_json() for tool in self.tools or ()]
-        forced += [] if self.chat_template_kwargs is None else [dumps(self.chat_template_kwargs)]
         return texts_of(self.messages) + [text for one in self.options.values() for text in one.texts] + forced
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.ext import Extension
@@ -26,7 +26,8 @@ GIVEN = frozenset(
 """Names that a template is given in any case: the chat, functions, special tokens."""
 ARGUMENTS = frozenset(inspect.signature(ProcessorMixin.apply_chat_template).parameters) - {"documents", "kwargs"}
 """Names that choose how a template is applied; `documents` are handed on to it."""
-RESERVED = GIVEN | ARGUMENTS
+RESERVED_VARIABLES = GIVEN | ARGUMENTS
+"""What `Request.chat_template_kwargs` cannot set."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -89,7 +90,7 @@ class ChatTemplate:
 class _Generation(Extension):
     """Parses the tag by which transformers marks what an assistant generated."""
 
-    tags: ClassVar = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 -- as its base has it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -98,7 +99,7 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=16)
 def variables_of(template: str) -> frozenset[str]:
-    """Return the names that a template looks up, as vLLM finds them, but for those that are `RESERVED`. Raises jinja2's
+    """Return the names that a template looks up, as vLLM finds them, but for `RESERVED_VARIABLES`. Raises jinja2's
     TemplateSyntaxError where it is no template."""
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
-    return frozenset(find_undeclared_variables(environment.parse(template))) - RESERVED
+    return frozenset(find_undeclared_variables(environment.parse(template))) - RESERVED_VARIABLES

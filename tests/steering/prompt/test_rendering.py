@@ -12,7 +12,7 @@ import torch
 import steering
 from steering import Engine, Icd, Pai, Request, RequestError, Sampling
 from steering.engine.admission import options_of, read_prompt
-from steering.model.template import RESERVED, variables_of
+from steering.model.template import RESERVED_VARIABLES, variables_of
 from steering.prompt.layout import build_prompt
 from steering.prompt.rendering import TemplateOptions
 from steering.prompt.spans import CONTEXT, OTHER, QUESTION
@@ -110,7 +110,7 @@ def test_names_that_a_template_looks_up() -> None:
         "{%- if loop.last -%}{%- break -%}{%- endif -%}{%- endfor -%}{{ raise_exception(documents) }}"
     )
     assert variables_of(template) == {"mood", "documents"}
-    assert {"messages", "tools", "chat_template", "tokenize", "add_generation_prompt"} <= RESERVED
+    assert {"messages", "tools", "chat_template", "tokenize", "add_generation_prompt"} <= RESERVED_VARIABLES
 
 
 def test_the_way_to_steer_is_found_on_prompts_of_the_same_variables(
