@@ -93,6 +93,7 @@ class LocalEngine:
             readouts=engine.readouts,
             grammars=True,
             tools=format_of(mllm) is not None,
+            template_variables=mllm.chat.variables,
             about=about(mllm),
         )
 

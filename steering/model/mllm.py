@@ -36,6 +36,7 @@ from steering.model.following.head import OutputHead
 from steering.model.images import PIXELS
 from steering.model.pixels import PixelBounds
 from steering.model.seen import SeenPictures
+from steering.model.template import ChatTemplate
 from steering.tower import attention, patches, widths
 from steering.tower.geometry import Geometry
 
@@ -86,6 +87,7 @@ class MLLM:
         self.stepping = RLock()
         """Held by the engine that steps: what layers and wrapper keep while they run is of one of them."""
         self.processor = processor
+        self.chat = ChatTemplate(processor)
         self.seen = SeenPictures(processor)
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.path = path
@@ -156,31 +158,9 @@ class MLLM:
             packed.pack(self.model)
 
     @property
-    def _templates(self) -> list[Any]:
-        """Its chat templates; some models have several by name."""
-        held = (getattr(one, "chat_template", None) for one in (self.processor, self.tokenizer))
-        return [one for one in held if one]
-
-    @property
     def template(self) -> str:
         """Its chat template; "" where it has none, or several."""
-        first = next(iter(self._templates), "")
-        return first if isinstance(first, str) else ""
-
-    def render(self, chat: list[dict[str, Any]], tools: list[Any]) -> str:
-        """What the chat template makes of a chat that is to be answered; raises whatever the template does."""
-        told = {"tools": tools} if tools else {}
-        return str(self.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **told))
-
-    @cached_property
-    def render_form(self) -> Callable[[str], str]:
-        """The same of [chat, tools] as JSON. It is kept, for chats whose texts are all alike; but not of a template that
-        knows what time it is."""
-
-        def rendered(form: str) -> str:
-            return self.render(*json.loads(form))
-
-        return rendered if "strftime_now" in str(self._templates) else lru_cache(maxsize=64)(rendered)
+        return self.chat.text
 
     @cached_property
     def image_tokens_of(self) -> Callable[[str], int]:
