@@ -1,7 +1,7 @@
-"""Measure what each file of tests costs: `python -m tests.durations [PATHS] [OPTIONS OF PYTEST]` updates `tests/DURATIONS.md`.
+"""Measure what each file of tests costs: `python -m tests.durations [PATHS] [OPTIONS]` updates `tests/DURATIONS.md`.
 
-CPU seconds are counted, not those of a clock, so that a busy machine tells the same as an idle one: those of pytest's own process
-and of the processes that a test starts, with any that outlive their parent. Rows of files that are not run stay as they are.
+Options are pytest's. CPU seconds are counted, not those of a clock, so that a busy machine tells the same as an idle one:
+those of pytest's own process and of the processes that tests start. Rows of files that are not run stay as they are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "DURATIONS.md"
 RECORDS = "HELMSIGHT_TEST_DURATIONS"  # the folder in which each process writes what it measured
 ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
-ROW = re.compile(r"^\| (tests/\S+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
+ORPHANS = "tests"
+"""The row of processes that outlived their parents: whose they were is not known."""
+ROW = re.compile(r"^\| (tests\S*) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
 
 
 @dataclass
@@ -42,28 +44,20 @@ def _cpu_seconds() -> tuple[float, float]:
     return own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime
 
 
-def _reap_orphans() -> None:
-    """Wait for the adopted processes that have ended: only then does the system count their time as this process's."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text().rpartition(") ")[2].split()[:2]
-            if state == "Z" and int(parent) == os.getpid():
-                os.waitpid(int(stat.parent.name), os.WNOHANG)
-        except (OSError, ValueError):
-            continue
-
-
 class Recorder:
     """A plugin of pytest that writes a line for each test and each file's collection."""
 
     def __init__(self, folder: Path) -> None:
-        ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1, 0, 0, 0)
         self.file = (folder / f"{os.getpid()}.jsonl").open("a")
 
     def _write(self, name: str, tests: int, before: tuple[float, float], clock: float) -> None:
         own, children = (after - earlier for after, earlier in zip(_cpu_seconds(), before, strict=True))
         wall = time.perf_counter() - clock
-        print(json.dumps({"test": name, "tests": tests, "own": own, "children": children, "wall": wall}), file=self.file, flush=True)
+        print(
+            json.dumps({"test": name, "tests": tests, "own": own, "children": children, "wall": wall}),
+            file=self.file,
+            flush=True,
+        )
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
@@ -74,11 +68,9 @@ class Recorder:
         return report
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         before, clock = _cpu_seconds(), time.perf_counter()
         result = yield
-        if nextitem is None or nextitem.path != item.path:
-            _reap_orphans()
         self._write(item.nodeid, 1, before, clock)
         return result
 
@@ -97,11 +89,13 @@ def read_records(folder: Path) -> dict[str, Cost]:
             cost.tests += record["tests"]
             cost.seconds += record["own"] + record["children"]
             cost.children += record["children"]
-    return {file: cost for file, cost in costs.items() if cost.tests}
+    return {file: cost for file, cost in costs.items() if cost.tests or file == ORPHANS}
 
 
 def read_table(text: str) -> dict[str, Cost]:
-    return {file: Cost(int(tests), float(seconds), float(children)) for file, tests, seconds, children in ROW.findall(text)}
+    return {
+        file: Cost(int(tests), float(seconds), float(children)) for file, tests, seconds, children in ROW.findall(text)
+    }
 
 
 def write_table(costs: dict[str, Cost]) -> str:
@@ -109,8 +103,9 @@ def write_table(costs: dict[str, Cost]) -> str:
     lines = [
         "# What the tests cost",
         "",
-        f"{total:,.0f} CPU seconds for {sum(cost.tests for cost in costs.values()):,} tests; `python -m tests.durations [PATHS]` measures.",
-        "A file that is the first to need a library pays for its import; with more processes, each pays.",
+        f"{total:,.0f} CPU seconds for {sum(cost.tests for cost in costs.values()):,} tests, made by "
+        "`python -m tests.durations [PATHS]`. The file that is the first to need a library pays for its import. The row",
+        "`tests` is of processes that outlived their parents.",
         "",
         "| file | tests | CPU seconds | of them in child processes |",
         "|---|---|---|---|",
@@ -120,12 +115,29 @@ def write_table(costs: dict[str, Cost]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def run_adopting(command: list[str], folder: Path) -> int:
+    """Run a command, count what processes cost that outlive their parents, and return the command's exit status."""
+    ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1, 0, 0, 0)
+    pytest_pid = os.posix_spawn(command[0], command, os.environ)
+    with (folder / "orphans.jsonl").open("a") as file:
+        while True:
+            pid, status, usage = os.wait4(-1, 0)
+            if pid == pytest_pid:
+                return os.waitstatus_to_exitcode(status)
+            seconds = usage.ru_utime + usage.ru_stime
+            print(
+                json.dumps({"test": ORPHANS, "tests": 0, "own": 0.0, "children": seconds, "wall": 0.0}),
+                file=file,
+                flush=True,
+            )
+
+
 def main() -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[RECORDS] = os.environ.get(RECORDS, folder)
-        status = pytest.main(["-p", "tests.durations", *sys.argv[1:]])
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(os.environ.setdefault(RECORDS, made))
+        status = run_adopting([sys.executable, "-m", "pytest", "-p", "tests.durations", *sys.argv[1:]], folder)
         known = read_table(TABLE.read_text()) if TABLE.exists() else {}
-        costs = {file: cost for file, cost in {**known, **read_records(Path(os.environ[RECORDS]))}.items() if (ROOT / file).exists()}
+        costs = {file: cost for file, cost in {**known, **read_records(folder)}.items() if (ROOT / file).exists()}
     TABLE.write_text(write_table(costs))
     return status
 
