@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
-.PHONY: serve test test-long lint format bench clean
+.PHONY: serve check test test-long lint format bench clean
 # What was installed is turned into bytecode as it is imported, and kept, whatever the user has set: pip would do so with all.
 serve: $(VENV)/.installed
 	@echo "Starting the server; it says here when it is ready, and at which address."
@@ -18,7 +18,12 @@ serve: $(VENV)/.installed
 test: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# What takes too long for each change: both commands in a clone with an environment of its own, and more of Ray. An hour.
+# Before a commit: lint, types, and of the tests the nearest to what changed, for about a minute.
+check: lint
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m tests.concerned -n 2 --dist loadfile
+
+# What takes too long for each change: both commands in a clone with an environment of its own, clusters of Ray, a deployment
+# as a stack, torchrun, and loops for old processors. An hour.
 test-long: $(VENV)/.tested
 	$(BIN)/python -m pytest -m long
 

@@ -190,7 +190,7 @@ def serving(
     switched = dict.fromkeys(("HELMSIGHT_COMPILED", "HELMSIGHT_JOURNAL", "OMP_NUM_THREADS"))  # by the suite, for others
     told = {**switched, "HELMSIGHT_COMPILED_FOLDER": str(compiled), **environ}
     with tempfile.TemporaryDirectory(prefix="ray-") as short:  # Ray's sockets have room for short paths only
-        server = Served(command, place / "log", **told, RAY_TMPDIR=short)
+        server = Served(command, place / "log", anew=True, **told, RAY_TMPDIR=short)
         server.replicas = replicas or 1
         try:
             server.wait_until_ready()
