@@ -216,6 +216,8 @@ class DecodeGraphs:
             return None
         if any(one.shape[0] != rows for one in given):
             return None
+        if len(forms) >= MOST:
+            forms.clear()
         forms.append(_Form(axes, columns, pattern, given))
         return forms[-1], given
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 import sys
 
 import torch
+from transformers.models.gemma3 import modeling_gemma3 as gemma
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
 
-from steering.accel import triton_attention, triton_ops
+from steering.accel import fusing, triton_attention, triton_ops
 from steering.accel.triton_attention import Enhancement, decode_attention
 from steering.loops.looks import enhanced
 
@@ -133,6 +135,31 @@ def check_alone(dtype: torch.dtype) -> None:
     print("alone", dtype, flush=True)
 
 
+def check_fused(dtype: torch.dtype) -> None:
+    """What transformers' own modules give, by the kernels that stand for them."""
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 0.0, "atol": 0.0}
+    if DEVICE == "cuda" and dtype != torch.float32:
+        close = {"rtol": 1e-2, "atol": 1e-2}  # a GPU may round once where transformers does twice
+    for kind, shifted in ((qwen.Qwen2_5_VLRMSNorm, False), (gemma.Gemma3RMSNorm, True)):
+        norm = kind(96).to(DEVICE, dtype).requires_grad_(False)
+        norm.weight.normal_()
+        states = draw(2, 5, 96, dtype=dtype) * 3
+        eps = getattr(norm, "variance_epsilon", None) or norm.eps
+        torch.testing.assert_close(triton_ops.rms_norm(states, norm.weight, eps, shifted), norm(states), **close)
+        assert fusing._shifted(triton_ops, norm) is shifted
+    query, key = (draw(2, 5, heads, 16, dtype=dtype).transpose(1, 2) for heads in (28, 4))
+    for rows in (1, 2):
+        angles = [draw(rows, 5, 16, dtype=dtype) for _ in range(2)]
+        ours, own = fusing._of_text(triton_ops, query, key, *angles), qwen.apply_rotary_pos_emb(query, key, *angles)
+        torch.testing.assert_close(ours, own, **close)
+    query, key, _ = draw(7, 3, 4, 20, dtype=dtype).unbind(1)
+    angles = [draw(7, 20) for _ in range(2)]
+    own = qwen.apply_rotary_pos_emb_vision(query, key, *angles)
+    wide = close if DEVICE == "cuda" else {"rtol": 1e-2, "atol": 1e-5}
+    torch.testing.assert_close(fusing._of_vision(triton_ops, query, key, *angles), own, **wide)
+    print("fused", dtype, flush=True)
+
+
 def check_ops(dtype: torch.dtype) -> None:
     """The elementwise kernels and the product with a single state."""
     within = {"rtol": 2 * TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
@@ -159,6 +186,7 @@ if __name__ == "__main__":
     assert triton_attention.splits_of(4, 8192, 132) == (66, 32)
     for kind in DTYPES:
         if len(sys.argv) == 1 or str(kind) in sys.argv:
+            check_fused(kind)
             check_ops(kind)
             check_alone(kind)
             check_attention(kind, thorough=kind == torch.bfloat16)
