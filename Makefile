@@ -5,42 +5,53 @@ BIN := $(VENV)/bin
 # The CPU build; a newer, unpinned torch would bring gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 
-PIP := $(BIN)/python -m pip install --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
-.PHONY: serve test test-long lint format bench clean
+.PHONY: serve check test test-long lint format bench clean
+# What was installed is turned into bytecode as it is imported, and kept, whatever the user has set: pip would do so with all.
 serve: $(VENV)/.installed
-	$(BIN)/helmsight serve
+	@echo "Starting the server; it says here when it is ready, and at which address."
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/helmsight serve
 
 # Processes with a thread each, a file in one of them: the models are small, and tests of one file share theirs. One more than
 # two processors: some tests wait for seconds to pass. Bytecode is kept, as they start many processes.
 test: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# What takes too long for each change: both commands in a clone with an environment of its own, and more of Ray. An hour.
-test-long: $(VENV)/.installed
+# Before a commit: lint, types, and of the tests the nearest to what changed, for about a minute.
+check: lint
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m tests.concerned -n 2 --dist loadfile
+
+# What takes too long for each change: both commands in a clone with an environment of its own, clusters of Ray, a deployment
+# as a stack, torchrun, and loops for old processors. An hour.
+test-long: $(VENV)/.tested
 	$(BIN)/python -m pytest -m long
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.installed
+format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.tested
 	$(BIN)/python -m benchmarks.run
 
+# What serving needs; the tests' packages would be twice as many.
 $(VENV)/.installed: pyproject.toml
-	@echo "Installing into $(VENV), once; this takes a few minutes. 1/3: the environment"
+	@echo "Installing into $(VENV), once. 1/2: the environment"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "2/3: $(TORCH), the largest download"
-	@$(PIP) "$(TORCH)"
-	@echo "3/3: Helmsight and what else it needs"
-	@$(PIP) --editable ".[test]"
+	@echo "2/2: Helmsight and what it needs, some 400 MB, most of it torch and transformers; a minute or two"
+	@$(PIP) --editable . "$(TORCH)"
 	@touch $@
 	@echo "Installed."
+
+$(VENV)/.tested: $(VENV)/.installed
+	@echo "Installing what the tests need beside it, once; a minute or two"
+	@$(PIP) --editable ".[test]"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info

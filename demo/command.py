@@ -69,10 +69,10 @@ def train(
 
 @app.command(cls=Command)
 def evaluate(
-    checkpoint: Path = CHECKPOINT,
+    checkpoint: Annotated[Path, Option(show_default="the embedded model")] = CHECKPOINT,
     count: Annotated[int, Option(help="questions per row")] = 200,
     seed: Seed = 1,
-    report: Path = HERE / "REPORT.md",
+    report: Annotated[Path, Option(show_default="demo/REPORT.md")] = HERE / "REPORT.md",
     threads: int = 2,
     card: Annotated[bool, Option("--card", help="also put the measured rows in the checkpoint's model card")] = False,
 ) -> None:
@@ -95,7 +95,7 @@ def organisms(
     folder: Annotated[Path, Option(help="where organisms were trained")] = Path("build/organisms"),
     count: Annotated[int, Option(help="conflicts, and questions about several pictures")] = 400,
     seed: Seed = 1,
-    out: Annotated[Path, Option(help="folder of the report", show_default="reports/organisms")] = REPORT,
+    out: Annotated[Path, Option(help="folder of the report", show_default="demo/reports/organisms")] = REPORT,
     threads: int = 2,
     quiet: Quiet = False,
 ) -> None:
@@ -140,7 +140,9 @@ def draw_scene(
 
 
 @app.command(cls=Command)
-def samples(folder: Path = CHECKPOINT / "samples") -> None:
+def samples(
+    folder: Annotated[Path, Option(show_default="demo/checkpoint/samples")] = CHECKPOINT / "samples",
+) -> None:
     """Draw the sample scenes that the playground offers."""
     from demo.world.samples import write_samples
 

@@ -26,7 +26,8 @@ class Capabilities:
     `context_length` is how many tokens prompt and answer may have together, `text` how much text a request may hold,
     `image_size` (width, height) the one that all images are brought to, None where they keep their own.
     `pixels` (least, most) are the processor's own bounds of a picture, None where a request cannot state others.
-    `generation_defaults` are the checkpoint's own sampling values; `about` is what else a person may want to know of the
+    `generation_defaults` are the checkpoint's own sampling values; `template_variables` are what a request may tell the
+    chat template, by name; `about` is what else a person may want to know of the
     model, as JSON has it. `interventions` and `readouts` are the names of those
     that can be asked for; a request for another one is refused before it gets here, and so are a grammar where it follows no
     `grammars`, and `tools` where the model is told of none.
@@ -49,6 +50,7 @@ class Capabilities:
     readouts: frozenset[str] = frozenset()
     grammars: bool = False
     tools: bool = False
+    template_variables: frozenset[str] = frozenset()
     about: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -73,9 +73,14 @@ class Settings(BaseModel):
         default=None, ge=0, le=86_400, allow_inf_nan=False,
         description="seconds that an answer may wait for a slot: 429 where it is expected to wait longer (default: any)",
     )  # fmt: skip
-    max_stall: float = Field(
-        default=3.0, gt=2, allow_inf_nan=False,
-        description="how long running answers may wait for a token while a prompt comes in, in times of a step without",
+    max_gap: float = Field(
+        default=100.0, gt=0, allow_inf_nan=False,
+        description="longest gap between the tokens of an answer while prompts come in, in milliseconds",
+    )  # fmt: skip
+    max_stall: float | None = Field(
+        default=None, gt=2, allow_inf_nan=False,
+        description="longest gap between the tokens of an answer while prompts come in, in times of a step without; "
+        "the smaller bound holds (default: --max-gap alone)",
     )  # fmt: skip
     image_cache: int = Field(
         default=256 * MEBI, ge=0,

@@ -36,6 +36,7 @@ from steering.interventions.steer import TOKENS, TOWARD, Steer, Steering, check_
 from steering.interventions.think import Think
 from steering.model.loading import load, refuse_structure
 from steering.model.mllm import MLLM
+from steering.model.template import RESERVED_VARIABLES
 from steering.prompt.bounds import TextBounds
 from steering.protocol.asked import Asked, Options
 from steering.protocol.readout import Diagnose, Earlier
@@ -54,6 +55,7 @@ __all__ = [
     "MAX_TOP_LOGPROBS",
     "MLLM",
     "NAME",
+    "RESERVED_VARIABLES",
     "TOKENS",
     "TOWARD",
     "Asked",

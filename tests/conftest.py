@@ -11,9 +11,11 @@ import torch
 from steering.model import calibration
 from tests.server.web.browser import chromium  # noqa: F401 -- a fixture: two browsers in one process cannot be driven
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # the models are small, and tests run beside one another
 calibration.FOLDER = os.devnull  # a developer's own thresholds are not for tests
-os.environ["HELMSIGHT_COMPILED"] = "false"  # else every server of theirs would compile beside the tests
+os.environ["HELMSIGHT_COMPILED"] = "false"
+"""Servers of the embedded model would each have its steps compiled, which takes minutes. What they have switched on by
+default is tested by `tests/server/served`, whose servers take nothing of this process's environment."""
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ BESIDE = ("tests", "benchmarks")
 """What may import whatever it likes, but is as small."""
 FLOORS = (
     "loops",
+    "accel",
     "decoder",
     "tower",
     "model",

@@ -29,6 +29,8 @@ class Answer:
     """What `applied` says where nothing was done, for each field of interventions that was given."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What `applied` says beside what interventions did."""
+    ignored: Sequence[str] = ()
+    """The paths of the request's fields that nothing reads."""
     diagnostics: bool = False
     baseline: bool = False
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
@@ -51,14 +53,15 @@ class Answer:
         choices = [
             {"index": choice.index, **self._finished(choice), **self._extras(choice)} for choice in result.choices
         ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage(result)}
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage(result), **ignoring(self.ignored)}
 
     def role_event(self, index: int, usage_asked: bool) -> str:
         """The first event of a choice."""
         return self._event(index, {"role": "assistant", "content": ""}, None, usage_asked)
 
-    def events(self, chunk: Chunk, usage_asked: bool) -> str:
-        """The events of one chunk: its text, and, for the last chunk of a choice, how the choice ended."""
+    def events(self, chunk: Chunk, usage_asked: bool, last: bool = False) -> str:
+        """The events of one chunk: its text, and, for the last chunk of a choice, how the choice ended. last: nothing comes
+        behind it but the usage."""
         if chunk.choice is None and not chunk.calls and not (self.logprobs and chunk.logprobs):
             return self._piece(chunk.index, chunk.text, usage_asked) if chunk.text or chunk.logprobs else ""
         text = ""
@@ -69,12 +72,15 @@ class Answer:
             text = self._event(chunk.index, delta, chunk.logprobs, usage_asked)
         if chunk.choice is not None:
             end = {"finish_reason": chunk.choice.finish_reason, **self._extras(chunk.choice)}
-            text += self._event(chunk.index, {}, None, usage_asked, end)
+            ends = last and not usage_asked
+            text += self._event(chunk.index, {}, None, usage_asked, end, self.ignored if ends else ())
         return text
 
     def usage_event(self, result: Result) -> str:
         """The event after the last choice, for clients that asked for the usage."""
-        return event({**self._head("chat.completion.chunk"), "choices": [], "usage": usage(result)})
+        return event(
+            {**self._head("chat.completion.chunk"), "choices": [], "usage": usage(result), **ignoring(self.ignored)}
+        )
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -103,12 +109,14 @@ class Answer:
         logprobs: Sequence[TokenLogprob] | None,
         usage_asked: bool,
         end: dict[str, Any] | None = None,
+        ignored: Sequence[str] = (),
     ) -> str:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **(end or {})}
         if self.logprobs and logprobs:
             choice["logprobs"] = logprobs_json(logprobs)
         head = self._head("chat.completion.chunk")
-        return event({**head, "choices": [choice], **({"usage": None} if usage_asked else {})})
+        uncounted = {"usage": None} if usage_asked else {}
+        return event({**head, "choices": [choice], **uncounted, **ignoring(ignored)})
 
     def _finished(self, choice: Choice) -> dict[str, Any]:
         logprobs = logprobs_json(choice.logprobs or ()) if self.logprobs else None
@@ -132,6 +140,11 @@ class Answer:
 
     def _baseline_diagnostics(self, base: Choice) -> dict[str, Any]:
         return {"diagnostics": base.diagnostics} if self.diagnostics else {}
+
+
+def ignoring(paths: Sequence[str]) -> dict[str, Any]:
+    """What an answer says of fields that nothing reads; nothing where there are none."""
+    return {"ignored": [*paths]} if paths else {}
 
 
 def call_json(name: str, arguments: str) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def _model(app: AppContext, serving: Serving) -> dict[str, Any]:
         "compiled": stats.get("compiled_in_use", 0) > 0,
         "image_size": None if able.image_size is None else list(able.image_size),
         "image_pixels": None if able.pixels is None else list(able.pixels),
+        "chat_template_kwargs": sorted(able.template_variables),
         "vectors": matching,
         "interventions": _interventions(able),
         "readouts": [one.name for one in _readouts(able)],

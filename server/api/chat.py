@@ -60,7 +60,7 @@ def create_completion() -> Response:
     n = 1 if chat.n is None else chat.n
     answer = Answer.to(chat, chat.model or serving.name, serving.able.fingerprint)
     completion, entry, hidden = submit(app, serving, chat, answer.id, skipping)
-    answer = replace(answer, notes={**skipping.notes, **cut(chat, completion)})
+    answer = replace(answer, notes={**skipping.notes, **cut(chat, completion)}, ignored=skipping.ignored)
     watch = app.watcher.add(client_socket(request.environ), deadline(app), completion.cancel)
     running = Running(
         app, completion, watch, g.started, n, answer.id, g.notes, entry, hidden, g.get("span"), g.get("leave")
@@ -343,7 +343,7 @@ def stream(
                 if resume is not None and running.entry is not None:
                     yield BLOCKING
                 running.settle()
-            if events := answer.events(chunk, with_usage):
+            if events := answer.events(chunk, with_usage, last=not running.unfinished):
                 yield events.encode()
         if with_usage:
             yield answer.usage_event(running.completion.result()).encode()

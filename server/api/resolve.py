@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from server.engine import Capabilities
 from server.errors import BadRequest
 from server.images.load import ImageLoader
 from server.images.pixels import Bounds, bounds_of
@@ -17,7 +18,18 @@ from server.wire.diagnostics import Diagnostics
 from server.wire.messages import Message, MessagePart, image_urls
 from server.wire.steering import SteeringForm
 from server.wire.structured import tools_of
-from steering import Asked, Auto, Diagnose, Earlier, Inapplicable, Request, Sampling, Steering, Tools
+from steering import (
+    RESERVED_VARIABLES,
+    Asked,
+    Auto,
+    Diagnose,
+    Earlier,
+    Inapplicable,
+    Request,
+    Sampling,
+    Steering,
+    Tools,
+)
 from steering.protocol.readout import cheap
 
 
@@ -49,6 +61,7 @@ def resolve(
     with skipping.of("diagnostics"):
         diagnose = diagnose_of(chat.diagnostics, serving.able.readouts, earlier)
     bounds = bounds_of(chat, serving, settings, skipping)
+    variables = template_variables(chat, serving.able)
     messages = [_message(message, f"messages[{i}]", images, bounds) for i, message in enumerate(chat.messages)]
     forced = () if chat.force is None else chat.force
     return Request(
@@ -63,7 +76,31 @@ def resolve(
         grammar=grammar,
         tools=tools,
         cache_salt=chat.cache_salt or "",
+        chat_template_kwargs=variables,
+        continue_final_message=bool(chat.continue_final_message),
     )
+
+
+def template_variables(chat: ChatRequest, able: Capabilities) -> dict[str, Any]:
+    """What a request tells the chat template of what that reads; raises BadRequest for what the server tells it."""
+    given = chat.chat_template_kwargs or {}
+    continues = bool(chat.continue_final_message)
+    own = {"add_generation_prompt": not continues, "continue_final_message": continues, "tokenize": False}
+    for name, value in given.items():
+        if (
+            name not in able.template_variables
+            and name in RESERVED_VARIABLES
+            and not (name in own and value is own[name])
+        ):
+            at = f"chat_template_kwargs.{name}"
+            raise BadRequest(f"'{at}' is the server's to set.", at, "unsupported_value")
+    return {name: value for name, value in given.items() if name in able.template_variables}
+
+
+def ignored_variables(chat: ChatRequest, able: Capabilities) -> list[str]:
+    """The paths of what a request tells the chat template, and that it does not read."""
+    known = able.template_variables | RESERVED_VARIABLES
+    return [f"chat_template_kwargs.{name[:64]}" for name in chat.chat_template_kwargs or {} if name not in known]
 
 
 def _tools(chat: ChatRequest, serving: Serving) -> Tools | None:

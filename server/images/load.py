@@ -21,13 +21,21 @@ from server.settings import Settings
 from steering.pictures import upright_rgb
 from steering.protocol.wording import cut
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 MAX_SIDE = 65_535
 """Pixels of one side, of which Pillow keeps a pointer and libraries a buffer for each row."""
 MAX_RATIO = 200
 """Of the longer side to the shorter, as Qwen-VL's processors have it. Others bring the shorter side to a size of theirs, and
 would make gigabytes of a line of pixels."""
 _DATA_URI = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE | re.ASCII)
+
+_ESCAPES = [
+    (escape, byte)
+    for byte in (b"+", b"/", b"=", b"-", b"_", b"\n", b"\r", b" ")
+    for escape in {f"%{byte[0]:02X}".encode(), f"%{byte[0]:02x}".encode()}
+]
+"""What percent-encoding makes of the characters of base64 that are no letters or digits, and of white space."""
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 class ImageLoader:
@@ -88,10 +96,11 @@ class ImageLoader:
                 raise BadRequest(
                     f"'{param}' must hold an image; its type is {cut(header['type'])}.", param, "invalid_image"
                 )
-            if (len(url) - header.end()) * 3 // 4 > limit + 3:
-                raise _too_large(param, limit)
             try:
-                data = base64.b64decode(url[header.end() :], validate=True)
+                encoded = plain_base64(url[header.end() :])
+                if len(encoded) * 3 // 4 > limit + 3:
+                    raise _too_large(param, limit)
+                data = base64.b64decode(encoded, validate=True)
             except (binascii.Error, ValueError):
                 raise BadRequest(f"'{param}' is not valid base64.", param, "invalid_base64") from None
         elif _is_remote(url):
@@ -149,6 +158,17 @@ class ImageLoader:
         return BadRequest(
             f"'{param}' may hold at most {self.settings.max_image_pixels} pixels.", param, "image_too_large"
         )
+
+
+def plain_base64(text: str) -> bytes:
+    """Return base64 in its plain alphabet, padded, of what clients write: in lines, percent-encoded, url-safe, unpadded.
+    Raises ValueError for other characters than those of ASCII."""
+    encoded = text.encode("ascii")
+    if b"%" in encoded:
+        for escape, byte in _ESCAPES:
+            encoded = encoded.replace(escape, byte)
+    encoded = encoded.translate(_URL_SAFE, b" \t\r\n\f")
+    return encoded if b"=" in encoded[-2:] else encoded + b"=" * (-len(encoded) % 4)
 
 
 def _is_remote(url: str) -> bool:

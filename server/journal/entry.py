@@ -190,6 +190,8 @@ def as_asked(chat: ChatRequest) -> dict[str, Any]:
         **{name: given.sent for name, given in chat.interventions.items()},
         "baseline": bool(chat.baseline),
         **({} if chat.force is None else {"force": True}),
+        **({"continue_final_message": True} if chat.continue_final_message else {}),
+        **({"chat_template_kwargs": chat.chat_template_kwargs} if chat.chat_template_kwargs else {}),
         **({} if form is None or form.type == "text" else {"response_format": form.type}),
         **({} if chat.structured_outputs is None else {"structured_outputs": True}),
         **chat.pixels,
@@ -201,12 +203,23 @@ def without_texts(tree: Any, asked: Mapping[str, Asked], text_limit: int) -> Any
     """The same, where no texts are kept, with the length alone of those that interventions put into a prompt."""
     if text_limit:
         return tree
+    if isinstance(tree, dict) and "chat_template_kwargs" in tree:
+        tree = {**tree, "chat_template_kwargs": lengths(tree["chat_template_kwargs"])}
     for one in asked.values():
         for name, info in type(one).model_fields.items() if isinstance(one, Options) else ():
             text = getattr(one, name)
             if text in one.texts and text != info.default:
-                tree = changed(tree, (*one.path, info.alias or name), lambda text: f"({len(text)} characters)")
+                tree = changed(tree, (*one.path, info.alias or name), lengths)
     return tree
+
+
+def lengths(value: Any) -> Any:
+    """JSON in which the length of each text stands in its place."""
+    if isinstance(value, dict):
+        return {name: lengths(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [lengths(item) for item in value]
+    return f"({len(value)} characters)" if isinstance(value, str) else value
 
 
 def prompt_text(chat: ChatRequest) -> str:

@@ -23,7 +23,8 @@ from server.wire.interventions import bounded
 
 ABOUT = (
     "OpenAI's chat completions for multimodal models, with requests that may steer the model, change how it reads its "
-    "pictures, and ask where it looked. Unknown fields of OpenAI's are ignored, unknown keys of Helmsight's own are errors."
+    "pictures, and ask where it looked. Unknown fields of OpenAI's are ignored, and named in the answer; unknown keys of "
+    "Helmsight's own are errors."
 )
 TAGS = {
     "Chat": "Answers, whole or streamed.",

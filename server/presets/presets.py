@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from server.api.resolve import automatic, diagnose_of, resolve, sampling_of
-from server.errors import ApiError
+from server.api.resolve import automatic, diagnose_of, ignored_variables, resolve, sampling_of
+from server.errors import ApiError, BadRequest
 from server.images.load import ImageLoader
 from server.presets.preset import AT, PLAIN, Preset, built_in
 from server.presets.skipping import Skipping
@@ -19,7 +19,7 @@ from server.settings import Settings, SettingsError
 from server.wire.chat import Chat, ChatRequest
 from server.wire.parse import checked, read
 from server.wire.steering import SteeringForm
-from server.wire.strangers import LIKE
+from server.wire.strangers import LIKE, ignored_fields
 from steering import NAME, RequestError
 from steering.protocol.readout import REGISTRY as READOUTS
 from steering.protocol.request import RANGES
@@ -53,13 +53,16 @@ class Presets:
         return {**built_in(serving.able, serving.store), **self.own}
 
     def read(self, body: bytes, kind: type[Chat], serving: Serving, parts: int | None = None) -> tuple[Chat, Skipping]:
-        """The request in a JSON body, with what its preset gives and it does not, and what of it may be left out; raises as
-        `find` and `server.wire.parse`."""
+        """The request in a JSON body, with what its preset gives and it does not, and what of it may be left out or is
+        ignored; raises as `find` and `server.wire.parse`, and for what is ignored where it says `"strict": true`."""
         given = read(body)
         preset = self.find(serving, given.get("model"))
         weak = preset.weak(given)
         chat = checked({**given, **weak}, kind, parts)
-        return chat, Skipping(preset.name, frozenset(weak), chat.strict is not False)
+        ignored = [*ignored_fields(given, kind), *ignored_variables(chat, serving.able)]
+        if ignored and chat.strict:
+            raise BadRequest(f"'{ignored[0]}' is unknown, and 'strict' is true.", ignored[0], "unknown_parameter")
+        return chat, Skipping(preset.name, frozenset(weak), chat.strict is not False, ignored=ignored)
 
     def find(self, serving: Serving, model: Any) -> Preset:
         """The preset that a request's `model` names, `PLAIN` where that is the model alone; raises OpenAI's 404 where it is

@@ -19,12 +19,14 @@ _DEFAULTS = {one.name: one.default for one in fields(Diagnose) if one.default is
 @dataclass
 class Skipping:
     """What may be left out, and what was. preset: the name of the one that the request asked for. weak: the fields that it
-    gave. strict: whether all others must apply. skipped: by the place in a request of what was left out, why."""
+    gave. strict: whether all others must apply. skipped: by the place in a request of what was left out, why. ignored: the
+    paths of fields that nothing reads."""
 
     preset: str = ""
     weak: frozenset[str] = frozenset()
     strict: bool = True
     skipped: dict[str, str] = field(default_factory=dict)
+    ignored: Sequence[str] = ()
 
     def may(self, place: str) -> bool:
         """Whether what stands at a place of a request, such as "sage.see", may be left out."""

@@ -93,6 +93,7 @@ class LocalEngine:
             readouts=engine.readouts,
             grammars=True,
             tools=format_of(mllm) is not None,
+            template_variables=mllm.chat.variables,
             about=about(mllm),
         )
 
@@ -264,6 +265,7 @@ def make_engine(
         max_length=settings.max_length,
         max_waiting=settings.max_waiting,
         max_wait=settings.max_wait,
+        max_gap=settings.max_gap / 1e3,
         max_stall=settings.max_stall,
         max_images=max(1, settings.max_images),
         image_cache_bytes=settings.image_cache,

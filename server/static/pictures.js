@@ -10,6 +10,7 @@ const EXTENSIONS = {
   "image/webp": "webp",
   "image/gif": "gif",
   "image/bmp": "bmp",
+  "image/avif": "avif",
 };
 
 function dataUrl(blob) {

@@ -3,7 +3,19 @@
 import { EMPTY } from "./form.js";
 import { toFragment } from "./keep.js";
 
-const OWN = ["steering", "baseline", "diagnostics", "omitted", "force", "preset", "skipped", "min_pixels", "max_pixels"];
+const OWN = [
+  "steering",
+  "baseline",
+  "diagnostics",
+  "omitted",
+  "force",
+  "preset",
+  "skipped",
+  "min_pixels",
+  "max_pixels",
+  "chat_template_kwargs",
+  "continue_final_message",
+];
 const LENGTH = /^\(\d+ characters\)$/; // what is kept in place of a text that is not
 const LONGEST = 256; // characters that are kept of one that is
 const CUT = "…";

@@ -34,6 +34,15 @@ _GAUGES = {
     "processed_images_bytes": ("processed_images_bytes", "Bytes of images that are kept as the processor made them"),
     "compiled_in_use": ("compiled_in_use", "Compiled decode steps that are in use, 0 while steps run as they are"),
     "prefix_cache_bytes": ("prefix_cache_bytes", "Bytes of what is kept of the beginnings of prompts"),
+    "pass_seconds": ("pass_seconds", "Seconds that a pass of prompts costs whatever its size, as measured"),
+    "prompt_token_seconds": ("prompt_token_seconds", "Seconds that each prompt token of a pass costs, as measured"),
+    "picture_seconds": ("picture_seconds", "Seconds that encoding a picture of the usual size takes, as measured"),
+    "decode_seconds": ("decode_seconds", "Seconds of a step that only decodes the running answers, as measured"),
+    "prompt_chunk_tokens": ("prompt_chunk_tokens", "Prompt tokens that a step takes in beside the running answers"),
+    "gap_unreachable": (
+        "gap_unreachable",
+        "1 where a pass costs so much that --max-gap or --max-stall is exceeded to make it pay",
+    ),
     "resident_bytes": ("engine_resident_memory_bytes", "Bytes of memory of the engine's process, where it has its own"),
 }
 _COUNTERS = {

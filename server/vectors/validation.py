@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import steering
+from server.api.answers import ignoring
 from server.api.context import AppContext
 from server.api.resolve import automatic, resolve
 from server.process.runtime import Serving
@@ -36,4 +37,10 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     if auto is not None:  # the way, and with it the sign, is found when the answer is asked for
         reports = [{**report, "toward": "auto", "scale": None} for report in reports]
     model = asked.model or serving.name
-    return {"object": "steering.validation", "model": model, "steering": reports, **skipping.notes}
+    return {
+        "object": "steering.validation",
+        "model": model,
+        "steering": reports,
+        **skipping.notes,
+        **ignoring(skipping.ignored),
+    }

@@ -289,6 +289,8 @@ class ChatCompletion(Head):
     object: Literal["chat.completion"]
     choices: list[CompletionChoice]
     usage: TokenCounts
+    ignored: list[str] = []
+    """Only where there are some: the paths of the request's fields that nothing reads, such as `messages[0].name`."""
 
 
 class Delta(AnswerBody):
@@ -315,3 +317,5 @@ class ChatCompletionChunk(Head):
     choices: list[ChunkChoice]
     usage: TokenCounts | None = None
     """With `stream_options.include_usage`: null but in the event after the last choice."""
+    ignored: list[str] = []
+    """As of a whole answer, in the last event."""

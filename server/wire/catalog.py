@@ -90,6 +90,8 @@ class ModelCard(AnswerBody):
     """Width and height that every picture is brought to; null where they keep their own."""
     image_pixels: tuple[int, int] | None
     """The least and the most pixels that pictures are brought to, where a request may state others; null where not."""
+    chat_template_kwargs: list[str]
+    """What a request may tell the model's chat template."""
     vectors: list[str]
     """Names of the steering vectors that were made for it."""
     interventions: list[InterventionCard]
@@ -194,6 +196,8 @@ class DryRunReport(AnswerBody):
     """That the request named."""
     skipped: list[SkippedField] | None = None
     """What did not apply, of a preset or of a request with `"strict": false`."""
+    ignored: list[str] | None = None
+    """Only where there are some: the paths of the request's fields that nothing reads."""
 
 
 class Health(AnswerBody):

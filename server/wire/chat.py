@@ -35,6 +35,7 @@ from steering.protocol.request import RANGES
 MAX_MESSAGES = 1024
 MAX_STOPS = 16
 MAX_BIASES = 1024
+MAX_VARIABLES = 64
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
@@ -130,7 +131,8 @@ def _of_tokens(schema: dict[str, Any]) -> None:
 
 class ChatRequest(BaseModel):
     """A chat completion: OpenAI's fields that this server knows, and Helmsight's own, among them one for each intervention.
-    Others are ignored, but for those that are nearly called as one of these, or change the answers of other servers."""
+    Others are ignored, which the answer says, but for those that are nearly called as one of these, or change the answers of
+    other servers."""
 
     # Those for interventions are added by `with_interventions`, which makes the models that bodies are read with; the ranges
     # of sampling values are the engine's to check.
@@ -222,9 +224,17 @@ class ChatRequest(BaseModel):
 
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """What is kept of the prompt serves only requests with the same one, as vLLM has it."""
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
+    """What the model's chat template is told beside the chat, as vLLM and SGLang have it: `{"enable_thinking": false}`;
+    `/v1/models` lists what it reads."""
+    continue_final_message: Flag | None = None
+    """The answer goes on from the last message, a text of the assistant's, as vLLM has it."""
+    add_generation_prompt: Flag | None = None
+    """false goes with `continue_final_message`, true without."""
 
     strict: Flag | None = None
-    """Whether what does not apply is refused, which is the default; false skips it and says so in `applied.skipped`."""
+    """Whether what does not apply is refused, which is the default; false skips it and says so in `applied.skipped`. true
+    also refuses fields that are unknown, which `ignored` names otherwise."""
 
     @model_validator(mode="before")
     @classmethod
@@ -283,6 +293,18 @@ class ChatRequest(BaseModel):
             raise PydanticCustomError("tool_choice", "cannot require a call without 'tools'")
         return self
 
+    @model_validator(mode="after")
+    def _going_on(self) -> Self:
+        continues, begins = bool(self.continue_final_message), self.add_generation_prompt
+        if begins is not None and begins == continues:
+            said = "exclude" if continues else "need"
+            raise PydanticCustomError(
+                "add_generation_prompt",
+                "{value} and 'continue_final_message': true {said} one another",
+                {"value": str(begins).lower(), "said": said},
+            )
+        return self
+
     @field_validator("modalities")
     @classmethod
     def _text_only(cls, value: Any) -> Any:
@@ -332,7 +354,7 @@ class ChatRequest(BaseModel):
 
     @property
     def texts(self) -> list[str]:
-        """Every text that the model reads."""
+        """Every text that the model reads, but for what the chat template is told, which is bounded by itself."""
         forced = [] if self.force is None else [self.force]
         forced += [tool.model_dump_json() for tool in self.tools or ()]
         return texts_of(self.messages) + [text for one in self.options.values() for text in one.texts] + forced

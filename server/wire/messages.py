@@ -41,7 +41,7 @@ class ImageUrl(Written):
 
 
 class ImagePart(Written):
-    """A picture, in a user's message."""
+    """A picture, in any message but a system's; in others than a user's where the model's chat template takes it."""
 
     type: Literal["image_url", "input_image"]
     image_url: ImageUrl | str
@@ -50,7 +50,7 @@ class ImagePart(Written):
 
 
 class ChatMessage(Written):
-    """One turn; a user's may hold pictures, and there is at least one of a user. "developer" is read as "system"."""
+    """One turn, of which at least one is a user's; "developer" is read as "system"."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: list[CallForm] | None = None
@@ -114,9 +114,9 @@ class Message(BaseModel):
     ]
 
     @model_validator(mode="after")
-    def _images_of_users_only(self) -> Self:
-        if self.role != "user" and isinstance(self.content, list) and any(p.type == "image" for p in self.content):
-            raise PydanticCustomError("image_role", "images are allowed in user messages only")
+    def _no_images_of_systems(self) -> Self:
+        if self.role == "system" and isinstance(self.content, list) and any(p.type == "image" for p in self.content):
+            raise PydanticCustomError("image_role", "images are not allowed in system messages")
         return self
 
 

@@ -70,6 +70,7 @@ _CODES = {
 }
 _SELF_EXPLAINING = {"unsupported", "part_type", "role", "too_many_parts"}
 _FIELDS_OF = {
+    "add_generation_prompt": "add_generation_prompt",
     "max_tokens": "max_tokens",
     "tool_choice": "tool_choice",
     "min_pixels": "min_pixels",

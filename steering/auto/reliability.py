@@ -24,7 +24,7 @@ from steering.interventions.steer import Steer, check_steer
 from steering.model.mllm import MLLM
 from steering.prompt.chat import blanked, pictures_of, without_context, without_images
 from steering.protocol.messages import chat_of
-from steering.protocol.request import Request, Result, Sampling
+from steering.protocol.request import RENDERED_BY, Request, Result, Sampling
 from steering.vectors.vector import SteeringVector
 
 CRITERIA = ("drop", "surprise")
@@ -141,24 +141,25 @@ class Reliability:
 Chats = Sequence[Sequence[Mapping[str, Any]]]
 
 
-def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None, salt: str = "") -> list[Reliability]:
+def measure(
+    engine: Engine | Turn, chats: Chats, begun: Begun | None = None, like: Request | None = None
+) -> list[Reliability]:
     """What the plain answer of each chat rests on; the answers run in one batch, then all reduced prompts.
 
-    A model that cannot do without images is shown gray ones. `salt` is the requests' `cache_salt`. Raises RequestError where
-    a chat has no image or no text context.
+    A model that cannot do without images is shown gray ones. Prompts are rendered, and kept, as those of a request `like`
+    them. Raises RequestError where a chat has no image or no text context.
     """
+    alike = {} if like is None else {name: getattr(like, name) for name in ("cache_salt", *RENDERED_BY)}
     chats = [chat_of(chat) for chat in chats]
     for chat in chats:
         _check_chat(chat)
     unseen = blanked if engine.mllm.needs_images else without_images
     reduced = [(unseen(chat), without_context(chat)) for chat in chats]
-    plain = engine.generate(
-        (Request(chat, Sampling(max_tokens=TOKENS, logprobs=0), cache_salt=salt) for chat in chats), begun
-    )
+    plain = engine.generate((Request(chat, Sampling(max_tokens=TOKENS, logprobs=0), **alike) for chat in chats), begun)
     said = [_words(result) for result in plain]
     scored = engine.generate(
         (
-            Request(chat, Sampling(max_tokens=len(tokens), ignore_eos=True, logprobs=0), forced=tokens, cache_salt=salt)
+            Request(chat, Sampling(max_tokens=len(tokens), ignore_eos=True, logprobs=0), forced=tokens, **alike)
             for pair, tokens in zip(reduced, said, strict=True)
             for chat in pair
         ),
@@ -170,17 +171,21 @@ def measure(engine: Engine | Turn, chats: Chats, begun: Begun | None = None, sal
 
 
 def find(
-    engine: Engine | Turn, chats: Chats, criterion: Criterion = DROP, begun: Begun | None = None, salt: str = ""
+    engine: Engine | Turn,
+    chats: Chats,
+    criterion: Criterion = DROP,
+    begun: Begun | None = None,
+    like: Request | None = None,
 ) -> Sequence[Reliability | Surprise]:
     """What a criterion finds for each chat, which must have an image and a text context; raises RequestError otherwise, and
-    where the model was not calibrated for the criterion."""
+    where the model was not calibrated for the criterion. `like` as that of `measure`."""
     if criterion.name == "drop":
-        return measure(engine, chats, begun, salt)
+        return measure(engine, chats, begun, like)
     bound = bound_of(engine.mllm, criterion.bound)
     chats = [chat_of(chat) for chat in chats]
     for chat in chats:
         _check_chat(chat)
-    found = surprises(engine, chats, begun, salt)
+    found = surprises(engine, chats, begun, like)
     return [Surprise(value, bound, count, criterion.one_degraded) for value, count in found]
 
 
@@ -198,7 +203,7 @@ def decide(engine: Engine | Turn, request: Request, auto: Auto, begun: Begun | N
     meanwhile. `begun` is given everything that runs for it, so that it can be cancelled; raises Fault then.
     """
     check_auto(engine.mllm, auto)  # before the work of measuring
-    (found,) = find(engine, [request.chat], auto.criterion, begun, request.cache_salt)
+    (found,) = find(engine, [request.chat], auto.criterion, begun, request)
     return replace(request, interventions=[*request.asked.values(), auto.steer(found)])
 
 

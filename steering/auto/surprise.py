@@ -91,13 +91,15 @@ def surprises(
     engine: Engine | Turn,
     chats: Sequence[Sequence[Mapping[str, Any]]],
     begun: Callable[[Completion], object] | None = None,
-    salt: str = "",
+    like: Request | None = None,
 ) -> list[tuple[float | None, int]]:
     """(s, number of contexts) of every chat, from one prefill a context, all in one batch; of several contexts the most
-    surprising counts. `begun` as that of `Engine.generate`, `salt` as `Request.cache_salt`.
+    surprising counts. `begun` as that of `Engine.generate`; prompts are rendered, and kept, as those of a request
+    `like` them.
 
     Raises RequestError where a chat has no text context, or more than `MAX_CONTEXTS`.
     """
+    salt, variables = ("", {}) if like is None else (like.cache_salt, like.chat_template_kwargs)
     chats = [chat_of(chat) for chat in chats]
     replies = [contexts_of(chat) for chat in chats]
     for contexts in replies:
@@ -109,7 +111,7 @@ def surprises(
     results = iter(
         engine.generate(
             (
-                Request(bare, Sampling(max_tokens=1), reply=context, cache_salt=salt)
+                Request(bare, Sampling(max_tokens=1), reply=context, cache_salt=salt, chat_template_kwargs=variables)
                 for chat, contexts in zip(chats, replies, strict=True)
                 for bare in [_unanswered(without_images(without_context(chat)))]
                 for context in contexts

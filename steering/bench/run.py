@@ -23,9 +23,9 @@ class Sheet:
     rows: list[Gauge] = field(default_factory=list)
 
 
-def chosen(quick: bool) -> list[str]:
-    """The names of the sections of a whole run, or of a quick one."""
-    return [name for name, section in SECTIONS.items() if section.quick or not quick]
+def usual() -> list[str]:
+    """Return the names of the sections that run unless others are named."""
+    return [name for name, section in SECTIONS.items() if section.usual]
 
 
 def run(names: Iterable[str], trial: Trial, begun: Callable[[str], object] = lambda name: None) -> Sheet:

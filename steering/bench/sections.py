@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 from steering.bench import extras, launches, precision, speed
 from steering.bench.device import facts, peak_bytes
+from steering.bench.load import serving, start
 from steering.bench.rows import Gauge, Unavailable
 from steering.bench.trial import Trial
 
@@ -20,24 +21,26 @@ Figures = Callable[[Trial], Iterator[Gauge]]
 
 @dataclass(frozen=True)
 class Section:
-    """figures: what it measures. budget: seconds after which it is ended, the start of its process included. quick: whether
-    it is part of a quick run."""
+    """figures: what it measures. budget: seconds after which it is ended, the start of its process included. usual: whether
+    it runs unless others are named."""
 
     figures: Figures
     budget: float
-    quick: bool = True
+    usual: bool = True
 
 
 SECTIONS = {
-    "limits": Section(speed.limits, 25),
-    "decode": Section(speed.decode, 60),
-    "first token": Section(speed.first_token, 40),
+    "limits": Section(speed.limits, 20),
+    "decode": Section(speed.decode, 50),
+    "first token": Section(speed.first_token, 35),
     "precision": Section(precision.precision, 40),
-    "launches": Section(launches.launches, 45),
-    "overhead": Section(extras.overhead, 150),
-    "eager": Section(speed.eager, 60, quick=False),
+    "launches": Section(launches.launches, 40),
+    "overhead": Section(extras.overhead, 90),
+    "serving": Section(serving.serving, 100),
+    "start": Section(start.start, 100),
+    "eager": Section(speed.eager, 60, usual=False),
 }
-"""In the order in which they run. Their budgets are less than eight minutes together."""
+"""In the order in which they run. The budgets of the usual ones are less than eight minutes together."""
 
 
 def rows_of(name: str, trial: Trial) -> Iterator[Gauge]:

@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConf
 
 from steering.decoder import attention
 from steering.model.checkpoint import embedded
-from steering.model.mllm import MLLM
+from steering.model.mllm import MLLM, fingerprint_of
 from steering.model.processor import load_processor
+from steering.vectors.vector import PREFERENCE, SteeringVector
 
 PATCH = 28
 """Pixels of a picture that one token is made of, along each side."""
@@ -27,7 +28,8 @@ _PROCESSING = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
 class ModelShape:
     """How large a model is and what it is asked. text, vision: settings of its two configs. image: tokens of a large
     picture, (columns, rows). prompt, long: words of a prompt without pictures, and of one that comes in several chunks.
-    batches: how many answers decode at once.
+    batches: how many answers decode at once. callers: how many ask at once, picture: tokens of what each sends, as `image`,
+    answer: tokens that each is answered with.
     tokens: of an answer. copied: bytes of the tensor whose copy measures the bandwidth."""
 
     name: str
@@ -39,6 +41,9 @@ class ModelShape:
     batches: tuple[int, ...]
     tokens: int
     copied: int
+    callers: tuple[int, ...] = (1, 2)
+    picture: tuple[int, int] = (2, 2)
+    answer: int = 6
 
     @property
     def length(self) -> int:
@@ -90,6 +95,9 @@ SHAPES = {
             batches=(1, 32),
             tokens=32,
             copied=2**31,
+            callers=(1, 16, 64),
+            picture=(20, 20),
+            answer=64,
         ),
         ModelShape(
             "small",
@@ -131,6 +139,30 @@ def random_model(
     with tempfile.TemporaryDirectory() as folder:
         write_processor(Path(folder))
         processor = load_processor(folder)
+    model = _drawn(shape, device, dtype, seed, len(processor.tokenizer))
+    if weights is not None:
+        model.load_state_dict(weights)
+    return MLLM(model.eval().requires_grad_(False), processor, f"random-{shape.name}", None)
+
+
+def write_checkpoint(shape: ModelShape, device: torch.device, dtype: torch.dtype, folder: Path) -> None:
+    """Write such a model, made on the device, as a checkpoint with a steering vector."""
+    attention.register()
+    write_processor(folder)
+    model = _drawn(shape, device, dtype, 0, len(load_processor(str(folder)).tokenizer))
+    model.save_pretrained(folder, max_shard_size="4GB")
+    layers, width = shape.text["num_hidden_layers"], shape.text["hidden_size"]
+    ones = torch.ones(layers)
+    direction = torch.randn(layers, width, generator=torch.Generator().manual_seed(0)) * 1e-3
+    (folder / "vectors").mkdir()
+    vector = SteeringVector(
+        PREFERENCE, direction, ones, ones.clone(), ones.clone(), (layers // 2,), fingerprint_of(model)
+    )
+    vector.save(folder / "vectors" / f"{PREFERENCE}.safetensors")
+
+
+def _drawn(shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int, known: int) -> Any:
+    """The model itself, which never says tokens from `known` on."""
     own = json.loads((embedded() / "config.json").read_text())
     names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
     ends = {name: own["text_config"][name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -146,12 +178,9 @@ def random_model(
         model = AutoModelForImageTextToText.from_config(
             config, dtype=dtype, attn_implementation={"text_config": attention.NAME}
         )
-    if weights is not None:
-        model.load_state_dict(weights)
-    known = len(processor.tokenizer)
     model.get_output_embeddings().weight.data[known:] = 0  # never the likeliest
     model.generation_config = GenerationConfig(eos_token_id=ends["eos_token_id"], pad_token_id=ends["pad_token_id"])
-    return MLLM(model.eval().requires_grad_(False), processor, f"random-{shape.name}", None)
+    return model
 
 
 def write_processor(folder: Path) -> None:

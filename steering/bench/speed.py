@@ -123,7 +123,7 @@ def bytes_read(engine: Engine, rows: int, columns: int) -> float:
 @torch.inference_mode()
 def model_alone(mllm: MLLM, rows: int, columns: int) -> Callable[[], torch.Tensor]:
     """A decode step of the decoder and its output, (rows, vocabulary), over keys and values of its own, without sampling."""
-    pool = KVPool(rows, columns)
+    pool = KVPool(rows, columns + 1)  # a row that writes to the last column pads a batch
     tokens = torch.zeros(rows, 1, dtype=torch.int64, device=mllm.device)
     positions = torch.full((rows,), columns - 1, device=mllm.device)
     mask = torch.ones(rows, 1, 1, 1, dtype=torch.bool, device=mllm.device)
@@ -134,7 +134,7 @@ def model_alone(mllm: MLLM, rows: int, columns: int) -> Callable[[], torch.Tenso
             position_ids=positions[:, None],
             attention_mask=mask,
             use_cache=False,
-            step=Decode(pool, positions, columns),
+            step=Decode(pool, positions, columns, kernel=mllm.decode_attention),
         )
         return mllm.head(out.last_hidden_state[:, -1])
 

@@ -8,7 +8,7 @@ import torch
 
 from steering.compiled.packing import PackedWeights
 from steering.compiled.step import STEPS, Step, StepSizes, Variant, constants
-from steering.compiled.tensors import taken_apart
+from steering.compiled.tensors import Sizes, fixed_sizes, taken_apart
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture
@@ -44,6 +44,13 @@ def example_step(
     """The step that is asked for, and the tensors of its hooks in an example of these sizes."""
     shape, given = taken_apart([] if variant.kind == "pictures" else _hooks(mllm, variant, sizes))
     return STEPS[variant.kind](mllm, shape, axes, weights), given
+
+
+def example_sizes(mllm: MLLM, variant: Variant) -> tuple[Sizes, ...]:
+    """The sizes of the tensors of a step's hooks, None for each that varies from one pass, or one engine, to the next."""
+    if variant.kind == "pictures":
+        return ()
+    return fixed_sizes(*(taken_apart(_hooks(mllm, variant, sizes))[1] for sizes in EXAMPLES))
 
 
 def _hooks(mllm: MLLM, variant: Variant, sizes: StepSizes) -> list[Hook]:

@@ -1,16 +1,18 @@
 """Decode steps as CUDA graphs: all kernels of a step are launched at once, where a host that launches one after the other
 takes longer than a GPU computes.
 
-A graph reads and writes the same memory whenever it is replayed, for as many rows and columns as it was captured for. So
-each has inputs of its own, into which a step's are copied, and rows behind the running ones, which write to the last column
-of their slots, where nothing is ever read.
+A graph reads and writes the same memory whenever it is replayed, for as many rows as it was captured for. So each has inputs
+of its own, into which a step's are copied, and rows behind the running ones, which write to the last column of their slots,
+where nothing is ever read.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable
-from functools import partial
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,8 @@ LEAST = 256
 """Columns that a graph reads at least."""
 MOST = 256
 """Graphs that are kept: each holds what it gives, of a step with every readout a few MB a row."""
+PATIENCE = 16
+"""Steps that run without their graph before answers wait for its capture: it takes about as long as they lose."""
 WARMUPS = 2
 """Runs before a capture, which make what is made at first use."""
 
@@ -70,20 +74,37 @@ def beforehand(run: Callable[[], object], device: torch.device) -> None:
 
 class _Graph(NamedTuple):
     """fed: tokens, positions and rotary positions, (rows,). given: the hooks' tensors. made: hidden states, logits, and what
-    hooks left behind. mould, changes: of the hooks."""
+    hooks left behind. changes: of the hooks."""
 
     fed: list[torch.Tensor]
     given: list[torch.Tensor]
     replay: Callable[[], object]
     made: list[torch.Tensor]
-    mould: Mould
     changes: list[tuple[int, str, Any]]
 
 
+class _Form:
+    """Steps that differ in their number of rows alone, and their graphs by that number. axes: of rotary positions. columns:
+    that are read. pattern: of the hooks. tensors: of each that these hold the shape of a row, the dtype and the device.
+    wanted: how often a number of rows had no graph."""
+
+    def __init__(self, axes: int | None, columns: int, pattern: Pattern, given: list[torch.Tensor]):
+        self.axes, self.columns, self.pattern = axes, columns, pattern
+        self.mould = Mould(pattern, [(None, *one.shape[1:]) for one in given])
+        self.tensors = [(one.shape[1:], one.dtype, one.device) for one in given]
+        self.graphs: dict[int, _Graph] = {}
+        self.wanted: Counter[int] = Counter()
+
+
 class DecodeGraphs:
-    """What a runner asks for its decode steps on a GPU, as `steps.CompiledSteps`. One is captured for each number of rows
-    and columns, up to buckets, when it is first wanted, by what `captures` makes, which is forgotten with all its graphs.
-    Where one cannot be captured once the engine was `tried`, steps for which there is none run as they are."""
+    """What a runner asks for its decode steps on a GPU, as `steps.CompiledSteps`.
+
+    Graphs are captured for 1, 2, 4 and so on rows, each for hooks of one pattern, by what `captures` makes; where they are
+    too many, all are dropped with it. With a kernel that reads each row's own length a graph serves any number of columns;
+    without, there is one for each bucket of columns. A step for which there is no graph runs in a larger one, or eagerly,
+    until it was wanted `PATIENCE` times, as running answers wait for a capture. Once the engine was `tried`, a capture that
+    fails is the last, and steps without a graph run eagerly.
+    """
 
     axes: int | None = None
     loops: Loops | None = None
@@ -96,16 +117,19 @@ class DecodeGraphs:
         self._mllm, self._captures, self._capture = mllm, captures, captures()
         self.tried = False
         self._ended = False
-        self._graphs: dict[tuple[int | None, int, int], list[_Graph]] = {}
+        self._forms: dict[tuple[int | None, int], list[_Form]] = {}
+        self._pool: KVPool | None = None
         self.taken = 0
         """How many steps were run."""
 
     def __len__(self) -> int:
-        return sum(map(len, list(self._graphs.values())))  # others count while steps are captured
+        return sum(len(form.graphs) for form in self._every())  # others count while steps are captured
 
     def columns(self, needed: int, pool: KVPool) -> int:
-        """How many columns a step reads that needs so many: few numbers, each at most half as large again as the one
-        before."""
+        """How many columns a step reads that needs so many: all, where a kernel reads of each row what that has; else few
+        numbers, each at most half as large again as the one before."""
+        if self._mllm.decode_attention is not None:
+            return pool.length
         size = LEAST
         while size < needed:
             size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
@@ -129,26 +153,19 @@ class DecodeGraphs:
         columns: int,
         pool: KVPool,
     ) -> Computed | None:
-        """As `compiled.package.Package`; None for hooks that hold what cannot be copied, and before keys and values are
-        made."""
+        """As `compiled.package.Package`; None for hooks that hold what cannot be copied, before keys and values are made,
+        and where no graph is captured yet."""
         rows = len(tokens)
         if pool.layers < self._mllm.num_layers:
             return None
-        full = min(1 << (rows - 1).bit_length(), pool.slots)
-        where = axes, full, columns
-        found = ((one, given) for one in self._graphs.get(where, ()) if (given := hooks.tensors(one.mould)) is not None)
-        graph, given = next(found, (None, []))
+        self._pool = pool
+        known = self._known(hooks, axes, rows, columns)
+        if known is None:
+            return None
+        form, given = known
+        graph = self._graph(form, rows, pool)
         if graph is None:
-            hooks.reset()
-            try:
-                shape, given = taken_apart(hooks.values)
-            except Foreign:
-                return None
-            if any(one.shape[0] != rows for one in given):
-                return None
-            graph = self._new(where, partial(self._made, shape, *where, given, pool))
-            if graph is None:
-                return None
+            return None
         graph.fed[1][rows:] = pool.length - 1
         graph.fed[2][rows:] = 0
         torch._foreach_copy_([one[:rows] for one in graph.fed], [tokens, positions, rope])
@@ -157,43 +174,105 @@ class DecodeGraphs:
         graph.replay()
         self.taken += 1
         hidden, logits, *made = [one[:rows] for one in graph.made]
-        graph.mould.change(hooks.values, graph.changes, [*given, *made])
+        form.mould.change(hooks.values, graph.changes, [*given, *made])
         return Computed(hidden.clone(), logits.clone())  # which some keep until the next step
 
-    def _new(self, where: tuple[int | None, int, int], capture: Callable[[], _Graph]) -> _Graph | None:
+    @torch.inference_mode()
+    def prepare(self, sizes: Iterable[int]) -> None:
+        """Capture graphs of so many rows for all hooks that steps had so far. Raises what a capture raises."""
+        if self._pool is not None:
+            for rows, form in itertools.product(sizes, self._every()):
+                self._new(form, _full(rows, self._pool), self._pool)
+
+    @torch.inference_mode()
+    def prepare_next(self) -> bool:
+        """Capture one graph that was wanted, or of a number of rows that steps which run alone have none for; False where
+        there is none. To be called while nothing runs."""
+        if self._pool is None or self._ended:
+            return False
+        sizes = [1 << power for power in range(self._pool.slots.bit_length())]
+        for form in self._every():
+            for size in (*form.wanted, *(sizes if 1 in form.graphs else ())):
+                rows = _full(size, self._pool)
+                if rows not in form.graphs:
+                    return self._new(form, rows, self._pool) is not None
+        return False
+
+    def _every(self) -> list[_Form]:
+        return [form for forms in list(self._forms.values()) for form in forms]
+
+    def _known(
+        self, hooks: Bound, axes: int | None, rows: int, columns: int
+    ) -> tuple[_Form, list[torch.Tensor]] | None:
+        """Return what a graph for these hooks is captured for, and their tensors; None where they cannot be copied."""
+        forms = self._forms.setdefault((axes, columns), [])
+        for form in forms:
+            if (given := hooks.tensors(form.mould)) is not None:
+                return form, given
+        hooks.reset()
+        try:
+            pattern, given = taken_apart(hooks.values)
+        except Foreign:
+            return None
+        if any(one.shape[0] != rows for one in given):
+            return None
+        if len(forms) >= MOST:
+            forms.clear()
+        forms.append(_Form(axes, columns, pattern, given))
+        return forms[-1], given
+
+    def _graph(self, form: _Form, rows: int, pool: KVPool) -> _Graph | None:
+        """Return the graph for a step of so many rows; None where it is to run as it is."""
+        full = _full(rows, pool)
+        if full in form.graphs:
+            return form.graphs[full]
+        form.wanted[full] += 1
+        if (not self.tried or form.wanted[full] > PATIENCE) and (graph := self._new(form, full, pool)):
+            return graph
+        larger = [size for size in form.graphs if size >= rows]
+        return form.graphs[min(larger)] if larger else None
+
+    def _new(self, form: _Form, rows: int, pool: KVPool) -> _Graph | None:
         """Capture a step, and keep it; None where that is over."""
+        if rows in form.graphs:
+            return form.graphs[rows]
         if self._ended:
             return None
         if len(self) >= MOST:
-            self._graphs.clear()
+            for other in self._every():
+                other.graphs.clear()
+            self._forms = {(form.axes, form.columns): [form]}
             self._capture = self._captures()
+        began = time.monotonic()
         try:
-            made = capture()
+            graph = self._made(form, rows, pool)
         except Exception as error:
             if not self.tried:
                 raise
             log.warning("no more decode steps are captured; those that are not run as they are: %s", error)
             self._ended = True
             return None
-        self._graphs.setdefault(where, []).append(made)
-        return made
+        form.graphs[rows] = graph
+        form.wanted.pop(rows, None)
+        size = sum(one.nbytes for one in (*graph.fed, *graph.given, *graph.made)) / 2**20
+        took, graphs = time.monotonic() - began, len(self)
+        log.info(
+            "captured a decode step of %d rows in %.2f s: %d graphs, its tensors %.0f MiB", rows, took, graphs, size
+        )
+        return graph
 
-    def _made(
-        self,
-        shape: Pattern,
-        axes: int | None,
-        rows: int,
-        columns: int,
-        given: list[torch.Tensor],
-        pool: KVPool,
-    ) -> _Graph:
+    def _made(self, form: _Form, rows: int, pool: KVPool) -> _Graph:
         """Capture a step."""
         device = self._mllm.device
-        step = DecodeStep(self._mllm, shape, axes, None)
+        step = DecodeStep(self._mllm, form.pattern, form.axes, None)
         fed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
         fed[1].fill_(pool.length - 1)  # what is run before the graph must write where nobody reads
-        own = [one.new_zeros(rows, *one.shape[1:]) for one in given]
-        column, pooled = torch.zeros(columns, device=device), list(pool.tensors)
+        own = [torch.zeros(rows, *shape, dtype=dtype, device=place) for shape, dtype, place in form.tensors]
+        column, pooled = torch.zeros(form.columns, device=device), list(pool.tensors)
         replay, made = self._capture(lambda: step(*fed, column, own, pooled), device)
-        mould = Mould(shape)
-        return _Graph(fed, own, replay, made, mould, mould.changes(step.left))
+        return _Graph(fed, own, replay, made, form.mould.changes(step.left))
+
+
+def _full(rows: int, pool: KVPool) -> int:
+    """Return the rows of the graph in which so many run."""
+    return min(1 << (rows - 1).bit_length(), pool.slots)

@@ -70,9 +70,10 @@ class Library:
 
     def _checked(self, failed: int) -> None:
         if failed:
-            told = self.native.AOTInductorGetLastError
-            told.restype = ctypes.c_char_p
-            raise RuntimeError((told() or b"torch says no more").decode(errors="replace").splitlines()[0])
+            message = ctypes.c_char_p()
+            self.native.AOTInductorGetLastError(ctypes.byref(message))
+            lines = (message.value or b"").decode(errors="replace").splitlines()
+            raise RuntimeError(lines[0] if lines else "torch says no more")
 
 
 def _close(delete: Any, container: ctypes.c_void_p, held: list[int]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 
 from steering.compiled.library import Library
 from steering.compiled.store import StoredStep
-from steering.compiled.tensors import Bound, Mould, Pattern, kinds_of, of_json
+from steering.compiled.tensors import Bound, Mould, Pattern, Sizes, kinds_of, of_json
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.team import Team
@@ -18,14 +18,22 @@ from steering.team import Team
 class Package:
     """Passes of one kind, under hooks of one shape."""
 
-    def __init__(self, entry: StoredStep, shape: Pattern, tensors: Mapping[str, torch.Tensor], team: Team):
-        """Load a package for hooks of this shape. tensors: the model's, by name. team: threads that share its passes.
+    def __init__(
+        self,
+        entry: StoredStep,
+        shape: Pattern,
+        sizes: Sequence[Sizes],
+        tensors: Mapping[str, torch.Tensor],
+        team: Team,
+    ):
+        """Load a package for hooks of this shape. sizes: of the tensors that they hold. tensors: the model's, by name. team:
+        threads that share its passes.
 
         Raises ValueError for a package of something else, and what `Library` raises.
         """
         if entry.about["shape"] != shape.text():
             raise ValueError("it is of other hooks")
-        self._mould = Mould(shape)
+        self._mould = Mould(shape, sizes)
         self._changes = self._mould.changes(of_json(entry.about["left"], kinds_of(shape.tree)))
         self._library = Library(entry.package, tensors, team.threads)
         self._team = team

@@ -150,7 +150,8 @@ class DecodeStep(DecoderStep):
         angles = rope[:, None]
         if self._axes is not None:
             angles = angles.expand(self._axes, -1, -1)
-        step = Decode(KVPool.of(pooled), positions, column.shape[0], Hooks.of(hooks), fused=self._fused)
+        kernel = self._mllm[0].decode_attention
+        step = Decode(KVPool.of(pooled), positions, column.shape[0], Hooks.of(hooks), fused=self._fused, kernel=kernel)
         return self._run(self.embeddings(tokens[:, None]), angles, step, -1, hooks, given)
 
 

@@ -14,12 +14,12 @@ from typing import NamedTuple, Self
 import torch
 import transformers
 
-from steering.compiled.examples import example_step, manifest, small
+from steering.compiled.examples import example_sizes, example_step, manifest, small
 from steering.compiled.package import Package
 from steering.compiled.packing import PackedWeights, reordered
 from steering.compiled.step import STEPS, Kind, Variant, constants
 from steering.compiled.store import StoredStep
-from steering.compiled.tensors import Bound, Pattern
+from steering.compiled.tensors import Bound, Pattern, Sizes
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
 from steering.loops.native import Loops
@@ -44,11 +44,13 @@ MOST_PATCHES = 1024
 
 
 class WantedStep(NamedTuple):
-    """A step that may be compiled: which, under hooks of which shape, with how many axes of rotary positions; `key` says all
-    that it depends on, `manifest` how the model's tensors lie, `small` what is in the small ones."""
+    """A step that may be compiled: which, under hooks of which shape, whose tensors have which sizes, with how many axes of
+    rotary positions; `key` says all that it depends on, `manifest` how the model's tensors lie, `small` what is in the small
+    ones."""
 
     variant: Variant
     shape: Pattern
+    sizes: tuple[Sizes, ...]
     axes: int | None
     manifest: str
     small: dict[str, list[float]]
@@ -102,14 +104,15 @@ class CompiledSteps:
             **surroundings(),
         }
         key = json.dumps(about, sort_keys=True, default=str)
-        return WantedStep(variant, step.shape, self.axes, laid, small(step), key)
+        sizes = example_sizes(self._mllm, variant)
+        return WantedStep(variant, step.shape, sizes, self.axes, laid, small(step), key)
 
     def load(self, wanted: WantedStep, entry: StoredStep) -> Package:
         """A package of an entry, which is not in use yet; raises what `Package` raises."""
         step = STEPS[wanted.variant.kind](self._mllm, wanted.shape, wanted.axes, self.weights)
         if not self._reordered:
             self._reordered = {f"packed.{name}": reordered(one) for name, one in step.packed.named_buffers()}
-        return Package(entry, wanted.shape, constants(step) | self._reordered, self._team)
+        return Package(entry, wanted.shape, wanted.sizes, constants(step) | self._reordered, self._team)
 
     def add(self, wanted: WantedStep, package: Package) -> None:
         """Use a package from the next step on."""
@@ -183,7 +186,7 @@ class CompiledSteps:
             return None
         self.taken += 1
         least = -(-SHARED_TOKENS // given[0].shape[1:3].numel())
-        return Features([*package.encode(given, self._team.shares(len(given[0]), least))])
+        return Features((*package.encode(given, self._team.shares(len(given[0]), least)),))
 
     def _found(
         self, kind: Kind, hooks: Bound, axes: int | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,20 +59,38 @@ def taken_apart(value: Any) -> tuple[Pattern, list[torch.Tensor]]:
     return Pattern(tree, tuple((one.dtype, one.ndim) for one in tensors)), tensors
 
 
-class Mould:
-    """Values of one shape, read and written without a look at what is always the same: a step is short."""
+Sizes = tuple[int | None, ...]
+"""The sizes of a tensor, None for each that may vary."""
 
-    def __init__(self, shape: Pattern):
+
+def fixed_sizes(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[Sizes, ...]:
+    """The sizes that tensors of two examples have in common; None for each that differs."""
+    return tuple(
+        tuple(a if a == b else None for a, b in zip(one.shape, other.shape, strict=True))
+        for one, other in zip(tensors, others, strict=True)
+    )
+
+
+class Mould:
+    """Values of one shape, read and written without a look at what is always the same: a step is short. sizes: of each
+    tensor. Nothing else checks them: code that was compiled for others would read what lies behind a tensor."""
+
+    def __init__(self, shape: Pattern, sizes: Sequence[Sizes]):
         self._shape = shape
+        self._expected = [(*kind, one) for kind, one in zip(shape.tensors, sizes, strict=True)]
         self._read = _reader(shape.tree)
 
     def tensors(self, value: Any) -> list[torch.Tensor] | None:
-        """The tensors that a value holds, each once; None where it is of another shape."""
+        """The tensors that a value holds, each once; None where it is of another shape, or of tensors of other sizes."""
         found: list[torch.Tensor] = []
-        if not self._read(value, found) or len(found) != len(self._shape.tensors):
+        if not self._read(value, found) or len(found) != len(self._expected):
             return None
-        kinds = zip(found, self._shape.tensors, strict=True)
-        return found if all(one.dtype is dtype and one.ndim == axes for one, (dtype, axes) in kinds) else None
+        for tensor, (dtype, axes, sizes) in zip(found, self._expected, strict=True):
+            if tensor.dtype is not dtype or tensor.ndim != axes:
+                return None
+            if any(size not in (None, own) for own, size in zip(tensor.shape, sizes, strict=True)):
+                return None
+        return found
 
     @staticmethod
     def change(values: list[Any], changes: list[tuple[int, str, Any]], tensors: list[torch.Tensor]) -> None:

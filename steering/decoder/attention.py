@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from steering.accel.attended import DecodeKernel
 from steering.decoder import kernels
 from steering.decoder.hooks import NO_HOOKS, Hooks
 from steering.decoder.kernels import Heads
@@ -68,7 +69,7 @@ class Decode:
 
     positions: (rows,) the column that each row writes. columns: how many columns are read, at least max(positions) + 1.
     Where few rows need as many, `apart` are those rows with how many each of them reads, and the others read `common`.
-    fused: it is compiled, and calls loops of our own.
+    fused: it is compiled, and calls loops of our own. kernel: computes attention on a GPU, each row of its own length.
     """
 
     pool: KVPool
@@ -78,6 +79,7 @@ class Decode:
     common: int = 0
     apart: tuple[tuple[int, int], ...] = ()
     fused: bool = False
+    kernel: DecodeKernel | None = None
     _writes: dict[tuple[int, torch.device], torch.Tensor] = field(default_factory=dict)
     _masks: dict[tuple[int | None, torch.device], torch.Tensor] = field(default_factory=dict)
     _flat_masks: dict[tuple[int | None, int, torch.device], torch.Tensor] = field(default_factory=dict)
@@ -87,6 +89,10 @@ class Decode:
     ) -> torch.Tensor:
         rows, kv_heads, _, width = key.shape
         keys, values = self.pool.layer(heads.layer, key, value)
+        if self.kernel is not None:
+            attended = self._accelerated(self.kernel, heads, query, key, value, keys, values)
+            if attended is not None:
+                return attended
         written = self._written(kv_heads, key.device)
         keys.view(-1, width).index_copy_(0, written, key.reshape(-1, width))
         values.view(-1, width).index_copy_(0, written, value.reshape(-1, width))
@@ -110,6 +116,32 @@ class Decode:
         for observer in self.hooks.observers:
             observer.decode(heads.layer, weights.view(rows, -1, self.columns).mean(1))
         return out.reshape(query.shape)
+
+    def _accelerated(
+        self,
+        kernel: DecodeKernel,
+        heads: Heads,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """Return the output (rows, heads, 1, head_dim), with the new keys and values written, by the kernel; None where a
+        hook does what it does not know."""
+        hooks = self.hooks
+        gains = hooks.scoring[0].gains(heads.layer, self.columns) if len(hooks.scoring) == 1 else None
+        shift = hooks.weighing[0].shift(heads.layer, self.columns) if len(hooks.weighing) == 1 else None
+        if (hooks.scoring and gains is None) or (hooks.weighing and shift is None) or value.shape != key.shape:
+            return None
+        place = (self.positions, heads.scaling, self.columns, heads.layer, heads.window, heads.softcap)
+        attended = kernel(query, key, value, keys, values, *place, gains, shift, looks=bool(hooks.observers))
+        if attended.effect is not None:
+            hooks.weighing[0].shifted(attended.effect)
+        for observer in hooks.observers:
+            assert attended.means is not None
+            observer.decode(heads.layer, attended.means)
+        return attended.out[:, :, None]
 
     def _looped(self, heads: Heads, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """The output (rows, heads, 1, head_dim) of queries alike, by our own loops over a layer's pool."""

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from steering.accel.attention import lower_right
+
 
 class Heads(NamedTuple):
     """What one layer's attention needs besides its tensors."""
@@ -65,9 +67,15 @@ def grouped_scores(heads: Heads, query: torch.Tensor, key: torch.Tensor) -> torc
 def product(
     heads: Heads, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """Attention without materialised weights, where the scores allow it; causal without a mask."""
+    """Attention without materialised weights, where the scores allow it; causal without a mask, where queries are the last
+    of the columns."""
     if heads.softcap is not None:
         return explicit(heads, query, key, value, mask)
+    n, columns = query.shape[2], key.shape[2]
+    if mask is None and n != columns:
+        if (out := lower_right(query, key, value, heads.scaling)) is not None:
+            return out
+        mask = visible(torch.arange(columns - n, columns, device=query.device), columns, heads.window)
     causal = mask is None
     if mask is not None and query.is_cuda:  # the only kernels that take a mask and grouped heads make all weights
         key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))

@@ -169,7 +169,9 @@ class Prefill(_OfPrompts):
                 return looped
         if self.start or self.ragged is not None:
             key, value = keys[self.rows, :, :end], values[self.rows, :, :end]
-            mask = self._chunk_mask(n, end, heads.window, query.device)
+            plain = self.ragged is None and heads.window is None and heads.softcap is None
+            unmasked = plain and query.is_cuda and query.dtype != torch.float32
+            mask = None if unmasked else self._chunk_mask(n, end, heads.window, query.device)
         if looped is None:
             return self._hooked(heads, query, key, value, mask)
         return self._looked(_Weights(self, heads, query, key, mask, grouped), value, looped)

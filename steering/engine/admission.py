@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from steering.prompt.chat import pictures_of
 from steering.prompt.fitting import BESIDE, resized_chat, room_for_prompt
 from steering.prompt.forced import forced_tokens
 from steering.prompt.layout import Layout, Prompt, build_prompt
+from steering.prompt.rendering import TemplateOptions
 from steering.prompt.tiles import tiling_of
 from steering.protocol.asked import Asked
 from steering.protocol.readout import Surroundings
@@ -30,6 +30,9 @@ from steering.protocol.wording import must
 from steering.runner.sampler import answer_seed
 from steering.tools.calls import CallStream
 from steering.tools.formats import format_of, special_tags, with_short_ids
+
+TEXT_BEFORE = 8
+"""Tokens of the prompt that the text of an answer goes on from: what a token says may depend on those before it."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,12 @@ def read_prompt(mllm: MLLM, request: Request, length: int) -> Prompt:
         texts = texts_of(request.messages) + [text for one in request.asked.values() for text in one.texts]
         texts += [text for text in (request.reply, request.forced) if isinstance(text, str)]
         texts += told_of_tools(mllm, request)
+        if request.chat_template_kwargs:
+            texts.append(json.dumps(request.chat_template_kwargs, ensure_ascii=False))
         TextBounds.of(mllm, length).check(texts)
         count_ahead(mllm, texts, length, None if request.clamp else request.sampling.max_tokens)
         room = _room_for_prompt(mllm, request, length)
-        return build_prompt(mllm, _told(mllm, request).chat, request.reply, _functions(request), room)
+        return build_prompt(mllm, _told(mllm, request).chat, request.reply, options_of(request), room)
 
 
 def _room_for_prompt(mllm: MLLM, request: Request, length: int) -> int:
@@ -96,8 +101,10 @@ def _told(mllm: MLLM, request: Request) -> Request:
     return request
 
 
-def _functions(request: Request) -> list[dict[str, Any]]:
-    return [] if request.tools is None else request.tools.told
+def options_of(request: Request) -> TemplateOptions:
+    """Return what the chat template is given beside a request's messages."""
+    functions = [] if request.tools is None else request.tools.told
+    return TemplateOptions(functions, request.chat_template_kwargs, request.continue_final_message)
 
 
 def told_of_tools(mllm: MLLM, request: Request) -> list[str]:
@@ -122,7 +129,7 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
     baseline_prompt, chat = prompt, resized_chat(request.chat, prompt.shrunk)
     if request.baseline and request.chat is not request.messages:
         messages = resized_chat(request.messages, prompt.shrunk)
-        baseline_prompt = build_prompt(mllm, messages, request.reply, _functions(request))
+        baseline_prompt = build_prompt(mllm, messages, request.reply, options_of(request))
     forced = forced_tokens(mllm, request.forced) if isinstance(request.forced, str) else request.forced
     longest = request.sampling.max_tokens
     if longest is None and isinstance(request.forced, str):
@@ -213,6 +220,7 @@ def prepare(
         admitted.prompt.length, admitted.max_tokens, request.n, request.baseline, cancel, around, parts
     )
     seed = _seed(request)
+    before = admitted.prompt.ids[-TEXT_BEFORE:].tolist() if request.continue_final_message else ()
     for baseline in (False, True)[: 1 + request.baseline]:
         first: Sequence | None = None
         for index in range(request.n):
@@ -228,7 +236,8 @@ def prepare(
                 forced=admitted.forced,
                 salt=request.cache_salt,
             )
-            text = TextStream(mllm.tokenizer, request.sampling.stop, {token: tag for tag, token in special.items()})
+            kept = {token: tag for tag, token in special.items()}
+            text = TextStream(mllm.tokenizer, request.sampling.stop, kept, before)
             matcher = None if start is None else start.copy()
             made = Sequence(spec, text, completion.receive, fork_of=first, waited=waited, group=group, matcher=matcher)
             made.expects_forks = first is None and request.n > 1

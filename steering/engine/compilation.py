@@ -20,6 +20,8 @@ from steering.compiled.steps import CompiledSteps
 from steering.errors import Fault, UnsupportedModel
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture
+from steering.protocol import intervention
+from steering.protocol.asked import Options
 from steering.protocol.readout import Diagnose
 from steering.protocol.request import Request, Sampling
 from steering.runner.rehearsal import Rehearsal
@@ -71,6 +73,7 @@ class Compilation:
     """The compiled steps of one engine. `steps` are those that its runner takes, None where there are none to come."""
 
     def __init__(self, mllm: MLLM, compiled: bool, folder: str | None):
+        self._stepping = mllm.stepping
         self.steps: CompiledSteps | DecodeGraphs | None = None
         self._compiling: Compiling | None = None
         if not compiled:
@@ -107,8 +110,16 @@ class Compilation:
         if not isinstance(self.steps, DecodeGraphs):
             return False
         compiled_now(generate, slots, name)
+        self.steps.prepare(rows for rows in (1, 2, 4, slots) if rows <= slots)
         self.steps.tried = True
         return True
+
+    def prepare_next(self) -> bool:
+        """Capture a step that may be wanted, while nothing runs; False where there is none to capture."""
+        if not isinstance(self.steps, DecodeGraphs):
+            return False
+        with self._stepping:
+            return self.steps.prepare_next()
 
     def stop(self) -> None:
         """End what is being compiled."""
@@ -123,13 +134,15 @@ class Compilation:
 
 
 def compiled_now(generate: Callable[[list[Request]], object], slots: int, name: str) -> None:
-    """Answer small requests of every kind that has code of its own: one row and several, with captures or without. Raises
-    UnsupportedModel where that fails."""
+    """Answer small requests of the kinds that are asked for most: plain or with an intervention that is `rehearsed`, with
+    captures or without. Raises UnsupportedModel where that fails."""
     message = {"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text", "text": "?"}]}
     sampling = Sampling(max_tokens=3, ignore_eos=True)
-    for rows in (1, 2)[:slots]:
+    kinds = [kind for kind, _ in intervention.REGISTRY.values() if kind.rehearsed and issubclass(kind, Options)]
+    for asked in ((), *((kind(),) for kind in kinds)):
         for diagnose in (None, Diagnose()):
+            request = Request([message], sampling, asked, diagnose=diagnose)
             try:
-                generate([Request([message], sampling, diagnose=diagnose)] * rows)
+                generate([request] * min(slots, 1 if asked else 2))
             except Fault as fault:
                 raise UnsupportedModel(f"{name}: its decode step cannot be compiled: {fault}") from fault

@@ -14,11 +14,11 @@ import torch
 
 from steering.bins import Bins
 from steering.engine.admission import Limits, check_request, count_answers, prepare, seeded
+from steering.engine.budget import StepBudget, default_budget
 from steering.engine.compilation import Compilation, check_compilable
 from steering.engine.completion import Completion
 from steering.engine.gate import Gate
 from steering.engine.lockstep import Lockstep, News
-from steering.engine.pace import Pace
 from steering.engine.steps import Steps
 from steering.engine.turn import Turn
 from steering.errors import Fault, RequestError
@@ -41,16 +41,15 @@ class Engine:
     """Serves one patched model with continuous batching; any thread may submit, one steps, as engines of one model in turn.
 
     `slots` sequences run at once, each with at most `max_length` tokens of prompt and answer; `prefill_budget` bounds the
-    prompt tokens of one step. Once the engine was started, as servers do, a step beside running answers takes in so few that
-    it is at most about `max_stall` times as long as one without (None: it is not bounded). `max_waiting` answers may wait
-    for a slot, and with `max_wait` none that would wait longer than so many seconds, as far as is known: nobody waits before
-    a first answer has ended. On a GPU keys and values are allotted at once, in at most `kv_share` of the memory that the
-    model leaves: where `slots` need more, there are fewer. `prefix_cache_bytes` keep the beginnings of prompts (0: none, so
-    that no answer depends, by roundings, on those before). `focus_layers` is N of the focus metrics (default: the model's
-    own). What was registered by now can be asked for: `interventions` and `readouts` are its names. `compiled` has the
-    decode step compiled, as `steering.engine.compilation` tells; what was is kept in `compiled_folder` (None: the user's
-    cache, "off": nowhere). `died` is called where the thread that steps ends by a fault; one that has been at a step for
-    more than `max_step` seconds hangs, and is not `healthy`.
+    prompt tokens of one step. Once the engine was started, as servers do, one beside running answers takes at most about
+    `max_gap` seconds, and `max_stall` times as long as one without prompts (`StepBudget`). `max_waiting` answers may wait
+    for a slot, and with `max_wait` none that is expected to wait longer than so many seconds. On a GPU keys and values are
+    allotted at once, in at most `kv_share` of the memory that the model leaves: where `slots` need more, there are fewer.
+    `prefix_cache_bytes` keep the beginnings of prompts (0: none, so that no answer depends, by roundings, on those before).
+    `focus_layers` is N of the focus metrics (default: the model's own). What was registered by now can be asked for:
+    `interventions` and `readouts` are its names. `compiled` has the decode step compiled, as `steering.engine.compilation`
+    tells; what was is kept in `compiled_folder` (None: the user's cache, "off": nowhere). `died` is called where the thread
+    that steps ends by a fault; one that has been at a step for more than `max_step` seconds hangs, and is not `healthy`.
     Raises UnsupportedModel when the self-check finds a difference from the plain model.
     """
 
@@ -63,8 +62,9 @@ class Engine:
         max_waiting: int = 64,
         max_wait: float | None = None,
         max_images: int = 16,
-        prefill_budget: int = 1024,
-        max_stall: float | None = 3.0,
+        prefill_budget: int | None = None,
+        max_gap: float | None = 0.1,
+        max_stall: float | None = None,
         image_cache_bytes: int = 256 * 2**20,
         prefix_cache_bytes: int = 0,
         kv_share: float = SHARE,
@@ -99,17 +99,17 @@ class Engine:
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)
+        prefill_budget = prefill_budget or default_budget(mllm.device)
         self._steps = Steps(mllm, self._runner, self._runner.pool.slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
-        queued = (self._scheduler, self._steps.rate, self._alive, self._incoming, self._steps.next_room)
+        queued = (self._scheduler, self._steps.rate, self._alive, self._incoming, self._steps.allowance)
         self._gate = Gate(*queued, max_waiting, max_wait)
-        self._pace = None if max_stall is None else Pace(max_stall, prefill_budget)
+        self._budget = StepBudget(prefill_budget, max_gap, max_stall)
         self._turns: set[Turn] = set()  # from the first request that was taken to the end
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._stopping, self._stepping_since = False, math.inf
         self._fatal: BaseException | None = None
         self._died, self._max_step = died, max_step
-        self._stepping_since = math.inf
         if self.compilation.try_now(self.generate, self._scheduler.slots, mllm.name):
             self._count_anew()
 
@@ -183,14 +183,14 @@ class Engine:
     def step(self) -> None:
         """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
         self._stepping_since = time.monotonic()
-        room = self._steps.next_room()
+        allowance = self._steps.next_allowance()
         if self._lockstep is not None:
             with self._changed:
                 news, joined = self._lockstep.taken()
-            self._lockstep.tell(news, self._alive, room)
+            self._lockstep.tell(news, self._alive, allowance)
             self._apply(self._lockstep, news, joined)
         with self.mllm.stepping:
-            self._steps.step(room)
+            self._steps.step(allowance)
         self._stepping_since = math.inf
 
     def follow(self) -> None:
@@ -198,12 +198,12 @@ class Engine:
         if self._lockstep is None or self.mllm.ranks.rank == 0:
             raise RuntimeError("Only the engines of a tensor-parallel model's other ranks follow the first one's.")
         while True:
-            news, room = self._lockstep.hear(self._alive)
+            news, allowance = self._lockstep.hear(self._alive)
             if news.over:
                 return
             joined = {one.number: self._prepared(relay.read(one.written), one.waited, one.group) for one in news.asked}
             self._apply(self._lockstep, news, joined)
-            self._steps.step(room)
+            self._steps.step(allowance)
 
     def start(self) -> None:
         """Step in a background thread from now on; raises RuntimeError when one does already."""
@@ -253,6 +253,7 @@ class Engine:
             **self._runner.stats(),
             "kv_tokens": sum(sequence.length for sequence in list(self._scheduler.running)),
             **self._steps.counts,
+            **self._steps.budget.stats(len(self._scheduler.running)),
             **self.compilation.stats(),
         }
 
@@ -373,17 +374,17 @@ class Engine:
         if self._thread is not None:
             raise RuntimeError("The engine was started before.")
         self._count_anew()
-        self._steps.pace = self._pace
+        self._steps.budget = self._budget
         self._thread = thread
 
     def _await_work(self, busy: bool) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._has_work() or (self._stopping and self._idle()))
+            self._changed.wait_for(lambda: busy or self._has_work() or (self._stopping and self._idle()))
 
     def _run(self, heed: Callable[[bool], object]) -> None:
         try:
             while (busy := self._has_work()) or not (self._stopping and self._idle()):
-                heed(busy)
+                heed(busy or self.compilation.prepare_next())
                 if self._has_work():
                     self.step()
             self._release()

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from steering.engine.pace import Room, mean
+from steering.engine.budget import Allowance
 from steering.engine.scheduler import Scheduler
 from steering.errors import Busy
 from steering.protocol.sequence import Sequence
@@ -16,11 +16,15 @@ KEPT = 8
 """Of the places in the queue one in so many is kept for groups that have none waiting."""
 LEAST, MOST = 1.0, 60.0
 """Seconds that a client who is refused is told to stay away."""
+_WEIGHT = 0.2
+"""Of a new time in the mean."""
+_OUTLIER = 4.0
+"""Times longer than the mean by more than this, as of a pause of the machine, count as that much."""
 
 
 class Rate:
     """What was measured so far: the mean tokens of an answer, over the last `MEMORY` or so, and exponentially weighted means
-    (`pace.mean`) of the seconds of a step and of one that takes in prompts. Times without work do not count."""
+    of the seconds of a step and of one that takes in prompts. Times without work do not count."""
 
     MEMORY = 64
 
@@ -30,9 +34,9 @@ class Rate:
 
     def step(self, seconds: float, tokens: int) -> None:
         """Count a step that took in so many prompt tokens."""
-        self._step = mean(self._step, seconds)
+        self._step = _mean(self._step, seconds)
         if tokens:
-            self._prefill = mean(self._prefill, seconds)
+            self._prefill = _mean(self._prefill, seconds)
 
     def ended(self, tokens: int) -> None:
         """Count an answer that had so many tokens when it gave its slot back."""
@@ -55,16 +59,21 @@ class Rate:
         rounds, last = divmod(count - 1, len(left))
         return max(count * self._tokens / len(left), rounds * self._tokens + left[last]) * self._step
 
-    def until_read(self, tokens: int, pictures: int, room: Room) -> float:
-        """Seconds until so many prompt tokens and pictures were taken in, of which a step has room for some."""
-        return (tokens // max(room.tokens, 1) + pictures // (room.pictures or pictures + 1)) * self._prefill
+    def until_read(self, tokens: int, pictures: Iterable[int], allowance: Allowance) -> float:
+        """Estimate the seconds until so many prompt tokens, and pictures of so many values each, were taken in, of which a
+        step may take some, and one picture in any case."""
+        steps = tokens // max(allowance.tokens(), 1)
+        if sizes := list(pictures):
+            fitting = min(allowance.values(), 2 * sum(sizes)) * len(sizes) // sum(sizes)
+            steps += int(len(sizes) // max(1, fitting))
+        return steps * self._prefill
 
 
 class Gate:
     """Lets answers join the queue of a scheduler, or raises Busy. `most` may wait, and half as many again, of groups that
     have less waiting than others; none joins who would wait longer than `longest` seconds for its slot, as far as that is
     known (None: however long). alive: sequences that have joined and not left; incoming: those that are about to join.
-    room: of the next step. All is called with the engine's lock held."""
+    allowance: what a step may take in. All is called with the engine's lock held."""
 
     def __init__(
         self,
@@ -72,7 +81,7 @@ class Gate:
         rate: Rate,
         alive: Collection[Sequence],
         incoming: Callable[[], list[Sequence]],
-        room: Callable[[], Room],
+        allowance: Callable[[], Allowance],
         most: int,
         longest: float | None,
     ):
@@ -82,7 +91,7 @@ class Gate:
         self._rate = rate
         self._alive = alive
         self._incoming = incoming
-        self._room = room
+        self._allowance = allowance
         self._most = most
         self._longest = longest
 
@@ -117,9 +126,9 @@ class Gate:
         taken = sum(one.rows for one in (*self._slotted(), *before) if one.slot >= 0 or not one.is_twin)
         unread = [one for one in (*self._slotted(), *before) if one.fork_of is None]
         tokens = sum(max(one.prompt.length - one.computed, 0) for one in unread)
-        pictures = sum(len(one.prompt.pictures) for one in unread if one.slot < 0)
+        pictures = [picture.values for one in unread if one.slot < 0 for picture in one.prompt.pictures]
         ended = self._until_ended(taken + answers - self._scheduler.slots)
-        return max(ended, self._rate.until_read(tokens, pictures, self._room()))
+        return max(ended, self._rate.until_read(tokens, pictures, self._allowance()))
 
     @property
     def waiting(self) -> int:
@@ -137,3 +146,8 @@ class Gate:
 
 def _bounded(seconds: float) -> float:
     return min(max(LEAST, seconds), MOST)
+
+
+def _mean(so_far: float, value: float) -> float:
+    """Return an exponentially weighted mean with one more value in it; 0 is that of none."""
+    return so_far + _WEIGHT * (min(value, _OUTLIER * so_far) - so_far) if so_far else value

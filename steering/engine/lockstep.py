@@ -16,16 +16,14 @@ import torch
 import torch.distributed as dist
 
 from steering.decoder.ranks import Ranks
+from steering.engine.budget import Allowance
 from steering.engine.completion import Completion
-from steering.engine.pace import Room
 from steering.protocol.sequence import Sequence
 from steering.relay import relay
 
 PATIENCE = timedelta(days=3650)
 """How long a rank waits to hear of the next step, which is as long as nobody asks anything."""
-NOTHING = Room(0)
-TOLD = 3
-"""Of a room, the numbers that all ranks need: how long steps are the first one alone looks at."""
+NOTHING = Allowance()
 TOGETHER = timedelta(seconds=60)
 """How long one rank's failed step may be ahead of the others', who must fail too."""
 
@@ -91,32 +89,31 @@ class Lockstep:
         self._incoming, self._cancelled, self._ended = {}, [], False
         return news, joined
 
-    def tell(self, news: News, alive: Iterable[Sequence], room: Room = NOTHING) -> None:
-        """Begin the next step of all ranks. alive: what it is at, before the news. room: what fits in."""
+    def tell(self, news: News, alive: Iterable[Sequence], allowance: Allowance = NOTHING) -> None:
+        """Begin the next step of all ranks. alive: what it is at, before the news. allowance: what it may take in."""
         data = b"" if news == News() else relay.written(news)
-        fits = [-1 if one is None else one for one in room[:TOLD]]
-        dist.broadcast(torch.tensor([len(data), _stand(alive), *fits]), 0, group=self._group)
+        head = torch.tensor([len(data), _stand(alive), *allowance], dtype=torch.float64)
+        dist.broadcast(head, 0, group=self._group)
         if data:
             dist.broadcast(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0, group=self._group)
 
     # -- of the others -------------------------------------------------------------------------------------------------
 
-    def hear(self, alive: Iterable[Sequence]) -> tuple[News, Room]:
-        """Wait for the next step: what is new, and what fits in. Raises RuntimeError where it is no longer
+    def hear(self, alive: Iterable[Sequence]) -> tuple[News, Allowance]:
+        """Wait for the next step: what is new, and what it may take in. Raises RuntimeError where it is no longer
         the one that the first rank takes."""
-        head = torch.zeros(2 + TOLD, dtype=torch.int64)
+        head = torch.zeros(2 + len(NOTHING), dtype=torch.float64)
         dist.broadcast(head, 0, group=self._group)
-        size, stand, tokens, *fits = head.tolist()
-        pictures, together = (None if one < 0 else one for one in fits)
-        room = Room(tokens, pictures, together)
+        size, stand, *numbers = head.tolist()
+        allowance = Allowance(*numbers)
         if stand != _stand(alive):
             raise RuntimeError(f"Rank {self.ranks.rank} is no longer where the first one is.")
         if not size:
-            return News(), room
-        data = torch.zeros(size, dtype=torch.uint8)
+            return News(), allowance
+        data = torch.zeros(int(size), dtype=torch.uint8)
         dist.broadcast(data, 0, group=self._group)
         asked, *others = relay.read(data.numpy().tobytes())
-        return News(tuple(Joining(*one) for one in asked), *others), room
+        return News(tuple(Joining(*one) for one in asked), *others), allowance
 
     # -- of all --------------------------------------------------------------------------------------------------------
 

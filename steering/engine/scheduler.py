@@ -28,7 +28,7 @@ class Scheduler:
         awaits: Callable[[Sequence, list[Sequence]], bool] = lambda sequence, others: False,
     ):
         self.slots = slots
-        self.budget = self.together = budget
+        self.budget = budget
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.filling: Sequence | None = None
@@ -52,8 +52,8 @@ class Scheduler:
             free -= 0 if sequence.is_twin else sequence.rows
             if free < 0 or (fitting and self._awaits(sequence, fitting)):
                 break
-            widest = max(widest, sequence.prompt.length - self._known(sequence))
-            if fitting and widest * (len(fitting) + 1) > self.together:
+            widest = max(widest, self.unread(sequence))
+            if fitting and widest * (len(fitting) + 1) > self.budget:
                 break
             fitting.append(sequence)
         return fitting
@@ -124,12 +124,9 @@ class Scheduler:
             self.filling = batch[0]
         return batch
 
-    def tokens_of(self, batch: list[Sequence]) -> int:
-        """How many tokens of the first of these prompts run in this step: all of one that is short, which would otherwise
-        take two passes."""
-        first = batch[0]
-        whole = first.prompt.length - self._known(first)
-        return max(self.budget, whole) if not first.computed and whole <= self.together else self.budget
+    def unread(self, sequence: Sequence) -> int:
+        """Return how many tokens of a prompt, and of what a late twin is fed again, are still to run."""
+        return sequence.prompt.length + len(sequence.replay) - (sequence.computed or self._known(sequence))
 
     def _can_admit(self, batch: list[Sequence]) -> bool:
         """Whether there is a slot for the next one and for its twin; a twin's own slot was kept free for it."""

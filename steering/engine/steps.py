@@ -8,15 +8,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 
 from steering.bins import Bins
 from steering.devices import lost
+from steering.engine.budget import Allowance, StepBudget, Taken
 from steering.engine.gate import Rate
-from steering.engine.pace import LEAST, Pace, Room
+from steering.engine.price import PassClock
 from steering.engine.scheduler import Scheduler
 from steering.errors import Fault, RequestError, panics_raise
 from steering.model.mllm import MLLM
@@ -40,40 +39,10 @@ _BINS = {
 """By name: until an answer gets its slot, from there to its first token, between tokens of an answer; rows of one decode."""
 
 
-class _Taken(NamedTuple):
-    """What a step has taken in so far: tokens and new pictures of so many prompts, in how many seconds they were embedded,
-    and whether some were copies."""
-
-    tokens: int
-    prompts: int
-    pictures: int
-    embedding: float
-    forks: bool
-
-    def left(self, room: Room) -> Room | None:
-        """What it may take in beside that; None where it is nothing."""
-        if self.forks or room.tokens < self.tokens + LEAST or (room.pictures or math.inf) <= self.pictures:
-            return None
-        pictures = None if room.pictures is None else room.pictures - self.pictures
-        together = None if room.together is None else room.together - self.tokens
-        return room._replace(tokens=room.tokens - self.tokens, pictures=pictures, together=together)
-
-    def and_then(self, more: _Taken) -> _Taken:
-        """Both together."""
-        return _Taken(
-            self.tokens + more.tokens,
-            self.prompts + more.prompts,
-            self.pictures + more.pictures,
-            self.embedding + more.embedding,
-            self.forks or more.forks,
-        )
-
-
 class Steps:
     """What one thread does. `alive` are the sequences from submission to the end, in order of arrival, which any thread may
-    read and add to with the lock `changed`; it is told when one has left. `budget` bounds the prompt tokens of a step, and
-    `pace`, where there is one, those of a step that running answers share. `said` is called where first tokens are there,
-    and tells whether others have come that may run in the same step.
+    read and add to with the lock `changed`; it is told when one has left. `budget` says what a step may take in.
+    `said` is called where first tokens are there, and tells whether others have come that may run in the same step.
     """
 
     def __init__(
@@ -96,62 +65,85 @@ class Steps:
         self.bins = {name: Bins(bounds) for name, bounds in _BINS.items()}
         self.rate = Rate()
         self.token_text = texts_of(mllm.tokenizer)
-        self.pace: Pace | None = None
+        self.budget = StepBudget(budget)
         self.said: Callable[[], bool] = lambda: False
-        self._budget = budget
+        self._clock = PassClock(mllm.device)
+        self._ended = 0.0
         self._changed = changed
         self._failed = failed
 
-    def next_room(self) -> Room:
-        """What the next step may take in."""
-        if self.pace is None:
-            return Room(self._budget)
-        running, filling = len(self.scheduler.running), self.scheduler.filling is not None
-        return self.pace.room(running, min(self.scheduler.slots - running, len(self.scheduler.waiting) + filling))
+    def allowance(self) -> Allowance:
+        """Return what a step may take in."""
+        return self.budget.allowance(len(self.scheduler.running))
+
+    def next_allowance(self) -> Allowance:
+        """Return what the next step may take in: nothing where prompts are to wait for others."""
+        waiting = list(self.scheduler.waiting) if self.scheduler.filling is None else []
+        running = len(self.scheduler.running)
+        if waiting and running:
+            waiting = waiting[: self.scheduler.slots - running]
+            tokens = sum(one.prompt.length for one in waiting)
+            if self.budget.holds_back(running, len(waiting), tokens, time.monotonic()):
+                return Allowance()
+        return self.allowance()
 
     @torch.inference_mode()
-    def step(self, room: Room) -> None:
+    def step(self, allowance: Allowance) -> None:
         """Admit and prefill, at most so much, decode, hand out tokens; sequences leave as they finish."""
         began = time.monotonic()
         beside = bool(self.scheduler.running)
-        last = taken = self._take_in(room)
-        while last.prompts and self.said() and (left := taken.left(room)) is not None:
+        last = taken = self._take_in(allowance)
+        while last.prompts and not last.copied and self.said():
+            left = (allowance if beside else self.allowance()).after(taken)
+            if left is None:
+                break
             last = self._take_in(left)
-            taken = taken.and_then(last)
+            taken = taken.plus(last)
         between = time.monotonic()
+        running = len(self.scheduler.running)
         decodes = any(not sequence.held for sequence in self.scheduler.running)
         if decodes:
             self._decode()
         self.counts["steps"] += 1
         now = time.monotonic()
         self.rate.step(now - began, taken.tokens)
-        if self.pace is not None and not taken.forks:
-            taking, decoding = between - began - taken.embedding, now - between if decodes else 0.0
-            self.pace.step(taking, decoding, taken.tokens, beside, taken.prompts, room.crowd)
+        self._clock.settle()
+        if decodes and taken.waited:  # what lies between two steps is part of the gap between two tokens
+            self.budget.decode.learn(running, now - between + (began - self._ended if beside else 0.0))
+        self._ended = now
 
-    def _take_in(self, room: Room) -> _Taken:
+    def _take_in(self, allowance: Allowance) -> Taken:
         """Admit and prefill, at most so much."""
         with self._changed:  # callers queue at any time
             self._leave_if_done(list(self.alive))
-            self.scheduler.budget = room.tokens
-            self.scheduler.together = room.tokens if room.together is None else room.together
+            self.scheduler.budget = allowance.tokens()
             forks = self.scheduler.next_forks()
-            upcoming = [] if forks else self.scheduler.upcoming()
-        began = time.monotonic()
+            upcoming = self.scheduler.upcoming() if allowance.most and not forks else []
+        start = self._clock.mark()
         reading = [one for one in upcoming if one.fork_of not in upcoming]  # a copy of a prompt reads none
-        pictures, whole = self._embed_what_fits(reading, room.pictures)
-        embedding = time.monotonic() - began
+        values, whole = self._embed_what_fits(reading, allowance)
+        if values:
+            self._clock.passed(self.budget.picture, values, start)
+            start = self._clock.mark()
         with self._changed:
-            batch = forks or (self.scheduler.next_prefill(self._divisible) if whole else [])
+            self.scheduler.budget = allowance.tokens(values)
+            runs = whole and bool(allowance.most)
+            batch = forks or (self.scheduler.next_prefill(self._divisible) if runs else [])
+        if not batch:
+            return Taken(values=values, waited=self._clock.waits or not values)
         before = [sequence.computed for sequence in batch]
-        if batch:
-            self._prefill(batch, forks=bool(forks))
-        tokens = sum(one.computed - max(start, one.reused) for one, start in zip(batch, before, strict=True))
-        return _Taken(tokens, len(batch), pictures, embedding, bool(forks))
+        part = allowance.part(self.scheduler.unread(batch[0]), values)
+        self._prefill(batch, part, forks=bool(forks))
+        ran = [one.computed - max(start, one.reused) for one, start in zip(batch, before, strict=True)]
+        tokens = 0 if forks else len(batch) * max(0, *ran)
+        if tokens:
+            self._clock.passed(self.budget.prompt, tokens, start)
+        waited = self._clock.waits or self.scheduler.filling is None
+        return Taken(tokens, len(batch), values, bool(forks), waited)
 
-    def _prefill(self, batch: list[Sequence], forks: bool) -> None:
+    def _prefill(self, batch: list[Sequence], part: int, forks: bool) -> None:
         try:
-            logits = self.runner.fork(batch) if forks else self.runner.prefill(batch, self.scheduler.tokens_of(batch))
+            logits = self.runner.fork(batch) if forks else self.runner.prefill(batch, part)
             if logits is None:
                 return
             rows = list(zip(batch, logits, strict=True))
@@ -213,25 +205,21 @@ class Steps:
             if not leader.done:
                 self._pair(leader)
 
-    def _embed_what_fits(self, sequences: list[Sequence], pictures: int | None) -> tuple[int, bool]:
-        """Embed waiting prompts of which at most so many pictures are new. Where those of the first are more, they are
-        encoded in several steps, which run no prompt. Returns how many were encoded, and whether this is none of these."""
-        new = [self.runner.embedder.new_pictures(sequence) for sequence in sequences]
-        began = time.monotonic()
-        if pictures is not None and new and new[0] > pictures:
-            try:
-                encoded = sum(self.runner.embedder.encode_next(sequences[0]) for _ in range(pictures))
-            except Exception as error:  # it is met again where the whole prompt is embedded
-                self._failed(error)
-                encoded = 0
-        else:
-            sums = list(accumulate(new))
-            fitting = [one for one, count in zip(sequences, sums, strict=True) if pictures is None or count <= pictures]
-            self._embed(fitting)
-            encoded = sums[len(fitting) - 1] if fitting else 0
-        if self.pace is not None and encoded:
-            self.pace.encoded(time.monotonic() - began, encoded)
-        return encoded, not (pictures is not None and new and new[0] > pictures and encoded)
+    def _embed_what_fits(self, sequences: list[Sequence], allowance: Allowance) -> tuple[int, bool]:
+        """Embed the waiting prompts that fit. Where the first one's new pictures do not fit beside its tokens, they are
+        encoded in steps of their own. Returns the values of the pictures that were encoded, and whether prompts may run."""
+        new = [self.runner.embedder.new_values(sequence) for sequence in sequences]
+        tokens = [self.scheduler.unread(sequence) for sequence in sequences]
+        fitting = allowance.prompts(list(zip(tokens, new, strict=True)))
+        if fitting or not new:
+            self._embed(sequences[:fitting])
+            return sum(new[:fitting]), True
+        try:
+            encoded = self.runner.embedder.encode_next(sequences[0], allowance.values())
+        except Exception as error:  # it is met again where the whole prompt is embedded
+            self._failed(error)
+            encoded = 0
+        return encoded, not encoded
 
     def _embed(self, sequences: list[Sequence]) -> None:
         """Embed waiting prompts, their images together; one whose images cannot be encoded does not stop the others."""

@@ -81,7 +81,7 @@ class Icd(Contrast):
         return (self.instruction,)
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
-        return build_prompt(mllm, _with_instruction(messages, self.instruction), functions=prompt.functions)
+        return build_prompt(mllm, _with_instruction(messages, self.instruction), options=prompt.options)
 
 
 def diffusion(step: int) -> tuple[float, float]:

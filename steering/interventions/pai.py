@@ -49,7 +49,7 @@ class Pai(Contrast):
 
     def twin_prompt(self, mllm: MLLM, messages: Messages, prompt: Prompt) -> Prompt:
         try:
-            return build_prompt(mllm, without_images(messages), functions=prompt.functions)
+            return build_prompt(mllm, without_images(messages), options=prompt.options)
         except RequestError as error:
             raise RequestError(
                 f"'contrast' of kind pai needs the prompt without its images, which fails: {error}", param="contrast"

@@ -52,6 +52,7 @@ class See(Options):
 
     path = ("sage", "see")
     needs_image = True
+    rehearsed: ClassVar[bool] = True
 
     alpha: float = Field(0.1, ge=0, le=1)
     reading: Reading = "transfer"
@@ -144,7 +145,7 @@ class SeeRows(AttentionHook):
         self._transfers, self._apart = transfer is not None, apart and transfer is not None
         self._tables: dict[torch.device, _Tables] = {}
         self._steps: list[tuple[torch.Tensor, ...]] = []
-        self._settings: torch.Tensor | None = None
+        self._settings: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._told: list[torch.Tensor] = []
 
     def _made(self, columns: int) -> _Tables:
@@ -192,12 +193,13 @@ class SeeRows(AttentionHook):
         return (weights * gain).div_(total)
 
     def shift(self, layer: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        masks, fixed, _, _, _, transfer = self._given
-        if self._settings is None:
+        if self._settings is None:  # once a pass
+            masks, fixed, _, _, _, transfer = self._given
             own = self._made(columns)
-            self._settings = torch.stack([fixed, own.start, own.fall, own.most], -1)
-        moving = torch.zeros_like(self.asked[:, 0, 0, 0]) if transfer is None else transfer
-        return masks.contiguous(), self._settings, moving
+            settings = torch.stack([fixed, own.start, own.fall, own.most], -1)
+            moving = torch.zeros_like(self.asked[:, 0, 0, 0]) if transfer is None else transfer
+            self._settings = masks.contiguous(), settings, moving
+        return self._settings
 
     def shifted(self, told: torch.Tensor) -> None:
         self._told.append(told)
@@ -249,13 +251,20 @@ class SeeRows(AttentionHook):
         steps, told, self._steps, self._told, self._tables, self._settings = self._steps, self._told, [], [], {}, None
         if told and self._noted is not None and positions is not None:
             note_enhancement(told, positions, self._noted)
+        elif told:
+            self.measured = measured_of(*torch.stack(told, 1).unbind(-1))
         if not steps:
             return
         alpha, seen, up, total = (torch.stack(values, 1) for values in zip(*steps, strict=True))
         after = seen * (1 + up) / total
         seen, after = self._ranks.mean(torch.stack([seen.mean((2, 3, 4)), after.mean((2, 3, 4))]))
-        alpha = alpha[..., 0]
-        self.measured = torch.stack([alpha.mean(1), alpha.amax(1), seen.mean(1), after.mean(1)], -1)
+        self.measured = measured_of(alpha[..., 0], seen, after)
+
+
+def measured_of(alpha: torch.Tensor, seen: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """(rows, 4): alpha, its mean and greatest over layers, and the mass on images before and after, means over layers. All
+    (rows, layers)."""
+    return torch.stack([alpha.mean(1), alpha.amax(1), seen.mean(1), after.mean(1)], -1)
 
 
 class SeeSlots(Slots):

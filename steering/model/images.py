@@ -6,10 +6,13 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from transformers.utils import ModelOutput
+
+from steering.form import MixedForms, OneForm
 
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Processor outputs with one value a token; everything else describes the images."""
@@ -26,9 +29,53 @@ Encode = Callable[[Mapping[str, torch.Tensor]], Any]
 
 @dataclass
 class Features(ModelOutput):
-    """What a model's `get_image_features` returns, as far as it is used: of each picture (tokens, d)."""
+    """What a model's `get_image_features` returns, as far as it is used. pooler_output: of each picture (tokens, d), or one
+    tensor of all. deepstack_features: per layer (tokens of all pictures, d), where a model has them."""
 
-    pooler_output: Sequence[torch.Tensor] = ()
+    pooler_output: Any = None
+    deepstack_features: Any = None
+
+    @classmethod
+    def whole(cls, output: Any) -> Features:
+        """Those of pictures that the model's output does not tell apart, without what else it holds."""
+        return cls(output.pooler_output, output.get("deepstack_features"))
+
+
+@dataclass(frozen=True)
+class PictureFeatures:
+    """What a vision tower makes of one picture, in the one form in which it is kept: the same whether the tower ran plain or
+    compiled. pooled: (tokens, d). deep: (tokens, d) for each of DeepStack's layers. Both own their memory, or one picture
+    would keep that of all that were encoded with it."""
+
+    pooled: torch.Tensor
+    deep: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.pooled, *self.deep)
+
+    @classmethod
+    def separate(cls, output: Any, count: int) -> list[PictureFeatures] | None:
+        """The features of each of `count` pictures, None where the output does not tell them apart."""
+        pooled, deep = output.pooler_output, output.get("deepstack_features") or ()
+        if len(pooled) != count:
+            return None
+        lengths = [len(part) for part in pooled]
+        if any(sum(lengths) != len(layer) for layer in deep):
+            return None
+        layers = [layer.split(lengths) for layer in deep]
+        return [cls(_own(pooled[at]), tuple(_own(layer[at]) for layer in layers)) for at in range(count)]
+
+    @staticmethod
+    def join(parts: Sequence[PictureFeatures], stacked: bool) -> Features:
+        """Those of a prompt's pictures as its model takes them. stacked: it takes one tensor of all, and no sequence."""
+        pooled = tuple(part.pooled for part in parts)
+        deep = [torch.cat(layer) for layer in zip(*(part.deep for part in parts), strict=True)]
+        return Features(torch.stack(pooled) if stacked else pooled, deep or None)
+
+
+KeptFeatures = PictureFeatures | Features
+"""What is kept under one key: the features of a picture, or of all of a prompt where they cannot be told apart."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +100,11 @@ class Picture:
         pictures = list(pictures)
         key = hashlib.sha256(b"".join(picture.key for picture in pictures)).digest()
         return pictures[0] if len(pictures) == 1 else cls(key, joined(pictures))
+
+    @property
+    def values(self) -> int:
+        """The size of what it looks like: its colour values, those of padding included."""
+        return sum(value.numel() for name, value in self.tensors.items() if name.startswith(PIXELS))
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -117,46 +169,54 @@ class ImageCache:
         self.bytes = 0
         self.hits = 0
         self.misses = 0
-        self._entries: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
-        self._blanks: OrderedDict[bytes, Any] = OrderedDict()
-        self._ahead: dict[bytes, Any] = {}  # of one prompt, what was encoded before it is embedded
+        self._entries: OrderedDict[bytes, tuple[KeptFeatures, int]] = OrderedDict()
+        self._blanks: OrderedDict[bytes, KeptFeatures] = OrderedDict()
+        self._ahead: dict[bytes, KeptFeatures] = {}  # of one prompt, what was encoded before it is embedded
         self._separable = True  # whether the model's features can be told apart by picture
+        self._stacked: bool | None = None  # whether the model takes those of several as one tensor
+        self._form = OneForm()
 
     def stats(self) -> dict[str, int]:
         """What is counted, and the bytes kept now."""
         counts = {"hits": self.hits, "misses": self.misses, "bytes": self.bytes}
         return {f"image_cache_{name}": count for name, count in counts.items()}
 
-    def missing(self, pictures: Sequence[Picture]) -> int:
-        """How many of a prompt's pictures are new; one for all where they cannot be told apart."""
+    def missing(self, pictures: Sequence[Picture]) -> list[Picture]:
+        """Return a prompt's new pictures, each once; one for all where they cannot be told apart."""
         if not self._separable:
             pictures = (Picture.join(pictures),) if pictures else ()
-        return len({one.key for one in pictures if one.key not in self._entries and one.key not in self._ahead})
+        new = {one.key: one for one in pictures if one.key not in self._entries and one.key not in self._ahead}
+        return list(new.values())
 
-    def encode_next(self, encode: Encode, pictures: Sequence[Picture]) -> bool:
-        """Encode the first new one of a prompt's pictures, for the `get` that follows; False where there is none."""
+    def encode_next(self, encode: Encode, pictures: Sequence[Picture], values: float = 0) -> int:
+        """Encode the first new ones of a prompt's pictures in one call, for the `get` that follows: at least one, and as
+        many of its shape as have together no more `values` than given. Returns how many values, 0 where there is none."""
         keys = {picture.key for picture in pictures}
         self._ahead = {key: features for key, features in self._ahead.items() if key in keys}
-        for picture in pictures if self._separable else ():
-            if self.missing([picture]):
-                parts = _separate(encode(picture.tensors), 1)
-                if parts is None:
-                    return False  # `get` finds that out, too
-                self.misses += 1
-                self._ahead[picture.key] = parts[0]
-                self._keep(picture.key, parts[0])
-                return True
-        return False
+        missing = self.missing(pictures) if self._separable else []
+        if not missing:
+            return 0
+        alike = [picture for picture in missing if picture.shape == missing[0].shape]
+        sums = accumulate(picture.values for picture in alike)
+        chosen = alike[: max(1, sum(total <= values for total in sums))]
+        parts = self._parts(encode(joined(chosen)), len(chosen))
+        if parts is None:
+            return 0  # `get` finds that out, too
+        self.misses += len(chosen)
+        for picture, part in zip(chosen, parts, strict=True):
+            self._ahead[picture.key] = part
+            self._keep(picture.key, part)
+        return sum(picture.values for picture in chosen)
 
     def get(
         self, encode: Encode, prompts: Sequence[Sequence[Picture]], unseen: Collection[bytes] = frozenset()
-    ) -> list[Any]:
+    ) -> list[Features]:
         """The features of each prompt's pictures; what is new is encoded, as far as it has one shape in one call. Zeros will
         do of pictures whose keys are `unseen`."""
         if not self._separable:
             unseen = {Picture.join(some).key for some in prompts if all(one.key in unseen for one in some)}
             prompts = [(Picture.join(pictures),) for pictures in prompts]
-        found: dict[bytes, Any] = {}
+        found: dict[bytes, KeptFeatures] = {}
         missing: dict[tuple[object, ...], dict[bytes, Picture]] = {}
         for picture in (picture for pictures in prompts for picture in pictures):
             if picture.key in self._ahead:
@@ -172,7 +232,8 @@ class ImageCache:
                 missing.setdefault(shape, {})[picture.key] = picture
         for pictures in missing.values():
             encoded = encode(joined(list(pictures.values())))
-            parts = _separate(encoded, len(pictures)) if self._separable else [encoded]
+            whole: Sequence[KeptFeatures] = [Features.whole(encoded)]
+            parts = self._parts(encoded, len(pictures)) if self._separable else whole
             if parts is None:  # found out at the first image that a model sees
                 self._separable = False
                 return self.get(encode, prompts, unseen)
@@ -180,9 +241,32 @@ class ImageCache:
             for key, part in zip(pictures, parts, strict=True):
                 found[key] = part
                 self._keep(key, part)
-        return [_join_features([found[picture.key] for picture in pictures]) for pictures in prompts]
+        return [self._joined([found[picture.key] for picture in pictures]) for pictures in prompts]
 
-    def _keep(self, key: bytes, features: Any) -> None:
+    def _parts(self, output: Any, count: int) -> Sequence[KeptFeatures] | None:
+        """The features of each of `count` pictures, None where the output does not tell them apart."""
+        parts = PictureFeatures.separate(output, count)
+        if parts is not None:
+            stacked = isinstance(output.pooler_output, torch.Tensor)
+            if self._stacked not in (None, stacked):
+                raise MixedForms(
+                    "The features of pictures came as a sequence before, and come as a tensor now, or the reverse."
+                )
+            self._stacked = stacked
+        return parts
+
+    def _joined(self, parts: Sequence[KeptFeatures]) -> Features:
+        """What the model takes of a prompt's pictures."""
+        separate = [part for part in parts if isinstance(part, PictureFeatures)]
+        if len(separate) == len(parts):
+            return PictureFeatures.join(separate, bool(self._stacked))
+        (whole,) = parts
+        assert isinstance(whole, Features)
+        return Features(**whole)
+
+    def _keep(self, key: bytes, features: KeptFeatures) -> None:
+        if isinstance(features, PictureFeatures):
+            self._form.check("a picture's features", features.tensors)
         self._blanks[key] = _blank(features)
         if len(self._blanks) > BLANKS:
             self._blanks.popitem(last=False)
@@ -195,45 +279,17 @@ class ImageCache:
             self.bytes -= self._entries.popitem(last=False)[1][1]
 
 
-def _separate(output: Any, count: int) -> list[Any] | None:
-    """The features of each of `count` pictures as outputs of their own, None where the output does not tell.
-
-    Besides the features themselves only those of DeepStack are used by the models; both are copied, or one picture would
-    keep the memory of all.
-    """
-    pooled, deep = output.pooler_output, output.get("deepstack_features")
-    if len(pooled) != count:
-        return None
-    layers: list[Sequence[torch.Tensor]] = []
-    for layer in deep or ():
-        lengths = [len(part) for part in pooled]
-        if sum(lengths) != len(layer):
-            return None
-        layers.append(layer.split(lengths))
-    separate = []
-    for i in range(count):
-        part = pooled[i : i + 1]
-        part = part.clone() if isinstance(part, torch.Tensor) else type(part)(tensor.clone() for tensor in part)
-        fields = {"deepstack_features": [layer[i].clone() for layer in layers]} if deep else {}
-        separate.append(type(output)(pooler_output=part, **fields))
-    return separate
-
-
-def _join_features(parts: Sequence[Any]) -> Any:
-    """The inverse of `_separate`."""
-    if len(parts) == 1:
-        return parts[0]
-    pooled = [part.pooler_output for part in parts]
-    joined = torch.cat(pooled) if isinstance(pooled[0], torch.Tensor) else sum(pooled[1:], pooled[0])
-    deep = [part.get("deepstack_features") for part in parts]
-    fields = {"deepstack_features": [torch.cat(layer) for layer in zip(*deep, strict=True)]} if deep[0] else {}
-    return type(parts[0])(pooler_output=joined, **fields)
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that lies in memory of its own, in order."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _blank(value: Any) -> Any:
     """Zeros in the place of features, which take no memory."""
     if isinstance(value, torch.Tensor):
         return value.new_zeros(()).expand(value.shape)
+    if isinstance(value, PictureFeatures):
+        return PictureFeatures(_blank(value.pooled), _blank(value.deep))
     if isinstance(value, Mapping):
         return type(value)(**{name: _blank(item) for name, item in value.items()})
     return type(value)(map(_blank, value)) if isinstance(value, (list, tuple)) else value
@@ -242,6 +298,8 @@ def _blank(value: Any) -> Any:
 def _tensor_bytes(value: Any) -> int:
     if isinstance(value, torch.Tensor):
         return value.nbytes
+    if isinstance(value, PictureFeatures):
+        return _tensor_bytes(value.tensors)
     if isinstance(value, Mapping):
         return sum(_tensor_bytes(item) for item in value.values())
     if isinstance(value, (list, tuple)):

@@ -24,7 +24,7 @@ from steering.model import calibration
 from steering.model.checkpoint import embedded, found
 from steering.model.mllm import MLLM, Quantization, Source
 from steering.model.processor import load_processor
-from steering.model.template import read_template, set_template
+from steering.model.template_file import read_template, set_template
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be loaded as, beside "auto"."""

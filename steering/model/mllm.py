@@ -18,7 +18,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from steering.decoder import fusing, int8, packed, updates
+from steering.accel import fusing
+from steering.accel.attended import DecodeKernel
+from steering.accel.attention import decode_kernel
+from steering.accel.modules import own_forwards
+from steering.decoder import int8, packed, updates
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill
 from steering.decoder.ranks import ALONE, Ranks
@@ -32,6 +36,7 @@ from steering.model.following.head import OutputHead
 from steering.model.images import PIXELS
 from steering.model.pixels import PixelBounds
 from steering.model.seen import SeenPictures
+from steering.model.template import ChatTemplate
 from steering.tower import attention, patches, widths
 from steering.tower.geometry import Geometry
 
@@ -82,6 +87,7 @@ class MLLM:
         self.stepping = RLock()
         """Held by the engine that steps: what layers and wrapper keep while they run is of one of them."""
         self.processor = processor
+        self.chat = ChatTemplate(processor)
         self.seen = SeenPictures(processor)
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.path = path
@@ -96,7 +102,7 @@ class MLLM:
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.devices = tuple(dict.fromkeys([self.device, *(parameter.device for parameter in model.parameters())]))
         self.dtype: torch.dtype = next(self.decoder.parameters()).dtype
-        self.fingerprint = fingerprint or _fingerprint(model)
+        self.fingerprint = fingerprint or fingerprint_of(model)
         settings = settings_of(path)
         self.name: str = name or settings.get("name") or (path.resolve().name if path else model.config.name_or_path)
         self.image_size: tuple[int, int] | None = tuple(settings["image_size"]) if "image_size" in settings else None
@@ -111,7 +117,7 @@ class MLLM:
         elif self.devices == (torch.device("cpu"),) and ranks.size == 1:
             packed.prepare(model, self.dtype)
         if len(self.devices) == 1 and ranks.size == 1:
-            fusing.fuse(model, self.device)
+            fusing.fuse(model, self.decoder, self.device)
             widths.align(model, self.decoder, self.device)
         self._head = OutputHead(model)
         self._updates = updates.install(self.layers, ranks)
@@ -152,31 +158,9 @@ class MLLM:
             packed.pack(self.model)
 
     @property
-    def _templates(self) -> list[Any]:
-        """Its chat templates; some models have several by name."""
-        held = (getattr(one, "chat_template", None) for one in (self.processor, self.tokenizer))
-        return [one for one in held if one]
-
-    @property
     def template(self) -> str:
         """Its chat template; "" where it has none, or several."""
-        first = next(iter(self._templates), "")
-        return first if isinstance(first, str) else ""
-
-    def render(self, chat: list[dict[str, Any]], tools: list[Any]) -> str:
-        """What the chat template makes of a chat that is to be answered; raises whatever the template does."""
-        told = {"tools": tools} if tools else {}
-        return str(self.processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, **told))
-
-    @cached_property
-    def render_form(self) -> Callable[[str], str]:
-        """The same of [chat, tools] as JSON. It is kept, for chats whose texts are all alike; but not of a template that
-        knows what time it is."""
-
-        def rendered(form: str) -> str:
-            return self.render(*json.loads(form))
-
-        return rendered if "strftime_now" in str(self._templates) else lru_cache(maxsize=64)(rendered)
+        return self.chat.text
 
     @cached_property
     def image_tokens_of(self) -> Callable[[str], int]:
@@ -258,13 +242,21 @@ class MLLM:
         pool = KVPool(1, 1)
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         embeds = self.model.get_input_embeddings()(zero)
-        with nullcontext() if self._followed else Additions(self.layers) as additions:
+        with own_forwards(), nullcontext() if self._followed else Additions(self.layers) as additions:
             self.decoder(inputs_embeds=embeds, position_ids=zero, use_cache=False, step=Prefill(pool, slice(0, 1)))
         if additions is not None:
             for updates, terms in zip(self._updates, additions.found, strict=True):
                 updates.keep(terms)
             self._followed, self.updates_add_up = True, all(updates.known for updates in self._updates)
         return pool
+
+    @cached_property
+    def decode_attention(self) -> DecodeKernel | None:
+        """The kernel of decode attention where the model lies on one GPU alone; None where torch's own is used."""
+        if self.device.type != "cuda" or len(self.devices) > 1 or self.ranks.size > 1:
+            return None
+        _, kv_heads, _, width = next(iter(self.column().tensors)).shape
+        return decode_kernel(self.device, self.dtype, self.text_config.num_attention_heads, kv_heads, width)
 
     def rope_positions(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """(axes, 1, n) on the CPU: the rotary positions of a prompt with pictures, for `embed`; None where the model makes
@@ -357,7 +349,7 @@ class MLLM:
         return self.ranks.sum(own[torch.where(here, place, 0)] * here[..., None])
 
 
-def _fingerprint(model: Any) -> str:
+def fingerprint_of(model: Any) -> str:
     """Hash of the text config and of a slice of every decoder layer's weights, the same in every dtype."""
     hasher = hashlib.sha256()
     text = model.config.get_text_config()

@@ -1,70 +1,105 @@
-"""The chat template of a model: its own, a file's in its place, or the one of a family that is published without."""
+"""A model's chat template: what becomes of a chat, and which variables it reads that a request may set."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any
 
-from jinja2 import TemplateSyntaxError
+from jinja2 import TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers.processing_utils import ProcessorMixin
 
-from steering.errors import UnsupportedModel
-
-LONGEST = 2**20
-"""Bytes that a template's file may have."""
-
-_TASKS = """\
-{%- for message in messages -%}
-{%- if message.content is not string -%}
-{%- for part in message.content -%}{%- if part.type == 'image' -%}{{- '<image>' }}{%- endif -%}{%- endfor -%}
-{%- endif -%}
-{%- endfor -%}
-{%- for message in messages -%}
-{{- '' if loop.first else '\\n' }}
-{%- if message.content is string -%}{{- message.content }}
-{%- else -%}
-{%- for part in message.content -%}{%- if part.type == 'text' -%}{{- part.text }}{%- endif -%}{%- endfor -%}
-{%- endif -%}
-{%- endfor -%}
-"""
-"""Pictures, then texts as they are: PaliGemma is told a task, such as "describe en", and knows no roles."""
-FALLBACKS = {"paligemma": _TASKS}
-"""By a config's model type, templates of families whose checkpoints have none."""
+GIVEN = frozenset(
+    {
+        "messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token", "unk_token",
+        "sep_token", "pad_token", "cls_token", "mask_token", "additional_special_tokens", "raise_exception",
+        "strftime_now", "dict", "namespace", "range", "lipsum", "cycler", "joiner",
+    }
+)  # fmt: skip
+"""Names that a template is given in any case: the chat, functions, special tokens."""
+ARGUMENTS = frozenset(inspect.signature(ProcessorMixin.apply_chat_template).parameters) - {"documents", "kwargs"}
+"""Names that choose how a template is applied; `documents` are handed on to it."""
+RESERVED_VARIABLES = GIVEN | ARGUMENTS
+"""What `Request.chat_template_kwargs` cannot set."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def read_template(path: str | Path) -> str:
-    """The template in a file; raises UnsupportedModel where it is none, or cannot be read."""
-    file = Path(path).expanduser()
-    try:
-        if file.stat().st_size > LONGEST:
-            raise UnsupportedModel(f"The chat template {str(path)!r} has more than {LONGEST} bytes.")
-        template = file.read_text(encoding="utf-8")
-        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except OSError as error:
-        raise UnsupportedModel(f"The chat template {str(path)!r} cannot be read: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise UnsupportedModel(f"The chat template {str(path)!r} is no text in UTF-8.") from error
-    except TemplateSyntaxError as error:
-        if "unknown tag 'generation'" in str(error):  # transformers' own
-            return template
-        raise UnsupportedModel(
-            f"The chat template {str(path)!r} is no Jinja template: line {error.lineno}: {error.message}"
-        ) from error
-    return template
+class ChatTemplate:
+    """The chat template of a processor, as long as it has one."""
+
+    def __init__(self, processor: Any):
+        self._processor = processor
+        self._tokenizer = getattr(processor, "tokenizer", processor)
+
+    @property
+    def _all(self) -> list[Any]:
+        """The templates of processor and tokenizer; some models have several by name."""
+        held = (getattr(owner, "chat_template", None) for owner in (self._processor, self._tokenizer))
+        return [template for template in held if template]
+
+    @property
+    def text(self) -> str:
+        """The template; "" where there is none, or several."""
+        first = next(iter(self._all), "")
+        return first if isinstance(first, str) else ""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names that the template looks up and that a request may set, such as `enable_thinking`."""
+        held = getattr(self._processor, "chat_template", None)
+        applied = held.get("default") if isinstance(held, Mapping) else held
+        try:
+            return variables_of(str(applied or "")) - frozenset(self._tokenizer.special_tokens_map)
+        except TemplateSyntaxError:  # it cannot be applied either, and says so then
+            return frozenset()
+
+    def render(
+        self,
+        chat: list[dict[str, Any]],
+        tools: Sequence[Any] = (),
+        variables: Mapping[str, Any] = NOTHING,
+        continues: bool = False,
+    ) -> str:
+        """Return what the template makes of a chat that is to be answered, or whose last message is to go on where it
+        `continues`; raises whatever the template does. variables: by name, others that it looks up."""
+        given = {**variables, **({"tools": [*tools]} if tools else {})}
+        return str(
+            self._processor.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues, **given
+            )
+        )
+
+    @cached_property
+    def render_form(self) -> Callable[[str], str]:
+        """Render as `render`, whose arguments are a list in JSON. What comes of them is kept, for chats whose texts are all
+        alike; but not of a template that knows what time it is."""
+
+        def rendered(form: str) -> str:
+            return self.render(*json.loads(form))
+
+        return rendered if "strftime_now" in str(self._all) else lru_cache(maxsize=64)(rendered)
 
 
-def set_template(processor: Any, model_type: str, given: str | None) -> bool:
-    """Have a processor use the template that was given, or else its own or its tokenizer's, or else its family's. Returns
-    whether it has one then."""
-    tokenizer = getattr(processor, "tokenizer", None)
-    if given is None and not getattr(processor, "chat_template", None):
-        processor.chat_template = getattr(tokenizer, "chat_template", None) or None
-        if not processor.chat_template:
-            given = FALLBACKS.get(model_type)
-            if given is None:
-                return False
-    if given is not None:
-        processor.chat_template = given
-        if tokenizer is not None:
-            tokenizer.chat_template = given
-    return True
+class _Generation(Extension):
+    """Parses the tag by which transformers marks what an assistant generated."""
+
+    tags = {"generation"}  # noqa: RUF012 -- as its base has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+@lru_cache(maxsize=16)
+def variables_of(template: str) -> frozenset[str]:
+    """Return the names that a template looks up, as vLLM finds them, but for `RESERVED_VARIABLES`. Raises jinja2's
+    TemplateSyntaxError where it is no template."""
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols", _Generation])
+    return frozenset(find_undeclared_variables(environment.parse(template))) - RESERVED_VARIABLES

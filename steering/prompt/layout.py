@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,9 +17,10 @@ from steering.errors import RequestError, panics_raise
 from steering.model.images import Inputs, Picture, divide
 from steering.model.mllm import MLLM
 from steering.prompt.blocks import block_names
-from steering.prompt.characters import MARK, CharSpans, as_json, as_text, without_insertions
-from steering.prompt.chat import CONTEXT_LINE
+from steering.prompt.characters import CharSpans, as_json, as_text, without_insertions
+from steering.prompt.chat import CONTEXT_LINE, pictures_of
 from steering.prompt.fitting import Shrunk, resized, shrunk, sized
+from steering.prompt.rendering import PLAIN, SpannedText, TemplateOptions, render, rendered
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, OTHER, QUESTION, REPLY, SYSTEM, USER
 
 BESIDE = ("tool_calls", "tool_call_id", "name")
@@ -91,8 +92,8 @@ class Prompt:
     inputs: Mapping[str, torch.Tensor]
     pictures: tuple[Picture, ...]
     layout: Layout
-    functions: Sequence[Mapping[str, Any]] = ()
-    """What the chat template was given as tools."""
+    options: TemplateOptions = PLAIN
+    """What the chat template was given beside the messages."""
     rope: torch.Tensor | None = None
     """(axes, 1, n), where the model tells how rotary positions follow from these inputs."""
     shrunk: tuple[Shrunk, ...] = ()
@@ -125,26 +126,18 @@ class Prompt:
         return block_names(ids, spans, [(start, one.key) for start, one in zip(starts, self.pictures, strict=True)])
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A text part of a message, with the span that its plain lines belong to."""
-
-    text: str
-    span: int
-
-
 def build_prompt(
     mllm: MLLM,
     messages: Sequence[Mapping[str, Any]],
     reply: str | None = None,
-    functions: Sequence[Mapping[str, Any]] = (),
+    options: TemplateOptions = PLAIN,
     room: int | None = None,
 ) -> Prompt:
     """Render, tokenise and lay out a chat; raises RequestError when the chat cannot be rendered.
 
     A `reply` is rendered after it as the assistant's, and the prompt ends with it; its tokens are the span `REPLY`.
-    `functions` are told to the model as its template tells of tools; what they say belongs to no span. Pictures are scaled
-    down where the prompt would have more than `room` tokens.
+    `options` are what the template is given beside the messages; what it writes of them belongs to no span. Pictures are
+    scaled down where the prompt would have more than `room` tokens.
 
     Messages follow the Hugging Face chat format with PIL images; see `Request`. The ids equal those of
     `processor.apply_chat_template(..., tokenize=True)`, except that special tokens written by a user stay text.
@@ -154,14 +147,15 @@ def build_prompt(
         said = {"type": "text", "text": reply, "span": "reply"}
         messages = [*messages, {"role": "assistant", "content": [said]}]
     chat, parts, pictures = _normalise(messages, special)
-    text, text_spans = _lay_out(mllm, chat, parts, as_json(functions, special))
-    if reply is not None:
-        text = text[: text_spans[-1][1]]
-    smaller = () if room is None else shrunk(mllm, pictures, text, room)
-    images, size = sized(mllm, resized(pictures, smaller))
-    bos = mllm.tokenizer.bos_token
-    with mllm.seen.noting() as seen:
-        encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)), size=size)
+    with _hinting(messages):
+        text, text_spans = render(mllm, chat, parts, options, special)
+        if reply is not None:
+            text = text[: text_spans[-1][1]]
+        smaller = () if room is None else shrunk(mllm, pictures, text, room)
+        images, size = sized(mllm, resized(pictures, smaller))
+        bos = mllm.tokenizer.bos_token
+        with mllm.seen.noting() as seen:
+            encoded = _encode(mllm, text, images, add_special_tokens=not (bos and text.startswith(bos)), size=size)
     replaced = encoded.pop(
         "text_replacement_offsets", None
     )  # some families give none, or an empty tensor, without images
@@ -189,7 +183,8 @@ def build_prompt(
     columns = (ids == mllm.image_token_id).nonzero()[:, 0]
     counts = [mllm.image_tokens_of(replacement["replacement"]) for replacement in replacements]
     if len(counts) != len(images) or sum(counts) != len(columns):
-        raise RequestError("The chat template did not place every image of the messages.", param="messages")
+        with _hinting(messages):
+            raise RequestError("The chat template did not place every image of the messages.", param="messages")
     image_spans = []
     for number, own in enumerate(columns.split(counts)):
         spans[own] = FIRST_IMAGE + number
@@ -197,15 +192,15 @@ def build_prompt(
     rope = mllm.rope_positions(inputs)
     shown = tuple(seen) or divide(inputs)
     given = Inputs(inputs, shown) if seen else inputs
-    return Prompt(ids, given, shown, Layout(spans, tuple(image_spans)), functions, rope, smaller)
+    return Prompt(ids, given, shown, Layout(spans, tuple(image_spans)), options, rope, smaller)
 
 
 def _normalise(
     messages: Sequence[Mapping[str, Any]], special: re.Pattern[str]
-) -> tuple[list[dict[str, Any]], list[_Part], list[Mapping[str, Any]]]:
+) -> tuple[list[dict[str, Any]], list[SpannedText], list[Mapping[str, Any]]]:
     """The chat in list-of-parts form, its text parts in order, those of its images in order."""
     chat: list[dict[str, Any]] = []
-    parts: list[_Part] = []
+    parts: list[SpannedText] = []
     images: list[Mapping[str, Any]] = []
     last_user = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
     if last_user < 0:
@@ -229,10 +224,23 @@ def _normalise(
                 span = CONTEXT if part.get("span") == "context" else QUESTION if position >= question_from else USER
             else:
                 span = SYSTEM if message["role"] == "system" else REPLY if part.get("span") == "reply" else OTHER
-            parts.append(_Part(text, span))
+            parts.append(SpannedText(text, span))
         beside = {name: as_json(message[name], special) for name in BESIDE if message.get(name)}
         chat.append({"role": message["role"], "content": normal, **beside})
     return chat, parts, images
+
+
+@contextmanager
+def _hinting(messages: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Within, a refusal names the roles beside the user's whose messages hold images, of which templates often take none."""
+    try:
+        yield
+    except RequestError as error:
+        roles = [message["role"] for message in messages if message["role"] != "user" and pictures_of([message])]
+        if not roles:
+            raise
+        hint = f"It may take no images in messages of the role {' or '.join(dict.fromkeys(roles))}."
+        raise RequestError(f"{error} {hint}", param=error.param, code=error.code) from error
 
 
 def _question_start(content: Sequence[Mapping[str, Any]]) -> int:
@@ -245,34 +253,6 @@ def _question_start(content: Sequence[Mapping[str, Any]]) -> int:
         for part in content[after:]
     )
     return after if follows else 0
-
-
-def _lay_out(
-    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[_Part], tools: list[Any]
-) -> tuple[str, list[tuple[int, int, int]]]:
-    """The rendered chat and its text spans. Some templates lose the text of a list of parts, others that of a string:
-    messages of one text are tried in both forms."""
-    try:
-        text = _rendered(mllm.render, chat, tools)
-        return text, list(_text_spans(mllm, chat, parts, text, tools))
-    except RequestError:
-        strings = [
-            {**message, "content": content[0]["text"] if content else ""}
-            if len(content := message["content"]) <= 1 and all("text" in part for part in content)
-            else message
-            for message in chat
-        ]
-        if strings == chat:
-            raise
-        text = _rendered(mllm.render, strings, tools)
-        return text, list(_text_spans(mllm, strings, parts, text, tools))
-
-
-def _rendered(render: Callable[..., str], *given: Any) -> str:
-    try:
-        return render(*given)
-    except Exception as error:  # whatever a template raises is about the shape of the chat
-        raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
 
 
 def _encode(
@@ -305,7 +285,7 @@ def _encode(
 def encode_picture(mllm: MLLM, picture: Image.Image) -> torch.Tensor:
     """What the processor makes of one picture alone."""
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
-    return _encode(mllm, _rendered(mllm.render, chat, []), [picture], add_special_tokens=False)["pixel_values"]
+    return _encode(mllm, rendered(mllm.chat.render, chat), [picture], add_special_tokens=False)["pixel_values"]
 
 
 def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
@@ -315,53 +295,6 @@ def _keep_blank_tiles(inputs: dict[str, torch.Tensor]) -> None:
     if pixels is not None and pixels.ndim == 5 and len(pixels) == 1:  # several have padding among them
         blank = ~pixels.flatten(2).any(-1)
         pixels[:, :, 0, 0, 0].masked_fill_(blank, 1e-6)
-
-
-def _text_spans(
-    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[_Part], text: str, tools: list[Any]
-) -> Iterator[tuple[int, int, int]]:
-    """(start, end, span) in characters of the rendered text, for every line of every text part.
-
-    The chat is rendered a second time with marks in place of the texts; the pieces between the marks are the template's
-    own, whatever the users wrote.
-    """
-    numbers = iter(range(len(parts)))
-
-    def marked(content: Any) -> Any:
-        if isinstance(content, str):
-            return f"{MARK[0]}{next(numbers)}{MARK[1]}"
-        return [part if part["type"] == "image" else {**part, "text": marked(part["text"])} for part in content]
-
-    form = [{**message, "content": marked(message["content"])} for message in chat]
-    pieces = re.split(f"{MARK[0]}(\\d+){MARK[1]}", _rendered(mllm.render_form, json.dumps([form, tools])))
-    if missing := {number for number, part in enumerate(parts) if part.text.strip()} - set(map(int, pieces[1::2])):
-        raise RequestError(
-            f"The model's chat template leaves out the text {parts[min(missing)].text.strip()[:40]!r}.",
-            param="messages",
-        )
-    position = _after(text, pieces[0], 0)
-    for number, piece in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
-        part = parts[number].text.strip()  # templates may trim a text
-        start = position = _after(text, part, position) - len(part)
-        for line in part.splitlines(keepends=True):
-            span = parts[number].span
-            if span in (QUESTION, USER) and line.startswith(CONTEXT_LINE):
-                span, line_end = CONTEXT, position + len(line.rstrip("\n"))
-            else:
-                line_end = position + len(line)
-            yield position, line_end, span
-            position += len(line)
-        position = _after(text, piece, start + len(part))
-
-
-def _after(text: str, piece: str, position: int) -> int:
-    """Where `piece` ends, which must begin at `position`, white space apart."""
-    start = text.find(piece, position)
-    if start < 0 or text[position:start].strip():
-        raise RequestError(
-            "The model's chat template changes the text of messages; it cannot be laid out.", param="messages"
-        )
-    return start + len(piece)
 
 
 def _grid(

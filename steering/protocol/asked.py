@@ -45,7 +45,8 @@ class Asked(ABC):
     `path` is where it stands in a request's body and in the report of what was applied; interventions that share a path are
     told apart by their `kind`, and exclude one another. `twin` says whether it contrasts the answer's logits with those of
     a twin, which repeats the answer's tokens on another prompt: of these a request may have one. What one does that is
-    `only_chat` can be said to any server: it is what becomes of the messages in `chat`.
+    `only_chat` can be said to any server: it is what becomes of the messages in `chat`. Decode steps of one that is
+    `rehearsed` are captured before the first request, with its defaults, where steps are captured.
     """
 
     path: ClassVar[tuple[str, ...]]
@@ -53,6 +54,7 @@ class Asked(ABC):
     twin: ClassVar[bool] = False
     needs_image: ClassVar[bool] = False
     only_chat: ClassVar[bool] = False
+    rehearsed: ClassVar[bool] = False
 
     @classmethod
     def name(cls) -> str:
@@ -128,6 +130,7 @@ class Options(BaseModel, Asked):
     twin: ClassVar[bool] = False
     needs_image: ClassVar[bool] = False
     only_chat: ClassVar[bool] = False
+    rehearsed: ClassVar[bool] = False
 
     def __init__(self, **given: Any) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,10 @@ Interventions = Iterable["Asked | Part | Interventions | None"]
 
 MAX_TOP_LOGPROBS = 20
 """Alternatives that may be reported for a token, at most."""
+RENDERED_BY = ("chat_template_kwargs", "continue_final_message")
+"""Fields of a request, beside its messages and tools, that choose how its prompt is rendered."""
+MAX_TEMPLATE_KWARGS = 16_384
+"""Characters of what a chat template is told, as JSON."""
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -135,6 +140,8 @@ class Request:
     What an engine keeps of the prompt serves only requests with the same `cache_salt`.
     An answer is of a `grammar` where one is given, whatever the model prefers. It may call `tools`, or must: what it
     calls stands in `Choice.tool_calls`.
+    `chat_template_kwargs` are variables that the model's chat template reads, such as `enable_thinking`; others are
+    refused. With `continue_final_message` the answer goes on from the last message, a text of the assistant's.
 
     Raises RequestError, which names what is wrong in `param`; what depends on the model is checked when it is submitted.
     """
@@ -154,6 +161,8 @@ class Request:
     grammar: Grammar | None = None
     tools: Tools | None = None
     cache_salt: str = ""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continue_final_message: bool = False
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -178,6 +187,7 @@ class Request:
         if not isinstance(self.cache_salt, str):
             raise must("cache_salt", "be a string", self.cache_salt)
         _check_grammar(self)
+        _check_template(self)
         whole: list[Asked] = []
         parts: dict[type[Part], list[Part]] = {}
         for one in _each(self.interventions):
@@ -225,6 +235,34 @@ def _check_grammar(request: Request) -> None:
         for name, asked in against.items():
             if asked:
                 raise RequestError(f"'{param}' and '{name}' exclude one another.", param=name)
+
+
+def _check_template(request: Request) -> None:
+    """Raise RequestError where what the chat template is told is no data, or too much, or where no text can go on."""
+    variables = request.chat_template_kwargs
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise must("chat_template_kwargs", "be a dict of what the chat template reads, by name", variables)
+    try:
+        size = len(json.dumps(dict(variables), allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"'chat_template_kwargs' must be JSON: {error}.", param="chat_template_kwargs") from error
+    if size > MAX_TEMPLATE_KWARGS:
+        raise RequestError(
+            f"'chat_template_kwargs' may have at most {MAX_TEMPLATE_KWARGS} characters as JSON; got {size}.",
+            param="chat_template_kwargs",
+        )
+    if not request.continue_final_message:
+        return
+    last = request.messages[-1] if request.messages else {}
+    content = last.get("content") or ""
+    text = content if isinstance(content, str) else content[-1].get("text")
+    if last.get("role") != "assistant" or last.get("tool_calls") or not text:
+        raise RequestError(
+            "'continue_final_message' needs a last message of the assistant that ends with a text.",
+            param="continue_final_message",
+        )
+    if request.reply is not None:
+        raise RequestError("'continue_final_message' and 'reply' exclude one another.", param="reply")
 
 
 def _each(given: Any) -> Iterator[Asked | Part]:

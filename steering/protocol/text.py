@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -41,14 +41,17 @@ def texts_of(tokenizer: Any) -> Callable[[int], Text]:
 
 
 class TextStream:
-    """The text of one answer. Feed tokens; take the text that is certain. kept: special tokens that are text, by id."""
+    """The text of one answer. Feed tokens; take the text that is certain. kept: special tokens that are text, by id. before:
+    the tokens that it goes on from, where it is the rest of a text."""
 
-    def __init__(self, tokenizer: Any, stop: tuple[str, ...], kept: Mapping[int, str] | None = None):
+    def __init__(
+        self, tokenizer: Any, stop: tuple[str, ...], kept: Mapping[int, str] | None = None, before: Sequence[int] = ()
+    ):
         self._tokenizer = tokenizer.backend_tokenizer
         self._kept = kept or {}
         self._stop = stop
-        self._context: list[int] = []  # the tokens of the last piece: what a token says may depend on the one before
-        self._context_text = ""
+        self._context = [*before]  # the tokens of the last piece: what a token says may depend on the one before
+        self._context_text = self._decode(self._context) if before else ""
         self._new: list[int] = []
         self._held = ""
         self.text = ""

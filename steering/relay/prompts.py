@@ -7,8 +7,9 @@ from dataclasses import replace
 from steering.model.images import TEXT_INPUTS, Inputs, Picture
 from steering.prompt.fitting import Shrunk
 from steering.prompt.layout import Prompt
+from steering.prompt.rendering import TemplateOptions
 
-KINDS = (Prompt, Picture, Shrunk)
+KINDS = (Prompt, Picture, Shrunk, TemplateOptions)
 """What it is made of, as `relay` is to be told."""
 
 

@@ -26,13 +26,14 @@ class Embedder:
         self._images = images
         self._prefixes = prefixes
 
-    def new_pictures(self, sequence: Sequence) -> int:
-        """How many pictures are to be encoded when a prompt is embedded."""
-        return self._images.missing(self._looked_at(sequence))
+    def new_values(self, sequence: Sequence) -> int:
+        """Return the size of the pictures that are to be encoded when a prompt is embedded: `Picture.values` of all."""
+        return sum(picture.values for picture in self._images.missing(self._looked_at(sequence)))
 
-    def encode_next(self, sequence: Sequence) -> bool:
-        """Encode the first new picture of a prompt that is to be embedded; False where there is none."""
-        return self._images.encode_next(self._features, self._looked_at(sequence))
+    def encode_next(self, sequence: Sequence, values: float = 0) -> int:
+        """Encode the first new pictures of a prompt that is to be embedded, at least one, and as many of its shape as have
+        no more values than given. Returns their values, 0 where there is none."""
+        return self._images.encode_next(self._features, self._looked_at(sequence), values)
 
     def _features(self, pictures: Mapping[str, torch.Tensor]) -> Any:
         compiled = None if self._steps is None else self._steps.features(pictures)

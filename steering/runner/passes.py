@@ -105,11 +105,13 @@ class Passes:
         batch = DecodeBatch(running, positions, longest, active, scope not in (None, "plain"))
         concerned = self._concerned(running, scope)
         acting = [part for part in concerned.acting if scope is not None or part.acts(running)]
-        long = columns.saved > self._weights  # rows of very different lengths are read by themselves
+        kernel = self._mllm.decode_attention  # which reads of each row what that has
+        long = kernel is None and columns.saved > self._weights  # rows of very different lengths are read by themselves
         if not long and (found := self._decode_compiled(batch, acting, tokens, rope)) is not None:
             return batch, Passed(concerned, *found)
         hooks = {part.name: part.decode(batch) for part in acting}
-        step = Decode(self._pool, positions, longest, Hooks.of(hooks.values()), columns.common, columns.apart)
+        own = Hooks.of(hooks.values())
+        step = Decode(self._pool, positions, longest, own, columns.common, columns.apart, kernel=kernel)
         hidden = self._of_tokens(tokens[:, None], rope[:, None], step).last_hidden_state
         step.hooks.settle(positions)
         hidden = hidden.to(self._mllm.device)

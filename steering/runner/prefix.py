@@ -19,6 +19,7 @@ import torch
 
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVBlocks, KVPool
+from steering.form import OneForm
 from steering.model.embedded import Embedded
 from steering.prompt.blocks import SIZE
 from steering.protocol.sequence import Sequence
@@ -87,6 +88,7 @@ class PrefixCache:
         self._marks = itertools.count()
         self._lying: dict[int, tuple[int, ...]] = {}  # by slot, the marks of blocks that its first columns are
         self._rest, self._resting = RESTS[0], 0
+        self._form = OneForm()
         self._plans: WeakKeyDictionary[Sequence, _Plan | None] = WeakKeyDictionary()
         self._runs: WeakKeyDictionary[Sequence, _Run] = WeakKeyDictionary()
         self._tails: WeakKeyDictionary[Sequence, torch.Tensor] = WeakKeyDictionary()
@@ -263,6 +265,8 @@ class PrefixCache:
         for at, key in enumerate(keys[first:], first):
             rows = slice((at - first) * SIZE, (at + 1 - first) * SIZE)
             own_measured = {name: values[rows].clone() for name, values in measured.items()}
+            for name, values in own_measured.items():
+                self._form.check(name, [values], varies=name == POSITIONS)  # a text has one axis, pictures have several
             block = _Block(-1, earlier.get(key, {}) | own_measured, next(self._marks))
             if not self._make_room(block.bytes, own):
                 break

@@ -13,14 +13,16 @@ from steering.compiled.package import Package
 from steering.compiled.step import Variant
 from steering.compiled.steps import CompiledSteps, WantedStep
 from steering.errors import UnsupportedModel
+from steering.form import Form
 from steering.model.embedded import Embedded
-from steering.model.images import PIXELS, Encode, Features, joined
+from steering.model.images import PIXELS, Encode, Features, PictureFeatures, joined
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.protocol.sequence import Sequence
 from steering.protocol.slots import Computed, PrefillChunk, Scope, Slots
 from steering.runner.runner import Runner
 from steering.runner.selfcheck import HALF_TOLERANCE, STEPS, TOLERANCE, checked_prompts, checked_sequence
+from steering.tower.geometry import GRID
 
 Made = TypeVar("Made")
 Told = list[tuple[torch.Tensor, ...]]
@@ -56,6 +58,15 @@ def _pictures(prompt: Prompt) -> list[Mapping[str, torch.Tensor]]:
         first, tensors={name: one.flip(0) if name == PIXELS else one for name, one in first.tensors.items()}
     )
     return [first.tensors, joined([first, other, other])]
+
+
+def _features(output: Any, count: int) -> tuple[torch.Tensor, ...]:
+    """What a tower made of `count` pictures: all of them as they came, then the features of each."""
+    parts, pooled = PictureFeatures.separate(output, count), output.pooler_output
+    if parts is None:
+        raise UnsupportedModel(f"The features of {count} pictures cannot be told apart.")
+    whole = pooled if isinstance(pooled, torch.Tensor) else torch.cat(tuple(pooled))
+    return (whole, *(tensor for part in parts for tensor in part.tensors))
 
 
 class Rehearsal:
@@ -109,15 +120,18 @@ class Rehearsal:
 
     def _compare(self, expected: Told, told: Told) -> None:
         for step, (one, other) in enumerate(zip(expected, told, strict=True)):
-            for a, b in ((a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True)):
-                off = float((a - b).abs().max() / a.abs().max().clamp(min=1e-6))
+            for a, b in zip(one, other, strict=True):
+                if Form.of(a) != Form.of(b):  # what was kept before is used beside what is kept from now on
+                    raise UnsupportedModel(f"Compiled, pass {step} leaves {Form.of(b)}; it must leave {Form.of(a)}.")
+                plain, compiled = a.nan_to_num(), b.nan_to_num()
+                off = float((plain - compiled).abs().max() / plain.abs().max().clamp(min=1e-6))
                 if not off <= self._tolerance:
                     raise UnsupportedModel(f"Compiled, pass {step} is {off:.1e} of its range off.")
 
     @torch.inference_mode()
     def _said(self, variant: Variant, encode: Encode) -> list[Told]:
         if variant.kind == "pictures":
-            return [[tuple(encode(pictures).pooler_output)] for pictures in self.pictures]
+            return [[_features(encode(pictures), len(pictures[GRID]))] for pictures in self.pictures]
         if variant.kind == "prefill":
             return [self._prefilled(variant.scope)]
         return [self._decoded(rows, variant.scope) for rows in (1, len(self._sequences))]
@@ -176,7 +190,8 @@ class Rehearsal:
             for one in vars(kept).values()
             if isinstance(one, torch.Tensor)
         ]
-        return (computed.logits, torch.cat(filled), *captured, *[one.float() for one in self._state()])
+        states = computed.hidden[0, : lengths[0]]
+        return (computed.logits, states, torch.cat(filled), *captured, *[one.float() for one in self._state()])
 
     def _decoded(self, rows: int, scope: Scope) -> Told:
         runner, told = self._runner, Told()

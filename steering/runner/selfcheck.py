@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import logging as transformers_logging
 
+from steering.accel.modules import own_forwards
 from steering.compiled.graphs import DecodeGraphs
 from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
@@ -136,10 +137,11 @@ def _agreement(references: list[_Reference], ours: list[torch.Tensor]) -> str:
 
 @contextmanager
 def plain(mllm: MLLM, implementation: str = "eager") -> Iterator[nn.Module]:
-    """The model with one of transformers' own attention implementations in its language model."""
+    """Have the model compute as transformers does, with one of its own attention implementations in the language model."""
     mllm.model.set_attn_implementation({"text_config": implementation})
     try:
-        yield mllm.model
+        with own_forwards():
+            yield mllm.model
     finally:
         mllm.model.set_attn_implementation({"text_config": attention.NAME})
         if hasattr(mllm.model.model, "rope_deltas"):

@@ -49,11 +49,11 @@ SHORTER = ((r"--ablate( [a-z]+)+", "--ablate latency"), (r"--severity( [\d.]+)+"
 SWITCHES = ("--quiet", "--force", "--replace")
 """What is added: no direction is reliable that so few samples tell, and README and docs build the same vector."""
 NOT_HERE = {
-    "make serve": "the fixture `server` stands for it; `make first-hour` runs it",
-    "make test": "it is what runs; `make first-hour` runs it",
-    ". .venv/bin/activate": "the suite's environment is active; `make first-hour` uses that of `make serve`",
-    "python3 -m venv /opt/helmsight": "it installs, as `make first-hour` does",
-    "/opt/helmsight/bin/pip": "it installs, as `make first-hour` does",
+    "make serve": "the fixture `server` stands for it; `make test-long` runs it",
+    "make test": "it is what runs; `make test-long` runs it",
+    ". .venv/bin/activate": "the suite's environment is active; `make test-long` uses that of `make serve`",
+    "python3 -m venv /opt/helmsight": "it installs, as `make test-long` does",
+    "/opt/helmsight/bin/pip": "it installs, as `make test-long` does",
     "helmsight eval spd-faith --data": "its data are not here, nor the judge; tests/probes/spd has both, scripted",
     "helmsight demo train": "it takes a quarter of an hour; tests/demo/test_organisms.py trains some steps",
     "helmsight demo organisms": "it measures what was trained; tests/demo/test_organisms_measured.py",

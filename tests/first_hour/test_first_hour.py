@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -111,3 +112,17 @@ def test_commands_and_options_within_sentences_exist() -> None:
                 assert not (own and hasattr(command, "commands")), f"{span} in {page.name}"
                 named += 1
     assert named >= 8
+
+
+def test_what_is_made_stands_in_the_makefile() -> None:
+    """Wherever somebody is sent to `make` something, by a page, a test or a workflow."""
+    targets = set(re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text()))
+    places = [*PAGES, *ROOT.glob(".ci/*"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("deploy/*"), ROOT / "Makefile"]
+    named = {
+        (target, str(place.relative_to(ROOT)))
+        for place in places
+        if place.is_file()
+        for target in re.findall(r"`make ([\w-]+)|^(?:\$ )?make ([\w-]+)$", place.read_text(errors="replace"), re.M)
+    }
+    assert len(named) > 5
+    assert [(words, place) for words, place in sorted(named) if not targets.issuperset(filter(None, words))] == []

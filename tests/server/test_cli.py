@@ -70,6 +70,13 @@ def test_help_names_every_option_uncut(path: str, capsys: pytest.CaptureFixture[
             assert "".join((option.help or "").split())[:20] in squeezed, "brackets must not be taken for markup"
 
 
+def test_help_shows_no_default_that_depends_on_where_the_code_is() -> None:
+    options = [(path, option) for path, command in ALL.items() for option in command.params]
+    absolute = [(path, option) for path, option in options if str(option.default).startswith(str(ROOT))]
+    assert {path for path, _ in absolute} >= {"helmsight demo evaluate", "helmsight demo samples"}, "none is looked at"
+    assert [f"{path} {option.opts[0]}" for path, option in absolute if option.show_default is True] == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

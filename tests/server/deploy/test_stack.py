@@ -26,7 +26,7 @@ from tests.server.process.test_gunicorn import ENDLESS
 from tests.waiting import wait_for
 
 LACKING = lacking("prometheus", "nginx")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}")]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}")]
 
 PANELS = json.loads((DEPLOY / "monitoring" / "dashboard.json").read_text())
 (ALERTS,) = yaml.safe_load((DEPLOY / "monitoring" / "alerts.yml").read_text())["groups"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,22 @@ def test_a_stream_that_nobody_reads_is_cancelled(fake: FakeEngine, serve: Serve)
     client = serve(fake)
     client.post("/v1/chat/completions", json={"messages": [user("hi")], "stream": True}, buffered=False).close()
     assert rows_of(client, 1)[0]["finish_reason"] == "cancelled"
+
+
+def test_what_the_template_is_told_is_kept_without_its_texts(fake: FakeEngine, serve: Serve) -> None:
+    fake.capabilities = replace(fake.capabilities, template_variables=frozenset({"title", "enable_thinking"}))
+    told = {"title": "a private title", "enable_thinking": False}
+    messages = [user("What?"), {"role": "assistant", "content": "It is"}]
+    body = {"messages": messages, "chat_template_kwargs": told, "continue_final_message": True}
+    for settings, title in (({}, "(15 characters)"), ({"journal_texts": True}, "a private title")):
+        client = serve(fake, **settings)
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        (row,) = rows_of(client, 1)
+        assert row["asked"]["chat_template_kwargs"] == told | {"title": title}
+        assert row["asked"]["continue_final_message"] is True
+        ask(client, "What?")
+        plain, _ = rows_of(client, 2)
+        assert not plain["asked"].keys() & {"chat_template_kwargs", "continue_final_message"}
 
 
 def test_texts_are_kept_only_when_switched_on_and_bounded(fake: FakeEngine, serve: Serve, tmp_path: Path) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +11,7 @@ from typing import Any
 import pytest
 import requests
 from sqlalchemy import event, func, select, text
+from werkzeug.serving import make_server
 
 from server.app import create_app
 from server.journal import retention, writer
@@ -23,13 +20,13 @@ from server.journal.retention import DAY, Clock
 from server.journal.schema import ROWS, VERSION_TABLE
 from server.journal.writer import Journal
 from server.settings import Settings
+from tests.forked import forked
 from tests.server.api.test_operations import samples
 from tests.server.conftest import ask
 from tests.server.fakes import FakeEngine
 from tests.server.journal.journals import Postgres, put, row, settled
 from tests.waiting import wait_for
 
-ROOT = Path(__file__).parents[3]
 Begin = Callable[..., Journal]
 
 
@@ -227,49 +224,36 @@ def test_a_newer_journal_is_left_alone_and_the_server_goes_on(fake: FakeEngine, 
     database.close()
 
 
-WRITER = """
-import sys
-from server.journal.writer import Journal
-from tests.server.journal.journals import row, settled
-journal = Journal(sys.argv[1], days=1e4)
-journal.start()
-for number in range(300):
-    journal.record(row(1000 + number))
-settled(journal, 300)
-journal.close()
-"""
+def test_two_processes_share_a_journal(begin: Begin, place: str, tmp_path: Path) -> None:
+    def write() -> None:
+        other = Journal(place, days=1e4)
+        other.start()
+        for number in range(300):
+            other.record(row(1000 + number))
+        settled(other, 300)
+        other.close()
 
-
-def test_two_processes_share_a_journal(begin: Begin, place: str) -> None:
-    other = subprocess.Popen([sys.executable, "-c", WRITER, place], cwd=ROOT)
-    journal = begin(place)
-    for number in range(300):
-        journal.record(row(number))
-        time.sleep(0.002)
-    settled(journal, 300)
-    assert other.wait(60) == 0
+    with forked(write, said := tmp_path / "said") as process:
+        journal = begin(place)
+        for number in range(300):
+            journal.record(row(number))
+            time.sleep(0.002)
+        settled(journal, 300)
+        process.join(60)
+    assert process.exitcode == 0, said.read_text()
     assert (count(place), journal.dropped) == (600, 0)
 
 
-SERVER = """
-import sys
-from server.app import create_app
-from server.settings import Settings
-from tests.server.fakes import FakeEngine
-from werkzeug.serving import make_server
-server = make_server("127.0.0.1", 0, create_app(Settings(journal=sys.argv[1]), engine=FakeEngine()), threaded=True)
-print(server.port, flush=True)
-server.serve_forever()
-"""
+def test_rows_that_were_shown_survive_kill_9(place: str, tmp_path: Path) -> None:
+    def serve() -> None:
+        app = create_app(Settings(journal=place), engine=FakeEngine())  # type: ignore[arg-type]
+        server = make_server("127.0.0.1", 0, app, threaded=True)
+        print(server.port, flush=True)
+        server.serve_forever()
 
-
-def test_rows_that_were_shown_survive_kill_9(place: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, place], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout is not None
-        url = f"http://127.0.0.1:{process.stdout.readline().strip()}/v1"
+    with forked(serve, said := tmp_path / "said") as process:
+        wait_for(lambda: said.exists() and "\n" in said.read_text())
+        url = f"http://127.0.0.1:{said.read_text().split()[0]}/v1"
         body = {"messages": [{"role": "user", "content": "hi"}]}
         asked = {requests.post(f"{url}/chat/completions", json=body, timeout=20).json()["id"] for _ in range(40)}
         shown: set[str] = set()
@@ -279,9 +263,7 @@ def test_rows_that_were_shown_survive_kill_9(place: str) -> None:
             shown = {found["id"] for found in page["data"]}
         assert len(shown) >= 20
         assert shown <= asked
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.kill()
     database = open_database(Place.of(place))
     with database.engine.connect() as connection:
         assert shown <= set(connection.execute(select(ROWS.c.id)).scalars())

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import logging
 import os
+import signal
 import socket
 import subprocess
+import sys
+import time
+import traceback
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import requests
 
+from server import cli
 from tests.server.conftest import data_uri, user
 from tests.waiting import wait_for
 
@@ -23,24 +32,103 @@ def children(process: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-class Server:
-    """A server process on a free port."""
+COMMAND = [sys.executable, "-m", "server.cli"]
+"""How a process of its own is told to be `helmsight`."""
 
-    def __init__(self, command: list[str], log: Path, **environ: str):
+
+def _stream(number: int) -> TextIO:
+    return open(number, "w", buffering=1, closefd=False)
+
+
+class ForkedProcess:
+    """A `helmsight` command in a fork of this process, with the interface of `subprocess.Popen`: importing torch and
+    transformers anew takes longer than most of what these tests do."""
+
+    def __init__(self, words: list[str], environ: dict[str, str], log: Path):
+        self.returncode: int | None = None
+        log.touch()
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run(words, environ, log)
+
+    def _run(self, words: list[str], environ: dict[str, str], log: Path) -> None:
+        """Run the command as if in an interpreter of its own: without pytest's files, log handlers, filters and exits."""
+        status = 1
+        try:
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            for stream in (1, 2):
+                os.dup2(output, stream)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            sys.stdout, sys.stderr = _stream(1), _stream(2)
+            os.environ.clear()
+            os.environ.update(environ)
+            os.chdir(ROOT)
+            sys.argv = [cli.__file__, *words]
+            logging.getLogger().handlers.clear()
+            for logger in logging.Logger.manager.loggerDict.values():
+                for handler in getattr(
+                    logger, "handlers", ()
+                ):  # those of libraries, which write to what pytest gave them
+                    if isinstance(handler, logging.StreamHandler):
+                        handler.setStream(_stream(2))  # of its own, as some close it
+            warnings.resetwarnings()
+            warnings.simplefilter("ignore")
+            atexit._clear()
+            gc.freeze()
+            status = cli.main(words)
+        except SystemExit as ending:  # as that of a worker of gunicorn's, which is a fork of this one
+            status = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            atexit._run_exitfuncs()
+            os._exit(status)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(sys.argv, timeout or 0)
+            time.sleep(0.02)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Server:
+    """A server process on a free port: a fork if the command is `helmsight`, unless it is to have an interpreter `anew`.
+    environ: variables beside this process's own; those that are None are taken away."""
+
+    def __init__(self, command: list[str], log: Path, anew: bool = False, **environ: str | None):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
         self.headers: dict[str, str] = {}
+        variables: dict[str, str | None] = {**os.environ, "HELMSIGHT_PORT": str(port), **environ}
+        env = {name: value for name, value in variables.items() if value is not None}
+        self.process: subprocess.Popen[bytes] | ForkedProcess
+        if command[: len(COMMAND)] == COMMAND and not anew:
+            self.process = ForkedProcess(command[len(COMMAND) :], env, log)
+            return
         with log.open("w") as output:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "HELMSIGHT_PORT": str(port), **environ},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT)
 
     def get(self, route: str) -> requests.Response:
         return requests.get(self.url + route, headers=self.headers, timeout=PATIENCE)

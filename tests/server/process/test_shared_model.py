@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,29 @@ BODY: dict[str, Any] = {
 }
 
 
-def test_it_answers_as_a_process_of_its_own_does_and_drains(client: FlaskClient, tmp_path: Path) -> None:
-    server = Server([*TORCHRUN, *SERVE], tmp_path / "log")
+@contextmanager
+def launched(by: str, folder: Path) -> Iterator[Server]:
+    """The first of two processes that torchrun has started, or that are forked with the environment that it gives them."""
+    if by == "torchrun":
+        server, others = Server([*TORCHRUN, *SERVE], folder / "log"), []
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+        first, second = (
+            {**address, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"} for rank in "01"
+        )
+        server = Server(SERVE, folder / "log", **first)
+        others = [Server(SERVE, folder / "other", **second)]
     try:
+        yield server
+    finally:
+        for each in (server, *others):
+            each.end()
+
+
+@pytest.mark.parametrize("by", ["fork", pytest.param("torchrun", marks=pytest.mark.long)])
+def test_it_answers_as_a_process_of_its_own_does_and_drains(by: str, client: FlaskClient, tmp_path: Path) -> None:
+    with launched(by, tmp_path) as server:
         server.wait_until_ready()
         said = server.post(**BODY).json()["choices"]
         alone = client.post("/v1/chat/completions", json=BODY).get_json()["choices"]
@@ -48,8 +71,6 @@ def test_it_answers_as_a_process_of_its_own_does_and_drains(client: FlaskClient,
         last = [json.loads(line.removeprefix(b"data: ")) for line in rest[:-1]][-1]
         assert last["choices"][0]["finish_reason"] == "length"
         server.process.wait(PATIENCE)
-        told = server.log.read_text()
-        assert "rank 1 of 2, which follows" in told
-        assert "CRITICAL" not in told
-    finally:
-        server.end()
+    told = "".join(log.read_text() for log in (tmp_path / "log", tmp_path / "other") if log.exists())
+    assert "rank 1 of 2, which follows" in told
+    assert "CRITICAL" not in told

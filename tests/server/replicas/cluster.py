@@ -33,6 +33,7 @@ def serving(folder: Path, *arguments: str) -> Iterator[Server]:
         server = Server(
             [sys.executable, "-m", "server.cli", *SERVE, *arguments],
             folder / "log",
+            anew=True,  # Ray starts its processes by the program that this one is
             HELMSIGHT_JOURNAL=str(folder / "journal.db"),
             HELMSIGHT_VECTORS=str(folder / "vectors"),
             HOME=str(folder),

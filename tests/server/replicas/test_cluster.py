@@ -47,7 +47,8 @@ from tests.waiting import wait_for
 
 pytest.importorskip("ray.serve")
 grpc = pytest.importorskip("grpc")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
+"""`test_local` has replicas without a cluster, the other files beside it their parts."""
 
 COLOURS = ("red", "green", "blue", "yellow", "black", "white")
 STREAMS = 4
@@ -230,7 +231,6 @@ def serve(server: Server, count: int) -> bool:
     return len(replicas(server)) == count
 
 
-@pytest.mark.long
 def test_replicas_come_with_the_load_and_go_with_it(client: FlaskClient, tmp_path: Path) -> None:
     with ThreadPoolExecutor(len(FEW_COLOURS)) as pool:
         expected = {colour: pool.submit(alone, client, colour, TOKENS) for colour in FEW_COLOURS}
@@ -293,7 +293,6 @@ PORT = 8000
 """Where `serve run` listens; it has no option for another one."""
 
 
-@pytest.mark.long
 def test_the_application_for_a_cluster_answers_as_one_process_does(client: FlaskClient, tmp_path: Path) -> None:
     try:
         socket.create_server(("127.0.0.1", PORT)).close()

@@ -62,7 +62,7 @@ def asked(replicas: Replicas, method: str = "POST", path: str = CHAT, body: byte
     return through(Front(replicas, Settings(**settings)), method, path, body)
 
 
-def through(front: Front, method: str = "POST", path: str = CHAT, body: bytes = b"{}") -> Any:
+def through(front: Front, method: str = "POST", path: str = CHAT, body: bytes = b"{}", headers: Any = ()) -> Any:
     sent: list[Any] = []
     pieces = [body[at : at + 10] for at in range(0, len(body), 10)] or [b""]
 
@@ -78,7 +78,8 @@ def through(front: Front, method: str = "POST", path: str = CHAT, body: bytes = 
     async def run() -> None:
         scope = {
             "type": "http", "method": method, "path": path, "query_string": b"a=1", "scheme": "http",
-            "headers": [(b"host", b"x")], "client": ("::1", 1), "server": ("::1", 2), "asgi": {"spec_version": "2.4"},
+            "headers": [(b"host", b"x"), *headers], "client": ("::1", 1), "server": ("::1", 2),
+            "asgi": {"spec_version": "2.4"},
         }  # fmt: skip
         response = await front(Request(scope, receive))
         await response(scope, receive, send)

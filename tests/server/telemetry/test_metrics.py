@@ -17,6 +17,7 @@ from server.app import create_app
 from server.process import local
 from server.settings import Settings
 from steering import Bins
+from steering.engine.budget import StepBudget
 from tests.server.api.test_operations import samples
 from tests.server.conftest import ask, data_uri
 from tests.server.fakes import FakeEngine
@@ -86,6 +87,26 @@ def test_memory_and_builds(engine: steering.Engine, settings: Settings) -> None:
     model = next(name for name in found if name.startswith("helmsight_model_info"))
     assert f'model="{engine.mllm.name}"' in model
     assert not any(name.startswith("helmsight_gpu") for name in found)
+
+
+def test_prices_of_passes(engine: steering.Engine, settings: Settings) -> None:
+    """Made up: 20 ms and .1 ms a token, a decode of 5 ms; and two passes do not fit into the 30 ms of a step."""
+    budget = StepBudget(1024, 0.030)
+    for tokens in (100, 100, 400):
+        budget.prompt.learn(tokens, 0.020 + 0.0001 * tokens)
+    budget.decode.learn(1, 0.005)
+    budget.picture.learn(9408, 0.007)
+    before, engine._steps.budget = engine._steps.budget, budget
+    try:
+        found = samples(create_app(settings, engine=engine).test_client())
+    finally:
+        engine._steps.budget = before
+    assert found["helmsight_pass_seconds"] == pytest.approx(0.020)
+    assert found["helmsight_prompt_token_seconds"] == pytest.approx(0.0001)
+    assert found["helmsight_decode_seconds"] == pytest.approx(0.005)
+    assert found["helmsight_picture_seconds"] == pytest.approx(0.007)
+    assert found["helmsight_prompt_chunk_tokens"] == 200
+    assert found["helmsight_gap_unreachable"] == 1
 
 
 def test_memory_of_gpus(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"diagnostics": {"layers": {"last": "2"}}}, "diagnostics.layers", "invalid_value"),
     ({"diagnostics": {"layers": {"first": 2}}}, "diagnostics.layers", "invalid_value"),
     ({"baseline": {}}, "baseline", "invalid_value"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "invalid_value"),
+    ({"add_generation_prompt": False}, "add_generation_prompt", "invalid_value"),
+    ({"chat_template_kwargs": {str(i): i for i in range(65)}}, "chat_template_kwargs", "invalid_value"),
 ]
 
 
@@ -121,6 +124,8 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, code: str) -
 
 
 BETWEEN_FIELDS = (
+    {"continue_final_message": True, "add_generation_prompt": True},
+    {"add_generation_prompt": False},
     {"logit_bias": {"9999999999": 1}},
     {"max_tokens": 1, "max_completion_tokens": 2},
     {"messages": [{"role": "user"}]},
@@ -263,7 +268,6 @@ def test_what_clients_send_beside_is_ignored() -> None:
         ({"guided_json": {"type": "object"}}, "guided_json", "not supported by this server."),
         ({"prompt_logprobs": 0}, "prompt_logprobs", "not supported by this server."),
         ({"best_of": 2}, "best_of", "not supported by this server."),
-        ({"continue_final_message": True}, "continue_final_message", "not supported by this server."),
     ],
 )  # fmt: skip
 def test_what_would_silently_do_nothing_is_refused(fields: dict[str, Any], param: str, said: str) -> None:
@@ -321,9 +325,12 @@ def test_all_spellings_of_an_image_part_are_one(part: dict[str, Any]) -> None:
     assert (message.content[0].type, message.content[0].image) == ("image", "data:x")
 
 
-def test_images_belong_to_users() -> None:
-    with pytest.raises(BadRequest, match="user messages"):
-        parse(messages=[{"role": "system", "content": [{"type": "image_url", "image_url": "data:x"}]}])
+def test_images_belong_to_no_system() -> None:
+    part = {"type": "image_url", "image_url": "data:x"}
+    with pytest.raises(BadRequest, match="not allowed in system messages"):
+        parse(messages=[{"role": "system", "content": [part]}])
+    for role in ("user", "assistant", "tool"):
+        parse(messages=[{"role": role, "content": [part]}])
 
 
 @pytest.mark.parametrize("field", ["steering", "diagnostics"])

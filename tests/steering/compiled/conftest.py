@@ -16,23 +16,26 @@ import steering
 from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, Vcd, team
 from steering.compiled import compiling
 from steering.compiled.step import Variant
+from steering.compiled.store import default_folder
 from steering.engine import compilation
 from steering.vectors.vector import SteeringVector
 from tests.families import build
 
-VARIANTS = [Variant("decode"), Variant("prefill"), Variant("decode", "every"), Variant("prefill", "every")]
-VARIANTS += [Variant("pictures")]
+VARIANTS = [Variant("decode", "every"), Variant("prefill", "every"), Variant("pictures")]
+"""One of each kind, with most hooks: `test_graphs` has those with fewer, and `tests/server/served` a server with all."""
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
+def folder() -> Path:
+    """Where compiled steps stay from one run of the suite to the next: they depend on the source of what they compute."""
+    made = default_folder().parent / "compiled-by-tests-of-the-engine"
+    made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return made
 
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[None]:
-    """One step of each kind, the least and the most that one has hooks for (`test_graphs` has those between); made beside
-    other tests as soon as they are."""
+    """One step of each kind, made as soon as other tests are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compilation, "VARIANTS", VARIANTS)
         patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))

@@ -79,7 +79,7 @@ def test_answers_are_those_of_steps_that_run_as_they_are(
             for said, found in ((a.applied, b.applied), (a.diagnostics, b.diagnostics)):
                 assert numbers(found) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
     assert graphs.taken >= 20
-    assert {rows for _, rows, _ in graphs._graphs} >= {1, 2, 8}
+    assert {rows for form in graphs._every() for rows in form.graphs} >= {1, 2, 8}
     assert len(graphs) < graphs.taken / 2
 
 
@@ -130,38 +130,41 @@ def answered(engine: steering.Engine, tokens: int, **options: Any) -> tuple[int,
 def test_one_is_captured_for_each_number_of_columns_although_hooks_leave_something(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine("qwen2_vl", slots=2, max_length=640)
+    monkeypatch.setattr(compiled_graphs, "LEAST", 32)
+    engine = make_engine("qwen2_vl", slots=2, max_length=96)
     monkeypatch.setattr(Pool, "counts_within", False)
     monkeypatch.setattr(Counted, "made", [])
     engine._runner.passes.steps = graphs = DecodeGraphs(engine.mllm, captures=Counted)
-    answered(engine, 540, diagnose=Diagnose())
-    assert Counted.made == [4], "of 256, 384, 512 and 640 columns"
+    answered(engine, 60, diagnose=Diagnose())
+    assert Counted.made == [4], "of 32, 48, 64 and 96 columns"
     assert len(graphs) == 4
 
 
 def test_when_there_are_too_many_all_are_forgotten_with_their_memory(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, engine = (make_engine("qwen2_vl", slots=2, max_length=640) for _ in range(2))
+    monkeypatch.setattr(compiled_graphs, "LEAST", 32)
+    plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
     monkeypatch.setattr(Counted, "made", [])
     monkeypatch.setattr(compiled_graphs, "MOST", 2)
     engine._runner.passes.steps = graphs = DecodeGraphs(engine.mllm, captures=Counted)
-    assert answered(engine, 540) == answered(plain, 540)
+    assert answered(engine, 60) == answered(plain, 60)
     assert (Counted.made, len(graphs)) == ([2, 2], 2)
 
 
 def test_steps_that_cannot_be_captured_while_answers_run_run_as_they_are(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain, engine = (make_engine("qwen2_vl", slots=2, max_length=640) for _ in range(2))
+    monkeypatch.setattr(compiled_graphs, "LEAST", 32)
+    plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
     monkeypatch.setattr(Counted, "made", [])
     engine._runner.passes.steps = graphs = DecodeGraphs(engine.mllm, captures=Counted)
     Counted.made[-1] = 7
     with pytest.raises(Fault, match="out of memory"):
-        answered(engine, 540)  # two, and no third one before it was tried whether there are any
+        answered(engine, 60)  # two, and no third one before it was tried whether there are any
     graphs.tried = True
-    assert answered(engine, 540) == answered(plain, 540)
-    assert answered(engine, 540) == answered(plain, 540)
+    assert answered(engine, 60) == answered(plain, 60)
+    assert answered(engine, 60) == answered(plain, 60)
     assert [one.message for one in caplog.records if "captured" in one.message] == [
         "no more decode steps are captured; those that are not run as they are: CUDA out of memory."
     ]

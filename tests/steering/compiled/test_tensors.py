@@ -8,7 +8,18 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from steering.compiled.tensors import Bound, Foreign, Hole, Mould, as_json, kinds_of, of_json, put_together, taken_apart
+from steering.compiled.tensors import (
+    Bound,
+    Foreign,
+    Hole,
+    Mould,
+    as_json,
+    fixed_sizes,
+    kinds_of,
+    of_json,
+    put_together,
+    taken_apart,
+)
 
 
 class Tables(NamedTuple):
@@ -22,6 +33,12 @@ class Held:
         self.depth, self.nothing, self.device = depth, None, torch.device("cpu")
         self.tables = {torch.device("cpu"): Tables(shared, torch.ones(rows))}
         self.again, self.kept = shared, [torch.arange(rows)]
+
+
+def mould_of(value: Any, other: Any = None) -> Mould:
+    """A mould of a value, whose tensors' sizes vary where those of the other one differ."""
+    shape, tensors = taken_apart(value)
+    return Mould(shape, fixed_sizes(tensors, tensors if other is None else taken_apart(other)[1]))
 
 
 def test_a_value_put_together_again_is_the_same() -> None:
@@ -65,8 +82,8 @@ def test_what_is_neither_tensor_nor_constant_is_refused() -> None:
 
 
 def test_a_mould_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
-    shape, tensors = taken_apart([Held(4)])
-    mould, other = Mould(shape), [Held(7)]
+    _, tensors = taken_apart([Held(4)])
+    mould, other = mould_of([Held(4)], [Held(5)]), [Held(7)]
     found, expected = mould.tensors(other), taken_apart(other)[1]
     assert found is not None
     assert [one.data_ptr() for one in found] == [one.data_ptr() for one in expected]
@@ -81,24 +98,35 @@ def test_a_mould_finds_the_tensors_of_what_is_of_its_shape_alone() -> None:
         assert mould.tensors(unlike) is None
 
 
+def test_a_mould_takes_no_tensors_of_other_sizes_than_it_is_for() -> None:
+    """Compiled code would read what lies behind them."""
+    mould, wide = mould_of([Held(4)], [Held(5)]), Held(4)
+    wide.again = torch.zeros(4, 5)
+    wide.tables = {torch.device("cpu"): Tables(wide.again, torch.ones(4))}
+    assert taken_apart([wide])[0] == taken_apart([Held(4)])[0]
+    assert mould.tensors([wide]) is None
+    assert mould_of([Held(4)]).tensors([Held(7)]) is None
+    assert mould_of([Held(4)], [wide]).tensors([wide]) is not None
+
+
 def test_a_mould_knows_what_has_changed() -> None:
     held = [Held(4)]
     shape, tensors = taken_apart(held)
     held[0].kept, held[0].depth = [], 2
     held[0].made = torch.ones(1)  # type: ignore[attr-defined]
     left, _ = taken_apart(held)
-    changes = Mould(shape).changes(left.tree)
+    changes = Mould(shape, fixed_sizes(tensors, tensors)).changes(left.tree)
     assert [(number, name) for number, name, _ in changes] == [(0, "kept"), (0, "made")]
     assert put_together(changes[0][2], tensors) == []
 
 
 def test_objects_that_have_changed_are_looked_at_as_they_were() -> None:
     held = [Held(4)]
-    shape, tensors = taken_apart(held)
-    bound, mould = Bound(held), Mould(shape)
+    _, tensors = taken_apart(held)
+    bound, mould = Bound(held), mould_of(held)
     assert bound.tensors(mould) == tensors
     mould.change(held, [(0, "made", Hole(0)), (0, "depth", 7)], tensors)
     assert (bound.tensors(mould), held[0].depth) == (tensors, 7)
     assert mould.tensors(held) is None
-    assert bound.tensors(Mould(shape)) == tensors
-    assert bound.tensors(Mould(taken_apart([1])[0])) is None
+    assert bound.tensors(mould_of([Held(4)])) == tensors
+    assert bound.tensors(mould_of([1])) is None

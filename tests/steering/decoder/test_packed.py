@@ -87,7 +87,10 @@ def test_a_model_answers_as_the_plain_one(dtype: torch.dtype) -> None:
     chat = [{"role": "user", "content": "red star left of blue heart"}]
     prompt = build_prompt(mllm, chat)
     with torch.inference_mode(), plain(mllm) as model:
-        ids = model.generate(**prompt.inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+        lengths = {"max_new_tokens": 8, "min_new_tokens": 8}
+        said = model.generate(
+            **prompt.inputs, **lengths, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
     check_model(mllm)  # the plain model first, then what it is packed into
     layers = [one for one in mllm.model.modules() if isinstance(one, PackedLinear)]
     assert layers
@@ -99,5 +102,10 @@ def test_a_model_answers_as_the_plain_one(dtype: torch.dtype) -> None:
         Request(chat, Sampling(max_tokens=8, ignore_eos=True), diagnose=Diagnose(frozenset({"residual"}))),
     ]
     answer, seen = engine.generate(asked)
-    assert answer.choices[0].token_ids == tuple(ids[0, prompt.length :].tolist())
+    ours, own = answer.choices[0].token_ids, said.sequences[0, prompt.length :].tolist()
+    first = next((step for step in range(8) if ours[step] != own[step]), None)
+    if first is not None:  # processors round a half-precision product in several ways: only a tie may fall differently
+        assert dtype != torch.float32
+        logprobs = said.logits[first][0].float().log_softmax(-1)
+        assert logprobs[own[first]] - logprobs[ours[first]] < 0.05
     assert len(seen.choices[0].token_ids) == 8

@@ -13,7 +13,7 @@ import steering
 from steering import Choice, Engine, Request, RequestError, Sampling
 from steering.runner.columns import BUCKET
 from tests import families
-from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.conftest import OF_EACH_KIND, LoadPlain, MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, exact, greedy, run_down, user
 from tests.steering.engine.conftest import LONGEST, PlainAnswer
 from tests.steering.plain import Answer
@@ -37,7 +37,7 @@ def test_alone_and_in_a_ragged_batch_tokens_and_states_are_those_of_generate(
         assert result.completion_tokens == 3
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", OF_EACH_KIND)
 def test_requests_join_and_leave_between_steps(family: str, make_engine: MakeEngine, plain_answer: PlainAnswer) -> None:
     chats = conversations(family)
     lengths = [(5 * i) % LONGEST + 1 for i in range(len(chats))]
@@ -48,7 +48,7 @@ def test_requests_join_and_leave_between_steps(family: str, make_engine: MakeEng
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", OF_EACH_KIND)
 def test_a_prompt_prefilled_in_chunks_gives_the_same(
     family: str, make_engine: MakeEngine, plain_answer: PlainAnswer
 ) -> None:
@@ -166,7 +166,7 @@ def test_the_text_is_that_of_the_tokens(family: str, make_engine: MakeEngine) ->
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", OF_EACH_KIND)
 def test_cached_images_give_the_same_answers(family: str, make_engine: MakeEngine) -> None:
     chats = [families.example_messages(family, 1), families.example_messages(family, 1, text="How many?")]
     cached, uncached = make_engine(family), make_engine(family, image_cache_bytes=0)

@@ -30,7 +30,7 @@ from steering.prompt.layout import ImageSpan, build_prompt
 from steering.protocol.sequence import State
 from steering.vectors.vector import SteeringVector
 from tests import families
-from tests.steering.conftest import LoadMLLM, LoadPlain
+from tests.steering.conftest import OF_EACH_KIND, LoadMLLM, LoadPlain
 from tests.steering.interventions.settings import check_refused
 from tests.steering.plain import Plain, uncached
 
@@ -197,8 +197,8 @@ def test_a_twin_that_joins_late_equals_one_that_was_there(
                 )
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
-def test_every_family_can_contrast_and_weight_zero_is_plain(family: str, make_engine: Any) -> None:
+@pytest.mark.parametrize("family", OF_EACH_KIND)
+def test_every_kind_of_family_can_contrast_and_weight_zero_is_plain(family: str, make_engine: Any) -> None:
     chat = families.example_messages(family, 1)
     sampling = Sampling(max_tokens=STEPS, ignore_eos=True, logprobs=0)
     sages = (None, Sage(generate=Generate(weight=0.0)), Sage(generate=Generate(weight=5.0)))

@@ -46,7 +46,11 @@ class Loops(native.Loops):
         )
 
 
-@pytest.fixture(scope="session", params=range(len(PROCESSORS)), ids=[of for of, *_ in PROCESSORS])
+BUILT = [pytest.param(0), pytest.param(1), pytest.param(2, marks=pytest.mark.long)]
+"""The two that differ in everything are built for each change: each takes many seconds."""
+
+
+@pytest.fixture(scope="session", params=BUILT, ids=[of for of, *_ in PROCESSORS])
 def loops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loops:
     """Built once, whichever of a run's processes asks first: twelve seconds each."""
     _, threads, flags = PROCESSORS[request.param]

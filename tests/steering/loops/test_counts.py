@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from steering.loops import counts, stream
-from tests.steering.loops.conftest import COMPILER, PROCESSORS, Loops
+from tests.steering.loops.conftest import BUILT, COMPILER, PROCESSORS, Loops
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler"),
-    pytest.mark.parametrize("loops", [1, 2], indirect=True, ids=[PROCESSORS[one][0] for one in (1, 2)]),
+    pytest.mark.parametrize("loops", BUILT[1:], indirect=True, ids=[PROCESSORS[one][0] for one in (1, 2)]),
 ]
 POSITIONS = torch.tensor([9, 4, 0, 7, 10])
 ACTIVE = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])[:, None, None]

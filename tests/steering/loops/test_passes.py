@@ -17,7 +17,7 @@ from steering.protocol.readout import REGISTRY
 from tests import families
 from tests.steering.compiled.conftest import check_same_answers
 from tests.steering.conftest import MakeEngine
-from tests.steering.loops.conftest import Loops
+from tests.steering.loops.conftest import PROCESSORS, Loops
 
 EVERYTHING = Diagnose(frozenset(REGISTRY), causal=True, residual_rows="prompt")
 KINDS: dict[str, dict[str, Any]] = {
@@ -33,6 +33,9 @@ KINDS: dict[str, dict[str, Any]] = {
 # Features that layers add; pictures that see themselves as a whole, of which the loops know nothing; windows
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "gemma3", "aya_vision"])
 @pytest.mark.parametrize("budget", [16, 512])
+@pytest.mark.parametrize(
+    "loops", [0], indirect=True, ids=[PROCESSORS[0][0]]
+)  # `test_prompts` runs them as all are built
 def test_answers_are_those_without(
     make_engine: MakeEngine, loops: Loops, family: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from steering.model.images import ImageCache, Picture, divide
+from steering.form import MixedForms
+from steering.model.images import Features, ImageCache, Picture, divide
 from tests import families
 from tests.steering.conftest import LoadMLLM, LoadPlain
 
@@ -70,6 +71,44 @@ def test_what_is_larger_than_the_cache_is_not_kept() -> None:
     assert encoder.get((1,), (1,)) == [[1], [1]]
     encoder.get((1,))
     assert (encoder.calls, encoder.cache.bytes) == ([[1], [1]], 0)
+
+
+def test_pictures_encoded_by_different_paths_are_shown_together() -> None:
+    """A plain tower gives a tuple of views, a compiled one a list of tensors: what is kept is the same of both."""
+    encoder, cache = Encoder(ImageCache(10_000)), ImageCache(10_000)
+    first, second = (divide({"pixel_values": torch.tensor([[number] * 3])}) for number in (1.0, 2.0))
+    (alone,) = cache.get(encoder, [first])
+
+    def compiled(tensors: Tensors) -> Features:
+        return Features([*encoder(tensors).pooler_output])
+
+    (other,) = cache.get(compiled, [second])
+    (both,) = cache.get(compiled, [(*first, *second)])
+    assert type(alone.pooler_output) is type(other.pooler_output) is type(both.pooler_output) is tuple
+    assert [float(rows[0, 0]) for rows in both.pooler_output] == [1, 2]
+    assert cache.hits == 2
+    cache.encode_next(compiled, [*first, *divide({"pixel_values": torch.tensor([[3.0] * 3])})])
+    assert cache.misses == 3
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, lambda rows: rows[:, :5], torch.Tensor.flatten])
+def test_features_of_another_form_than_those_before_are_not_kept(
+    change: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    encoder, cache = Encoder(ImageCache(10_000)), ImageCache(10_000)
+    first, second = (divide({"pixel_values": torch.tensor([[number] * 3])}) for number in (1.0, 2.0))
+    cache.get(encoder, [first])
+    with pytest.raises(MixedForms, match="a picture's features"):
+        cache.get(lambda tensors: Features(tuple(map(change, encoder(tensors).pooler_output))), [second])
+    assert cache.bytes == 400
+
+
+def test_features_that_come_as_one_tensor_are_never_joined_with_others() -> None:
+    encoder, cache = Encoder(ImageCache(10_000)), ImageCache(10_000)
+    first, second = (divide({"pixel_values": torch.tensor([[number] * 3])}) for number in (1.0, 2.0))
+    cache.get(encoder, [first])
+    with pytest.raises(MixedForms):
+        cache.get(lambda tensors: Features(torch.stack(encoder(tensors).pooler_output)), [second])
 
 
 def test_a_failed_encoding_is_not_remembered() -> None:

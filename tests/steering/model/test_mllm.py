@@ -228,7 +228,7 @@ def test_what_a_template_makes_of_a_form_is_kept_unless_it_knows_the_time(
     if clock:
         monkeypatch.setattr(mllm.processor, "chat_template", mllm.template + "{{ strftime_now('%Y') }}")
     chat: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
-    expected, calls = mllm.render(chat, []), list[Any]()
-    monkeypatch.setattr(mllm, "render", lambda *given: calls.append(given) or expected)
-    assert [mllm.render_form(json.dumps([chat, []])) for _ in range(3)] == [expected] * 3
+    expected, calls = mllm.chat.render(chat), list[Any]()
+    monkeypatch.setattr(mllm.chat, "render", lambda *given: calls.append(given) or expected)
+    assert [mllm.chat.render_form(json.dumps([chat])) for _ in range(3)] == [expected] * 3
     assert len(calls) == (3 if clock else 1)

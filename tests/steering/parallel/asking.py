@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from steering.model.calibration import FILE, Calibration
 from steering.model.checkpoint import embedded
 from steering.protocol import readout
 from tests import families
+from tests.forked import forked
 
 STEPS = 4
 """Tokens of an answer: behind a mask that is refreshed after three comes one more, which shows it."""
@@ -43,12 +44,14 @@ def small(folder: Path) -> Path:
     return folder
 
 
-def printed_by(program: str, model: Path) -> Any:
-    """What one of the programs beside this file prints of a model, which is JSON."""
-    command = [sys.executable, "-m", f"tests.steering.parallel.{program}", str(model)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    return json.loads(ran.stdout)
+def computed_apart(program: Callable[[Path], Any], model: Path) -> Any:
+    """Return as JSON what one of the programs beside this file computes in a process that ends with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        log, computed = Path(folder, "log"), Path(folder, "computed.json")
+        with forked(lambda: computed.write_text(json.dumps(program(model), default=list)), log) as process:
+            process.join()
+        assert process.exitcode == 0, log.read_text()[-4000:]
+        return json.loads(computed.read_text())
 
 
 def picture(*colour: int) -> Image.Image:

@@ -1,10 +1,10 @@
-"""Two processes that run one model together: the first is asked, the second follows; run as a program by torchrun."""
+"""Two processes that run one model together: the first is asked, the second follows; each forked with the
+environment that torchrun gives it."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,7 +69,16 @@ def together(engine: Engine, asked: dict[str, Request]) -> dict[str, Any]:
     return {"together": found, "tripped": tripped.result()}
 
 
-def main(folder: Path, model: str) -> None:
+def split(rank: int, port: int, folder: Path, model: Path) -> None:
+    names = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": 2,
+        "LOCAL_WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    os.environ.update({name: str(value) for name, value in names.items()})
     torch.set_num_threads(1)
     lockstep.TOGETHER = lockstep.timedelta(seconds=2)
     register(Trip, TripSlots)
@@ -105,7 +114,3 @@ def main(folder: Path, model: str) -> None:
     except Fault as fault:
         (folder / "first.txt").write_text(f"{engine.healthy} {fault}")
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,9 +1,9 @@
-"""Answers of a model on one device, and on two that pretend to be; run as a program, because the devices stay."""
+"""Answers of a model on one device, and on two that pretend to be; in a process of its own, because the devices stay."""
 
 from __future__ import annotations
 
-import json
-import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,7 +24,7 @@ def halves(layers: int) -> dict[str, str]:
     return dict.fromkeys(parts, home) | laid | {f"{LANGUAGE}.norm": far}
 
 
-def main(model: str) -> None:
+def spread(model: Path) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     pretend.install()
     apart = []
@@ -33,8 +33,4 @@ def main(model: str) -> None:
         engine = steering.Engine(mllm, slots=24, max_length=512, prefill_budget=100, self_check="device_map" in options)
         asked = {name: request for name, request in requests(mllm).items() if name not in WITHIN}
         apart.append(told(engine, asked))
-    json.dump(apart, sys.stdout, default=list)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return apart

@@ -15,22 +15,22 @@ from steering.model import loading
 from steering.protocol.intervention import REGISTRY
 from tests.families import checkpoint
 from tests.steering.conftest import MakeEngine
-from tests.steering.parallel.asking import differences, printed_by, requests
-from tests.steering.parallel.spread import WITHIN
+from tests.steering.parallel.asking import computed_apart, differences, requests
+from tests.steering.parallel.spread import WITHIN, spread
 
 
 @pytest.mark.slow
 def test_answers_of_a_model_on_two_devices_are_those_of_the_model_on_one(model: Path) -> None:
-    alone, spread = printed_by("spread", model)
+    alone, apart = computed_apart(spread, model)
     assert alone.keys() == requests(steering.load(model, device="cpu")).keys() - set(WITHIN)
-    assert differences(alone, spread) == []
+    assert differences(alone, apart) == []
 
 
 def test_every_intervention_is_among_the_requests(model: Path) -> None:
     asked = requests(steering.load(model, device="cpu"))
     assert {name for request in asked.values() for name in request.asked} == set(REGISTRY)
-    spread = {name for key, request in asked.items() if key not in WITHIN for name in request.asked}
-    assert set(REGISTRY) - spread == {"contrast.icd"}, "on two devices, another contrast's twin"
+    covered = {name for key, request in asked.items() if key not in WITHIN for name in request.asked}
+    assert set(REGISTRY) - covered == {"contrast.icd"}, "on two devices, another contrast's twin"
 
 
 def test_differences_are_found() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
+import socket
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +17,10 @@ import steering
 from steering import Engine, UnsupportedModel
 from steering.model import loading
 from tests.families import checkpoint
+from tests.forked import forked
 from tests.steering.conftest import LoadMLLM, MakeEngine
 from tests.steering.parallel.asking import differences, requests, told
+from tests.steering.parallel.split import split
 
 pytestmark = pytest.mark.slow
 
@@ -29,16 +29,17 @@ pytestmark = pytest.mark.slow
 def ran(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     """The folder in which two processes left what they said."""
     folder = tmp_path_factory.mktemp("split")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    program = [*command, "-m", "tests.steering.parallel.split", str(folder), str(model)]
-    with (folder / "log").open("w") as log:
-        both = subprocess.Popen(program, stdout=log, stderr=log, start_new_session=True)
-        try:
-            ended = both.wait(timeout=150)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(both.pid, signal.SIGKILL)
-    assert ended == 0, (folder / "log").read_text()[-4000:]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(forked(partial(split, rank, port, folder, model), folder / f"log-{rank}"))
+            for rank in range(2)
+        ]
+        for process in ranks:
+            process.join(150)
+    for rank, process in enumerate(ranks):
+        assert process.exitcode == 0, (folder / f"log-{rank}").read_text()[-4000:]
     return folder
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests import families
-from tests.steering.parallel.asking import printed_by
+from tests.steering.parallel import waits as program
+from tests.steering.parallel.asking import computed_apart
 
 EMBEDDING = ("model/mllm.py", "model/embedded.py")
 """Where transformers' own wrappers make a prompt's embeddings: their checks that pictures fit the prompt wait twice, their
@@ -28,7 +29,7 @@ Waits = dict[str, list[list[str]]]
 @pytest.fixture(scope="module")
 def counted(model: Path) -> dict[str, Waits]:
     """By request, and by family, of each step the lines that waited."""
-    found: dict[str, Waits] = printed_by("waits", model)
+    found: dict[str, Waits] = computed_apart(program.waits, model)
     return found
 
 

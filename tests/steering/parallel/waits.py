@@ -1,12 +1,11 @@
-"""What the host waits for on a GPU, step by step of each request alone, also of models of other families; run as a program,
-because the devices stay."""
+"""What the host waits for on a GPU, step by step of each request alone, also of models of other families; in a process
+of its own, because the devices stay."""
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from tests.steering.parallel import pretend
 from tests.steering.parallel.asking import requests
 
 
-def main(model: str) -> None:
+def waits(model: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     pretend.install()
     mllm = steering.load(model, dtype="float32", device=pretend.NAME)
@@ -31,7 +30,7 @@ def main(model: str) -> None:
             engine = steering.Engine(mllm, slots=1, max_length=512, self_check=False)
             chat = families.example_messages(family, 1)
             others[family] = waited(engine, Request(chat, Sampling(max_tokens=9, ignore_eos=True)), most=2)
-    json.dump({"requests": found, "families": others}, sys.stdout)
+    return {"requests": found, "families": others}
 
 
 def waited(engine: steering.Engine, request: Request, most: int = 100) -> list[list[str]]:
@@ -42,7 +41,3 @@ def waited(engine: steering.Engine, request: Request, most: int = 100) -> list[l
             engine.step()
         steps.append(lines)
     return steps
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

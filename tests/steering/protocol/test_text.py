@@ -74,6 +74,18 @@ def test_random_tokens_stream_to_what_the_tokenizer_decodes(byte_level: Any) -> 
         assert "".join(pieces) == stream.text == expected
 
 
+def test_a_text_that_goes_on_keeps_the_space_of_its_first_word(sentencepiece: Any) -> None:
+    """Alone such a tokenizer drops the space that a text begins with; behind other words it is one."""
+    before, rest = (
+        ids_of(sentencepiece, "Caf\u00e9 au"),
+        sentencepiece.convert_tokens_to_ids(["\u2581lait", "\u2581is"]),
+    )
+    stream = TextStream(sentencepiece, (), before=before)
+    assert "".join([*map(stream.feed, rest), stream.finish()]) == " lait is"
+    assert sentencepiece.decode([*before, *rest]) == "Caf\u00e9 au lait is"
+    assert run(sentencepiece, rest)[1].text == "lait is"
+
+
 def test_pieces_and_single_bytes_stream_to_what_the_tokenizer_decodes(sentencepiece: Any) -> None:
     draw = random.Random(0)
     units = [[token] for token in range(259, len(sentencepiece))] + [bytes_of(sentencepiece, c) for c in "aé日🙂"]

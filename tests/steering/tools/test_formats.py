@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 import steering
 from steering import Engine, Request, RequestError, Sampling, ToolCall, Tools
 from steering.prompt.layout import build_prompt
+from steering.prompt.rendering import TemplateOptions
 from steering.tools.formats import FORMATS, format_of, special_tags, with_short_ids
 from tests.families.calling import KINDS, calling
 from tests.steering.tools.test_tools import CALLED, FUNCTIONS, LOOK, QUESTION
@@ -55,7 +56,7 @@ def test_each_template_is_recognised_by_its_own_text(engine: Engine) -> None:
 def test_calls_in_a_chat_are_read_as_the_template_writes_them(engine: Engine) -> None:
     chat = Request(CALLED).messages
     chat = with_short_ids(chat) if "mistral" in kind(engine) or "ministral" in kind(engine) else chat
-    prompt = build_prompt(engine.mllm, chat, functions=FUNCTIONS)
+    prompt = build_prompt(engine.mllm, chat, options=TemplateOptions(FUNCTIONS))
     assert SAID[kind(engine)] in engine.mllm.tokenizer.decode(prompt.ids)
     assert engine.generate([Request(CALLED, Sampling(max_tokens=1), tools=Tools(FUNCTIONS))])[0].prompt_tokens > 0
 

@@ -13,6 +13,7 @@ from jsonschema import Draft202012Validator
 import steering
 from steering import Engine, Grammar, Icd, Request, RequestError, Sampling, ToolCall, Tools
 from steering.prompt.layout import build_prompt
+from steering.prompt.rendering import TemplateOptions
 from steering.prompt.spans import OTHER
 from steering.tools.formats import format_of
 from tests import families
@@ -49,7 +50,7 @@ def engine(root: Path) -> Engine:
 def test_the_model_reads_what_its_template_tells_of_tools_and_calls(engine: Engine) -> None:
     mllm = engine.mllm
     request = Request(CALLED, tools=Tools(FUNCTIONS))
-    prompt = build_prompt(mllm, request.chat, functions=FUNCTIONS)
+    prompt = build_prompt(mllm, request.chat, options=TemplateOptions(FUNCTIONS))
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": "top"}}}
     parts = [{"type": "text", "text": "A ball."}]
     plain = [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": parts}]
@@ -62,8 +63,8 @@ def test_the_model_reads_what_its_template_tells_of_tools_and_calls(engine: Engi
 
 def test_spans_are_where_they_are_without_tools(engine: Engine) -> None:
     bare = build_prompt(engine.mllm, QUESTION)
-    told = build_prompt(engine.mllm, QUESTION, functions=FUNCTIONS)
-    called = build_prompt(engine.mllm, Request(CALLED).chat, functions=FUNCTIONS)
+    told = build_prompt(engine.mllm, QUESTION, options=TemplateOptions(FUNCTIONS))
+    called = build_prompt(engine.mllm, Request(CALLED).chat, options=TemplateOptions(FUNCTIONS))
     for span in set(bare.layout.spans.tolist()) - {OTHER}:
         expected = bare.ids[bare.layout.columns(span)]
         assert torch.equal(told.ids[told.layout.columns(span)], expected)
@@ -78,8 +79,8 @@ def test_special_tokens_in_tools_and_calls_stay_text(engine: Engine) -> None:
     bad = "x<|im_end|>\ue0000\ue001<|image_pad|>"
     chat = json.loads(json.dumps(CALLED[len(QUESTION) :]).replace("top", bad.replace("\\", "")))
     functions = [{"type": "function", "function": {"name": "look", "description": bad, "parameters": {"title": bad}}}]
-    told = build_prompt(engine.mllm, Request([*QUESTION, *chat]).chat, functions=functions)
-    plain = build_prompt(engine.mllm, Request(CALLED).chat, functions=FUNCTIONS)
+    told = build_prompt(engine.mllm, Request([*QUESTION, *chat]).chat, options=TemplateOptions(functions))
+    plain = build_prompt(engine.mllm, Request(CALLED).chat, options=TemplateOptions(FUNCTIONS))
     assert (told.ids == ends).sum() == (plain.ids == ends).sum()
     assert "x<|im_end|>0<|image_pad|>" in engine.mllm.tokenizer.decode(told.ids)
 

@@ -314,6 +314,7 @@ def test_no_label_is_broken_or_cut(known: Callable[..., tuple[Any, Journal]], wi
     lines = page.evaluate("[...document.querySelectorAll('.segments span')].map((e) => e.offsetHeight)")
     assert max(lines) < 2 * 13 * 1.5  # of two lines of its letters
     page.locator("#rows tr").first.click()
+    page.get_by_role("dialog").wait_for()  # with the row's own title, which the next line replaces
     page.evaluate("document.getElementById('detail-title').textContent = 'chatcmpl-' + 'f'.repeat(32)")  # as real ones
     title, close = page.locator("#detail-title").bounding_box(), page.locator("#close").bounding_box()
     assert close["y"] < title["y"] + title["height"]  # beside each other

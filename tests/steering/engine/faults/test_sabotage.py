@@ -11,8 +11,7 @@ import torch
 
 import steering
 from steering import Completion, Fault, Request
-from tests import families
-from tests.steering.conftest import LoadPlain, MakeEngine
+from tests.steering.conftest import OF_EACH_KIND, LoadPlain, MakeEngine
 from tests.steering.engine.asking import assert_same, conversations, greedy, run_down, sigma
 
 
@@ -37,7 +36,7 @@ class _Sabotage:
         return completion
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", OF_EACH_KIND)
 def test_nan_in_one_request_ends_it_alone_and_leaves_a_clean_slot(
     family: str, make_engine: MakeEngine, load_plain: LoadPlain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

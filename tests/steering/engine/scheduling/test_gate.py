@@ -9,8 +9,8 @@ import pytest
 
 from steering import Busy, Completion, Engine, Request
 from steering.engine import steps
+from steering.engine.budget import Allowance
 from steering.engine.gate import Rate
-from steering.engine.pace import Pace, Room
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.steering.engine.asking import greedy, run_down, user
@@ -48,10 +48,13 @@ def test_answers_that_began_together_end_together() -> None:
 
 
 def test_prompts_are_read_so_many_tokens_a_step() -> None:
-    assert rate(prefill=2.0).until_read(250, 5, Room(100)) == 2 * 2.0
-    assert rate().until_read(99, 0, Room(100, 1)) == 0
-    assert rate(prefill=2.0).until_read(99, 3, Room(100, 1)) == 3 * 2.0
-    assert rate(prefill=2.0).until_read(99, 7, Room(100, 3)) == 2 * 2.0
+    """100 tokens a step, and 3,000 values of pictures."""
+    allowed, unknown = Allowance(3.0, 1024, each=0.03, picture_each=0.001), Allowance(3.0, 100, picture_each=math.inf)
+    assert rate(prefill=2.0).until_read(250, [], allowed) == 2 * 2.0
+    assert rate().until_read(99, [1499], allowed) == 0
+    assert rate(prefill=2.0).until_read(99, [1000] * 9, allowed) == 3 * 2.0
+    assert rate(prefill=2.0).until_read(99, [1000] * 9, Allowance(most=100)) == 0
+    assert rate(prefill=2.0).until_read(99, [1000] * 3, unknown) == 3 * 2.0
 
 
 def test_while_nothing_is_known_nobody_waits() -> None:
@@ -66,7 +69,6 @@ def clocked(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def make(**options: object) -> Engine:
         engine: Engine = make_engine("qwen2_vl", slots=2, **options)
-        engine._steps.pace = None
         decode = engine._runner.decode
 
         def decoded(*given: object) -> object:
@@ -109,10 +111,11 @@ def test_whoever_would_wait_too_long_is_refused(clocked: Callable[..., Engine]) 
 def test_pictures_of_those_before_are_waited_for(
     clocked: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steering.engine.pace.UNKNOWN", 128)  # the prompts are read in fewer steps
+    """Of pictures it is not known how long they take: each has a step, and all prompts have room beside."""
     engine = clocked(max_wait=0.9)
     run_down(engine, asked(engine, 6))
-    engine._steps.pace = Pace(3.0, 1024)
+    one = Allowance(9.0, 1024, picture_each=math.inf)
+    monkeypatch.setattr(engine._gate, "_allowance", lambda: one)
     running = asked(engine, 6)
     engine.step()
     assert engine._gate.wait(1, "") == 0.0

@@ -178,13 +178,3 @@ def test_slots_stay_in_order_through_any_history(seed: int) -> None:
         for sequence in world.scheduler.running:
             sequence.tokens.append(0)
         world.check()
-
-
-def test_a_short_prompt_comes_in_whole_and_a_long_one_in_parts() -> None:
-    world = World(4, budget=20)
-    world.scheduler.together = 30
-    short, long = world.submit(28), world.submit(31)
-    assert world.scheduler.tokens_of([short]) == 28
-    assert world.scheduler.tokens_of([long]) == 20
-    long.computed = 20
-    assert world.scheduler.tokens_of([long]) == 20

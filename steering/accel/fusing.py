@@ -1,7 +1,7 @@
-"""Norms and rotary embeddings of a model on a GPU, by kernels of ours.
+"""Norms, rotary embeddings and a decoder's modules on a GPU, by Triton kernels.
 
-transformers' are seven kernels a norm and ten a layer's rotary embedding, which decode steps, a few rows each, spend a
-quarter of their time on. Each is tried beside the model's own first, and taken only where both give the same.
+transformers' norms are seven kernels each, and a layer's rotary embedding ten, which decode steps, a few rows each, spend a
+quarter of their time on. Each is compared with the model's own first, and taken only where both give the same.
 """
 
 from __future__ import annotations
@@ -17,37 +17,41 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from steering.accel import modules
+from steering.accel.modules import alike, drawn
+
 log = logging.getLogger(__name__)
 
-WITHIN = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
-"""How far two results may be apart, relative to the larger where that is above 1: the last bits of the dtype."""
 Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
-class Ops(Protocol):
-    """`steering.decoder.triton_ops`."""
+class ModelOps(modules.Ops, Protocol):
+    """`steering.accel.triton_ops`."""
 
     def rms_norm(self, states: torch.Tensor, weight: torch.Tensor, eps: float, shifted: bool) -> torch.Tensor: ...
-    def rotated(self, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rounded: bool) -> torch.Tensor: ...
+    def rotated(
+        self, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rounded: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-def fuse(model: nn.Module, device: torch.device) -> None:
-    """Have a model compute by them, where it lies on one GPU."""
+def fuse(model: nn.Module, decoder: nn.Module, device: torch.device) -> None:
+    """Replace what a model, and its decoder, compute by kernels, where the model lies on one GPU."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return
-    from steering.decoder import triton_ops  # noqa: PLC0415 -- which only torch's builds for GPUs can import
+    from steering.accel import triton_ops  # noqa: PLC0415 -- which only torch's builds for GPUs can import
 
     try:
-        fuse_by(triton_ops, model)
+        fuse_by(triton_ops, model, decoder)
     except Exception as error:  # triton needs a C compiler, too
-        log.warning("norms and rotary embeddings stay transformers' own: %s: %s", type(error).__name__, error)
+        log.warning("some modules stay transformers' own: %s: %s", type(error).__name__, error)
 
 
 @torch.inference_mode()
-def fuse_by(ops: Ops, model: nn.Module) -> None:
-    """The same by these operations, wherever the model lies."""
+def fuse_by(ops: ModelOps, model: nn.Module, decoder: nn.Module | None = None) -> None:
+    """Replace the same by these operations, wherever the model lies."""
     kinds: dict[tuple[type, torch.dtype], bool | None] = {}
     places: dict[str, tuple[torch.device, torch.dtype]] = {}
+    norms: dict[nn.Module, tuple[float, bool]] = {}
     for module in model.modules():
         weight: Any = getattr(module, "weight", None)
         if isinstance(weight, torch.Tensor):
@@ -58,9 +62,13 @@ def fuse_by(ops: Ops, model: nn.Module) -> None:
         if kind not in kinds:
             kinds[kind] = _shifted(ops, module)
         if (shifted := kinds[kind]) is not None:
-            module.forward = functools.partial(ops.rms_norm, weight=weight, eps=_eps(module), shifted=shifted)
+            norms[module] = _eps(module), shifted
+            ours = functools.partial(ops.rms_norm, weight=weight, eps=_eps(module), shifted=shifted)
+            module.forward = modules.Replaced(module, ours)  # type: ignore[method-assign]
     for name, place in places.items():
         _fuse_rotary(ops, name, *place)
+    if decoder is not None:
+        modules.fuse_modules(ops, decoder, model.get_output_embeddings(), norms)  # type: ignore[operator]
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
@@ -74,21 +82,21 @@ def _eps(module: nn.Module) -> float:
     return found if isinstance(found, float) else 0.0
 
 
-def _shifted(ops: Ops, norm: Any) -> bool | None:
+def _shifted(ops: ModelOps, norm: Any) -> bool | None:
     """How a norm's weight is taken; None where ours gives something else either way."""
-    tried = [_drawn((*shape, norm.weight.shape[0]), norm.weight) for shape in ((1, 1), (2, 3), (129,))]
+    tried = [drawn((*shape, norm.weight.shape[0]), norm.weight) for shape in ((1, 1), (2, 3), (129,))]
     try:
         expected = [norm(states) for states in tried]
     except TypeError:  # it takes more
         return None
     for shifted in (False, True):
         ours = (ops.rms_norm(states, norm.weight, _eps(norm), shifted) for states in tried)
-        if all(map(_alike, ours, expected)):
+        if all(map(alike, ours, expected)):
             return shifted
     return None
 
 
-def _fuse_rotary(ops: Ops, name: str, device: torch.device, dtype: torch.dtype) -> None:
+def _fuse_rotary(ops: ModelOps, name: str, device: torch.device, dtype: torch.dtype) -> None:
     """Have what a module of transformers calls for its rotary embeddings be ours, on a GPU, where that gives the same."""
     like = torch.empty(0, device=device, dtype=dtype)
     module = sys.modules.get(name)
@@ -100,24 +108,24 @@ def _fuse_rotary(ops: Ops, name: str, device: torch.device, dtype: torch.dtype) 
         if own is None or hasattr(own, "ours"):
             continue
         try:
-            alike = all(all(map(_alike, made(ops, *given), own(*given))) for given in trials)
+            same = all(all(map(alike, made(ops, *given), own(*given))) for given in trials)
         except Exception:  # another signature
             continue
-        if alike:
+        if same:
             setattr(module, known, _dispatched(own, functools.partial(made, ops)))
 
 
 def _texts(like: torch.Tensor, rows: int, tokens: int, heads: int, kv_heads: int, width: int) -> list[torch.Tensor]:
     """Queries, keys and angles of text, which lie in memory token by token."""
-    query, key = (_drawn((rows, tokens, count, width), like).transpose(1, 2) for count in (heads, kv_heads))
-    angle = _drawn((1, tokens, width), like)
+    query, key = (drawn((rows, tokens, count, width), like).transpose(1, 2) for count in (heads, kv_heads))
+    angle = drawn((1, tokens, width), like)
     return [query, key, angle, 1 - angle]
 
 
 def _seen(like: torch.Tensor, tokens: int, heads: int, width: int) -> list[torch.Tensor]:
     """The same of pictures, whose angles are float32."""
-    query, key, _ = _drawn((tokens, 3, heads, width), like).unbind(1)
-    angle = _drawn((tokens, width), like).float()
+    query, key, _ = drawn((tokens, 3, heads, width), like).unbind(1)
+    angle = drawn((tokens, width), like).float()
     return [query, key, angle, 1 - angle]
 
 
@@ -126,7 +134,8 @@ def _dispatched(own: Rotary, ours: Rotary) -> Rotary:
 
     @functools.wraps(own)
     def rotary(*given: Any, **named: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return ours(*given) if not named and given[0].is_cuda and _known(*given) else own(*given, **named)
+        ours_can = not named and given[0].is_cuda and _known(*given) and not modules.runs_own()
+        return ours(*given) if ours_can else own(*given, **named)
 
     rotary.ours = ours  # type: ignore[attr-defined]
     return rotary
@@ -141,28 +150,16 @@ def _known(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch
 
 
 def _of_text(
-    ops: Ops, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ops: ModelOps, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of queries and keys (rows, heads, n, d) by angles (1 or rows, n, d), in their dtype."""
-    return ops.rotated(query, cos, sin, True), ops.rotated(key, cos, sin, True)
+    """Rotate queries and keys (rows, heads, n, d) by angles (1 or rows, n, d), in their dtype."""
+    return ops.rotated(query, key, cos, sin, True)
 
 
 def _of_vision(
-    ops: Ops, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ops: ModelOps, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of queries and keys (n, heads, d) by angles (n, d), in float32."""
-    cos, sin = cos.float()[None], sin.float()[None]
-    made = (ops.rotated(one.transpose(0, 1)[None], cos, sin, False) for one in (query, key))
-    query, key = (one[0].transpose(0, 1) for one in made)
-    return query, key
-
-
-def _drawn(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator).to(like)
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype or one.dtype not in WITHIN:
-        return False
-    return torch.allclose(one, other, rtol=WITHIN[one.dtype], atol=WITHIN[one.dtype])
+    """Rotate queries and keys (n, heads, d) by angles (n, d), in float32."""
+    query, key = query.transpose(0, 1)[None], key.transpose(0, 1)[None]
+    query, key = ops.rotated(query, key, cos.float()[None], sin.float()[None], False)
+    return query[0].transpose(0, 1), key[0].transpose(0, 1)

@@ -1,0 +1,105 @@
+"""The step budget on machines that are made up: `python -m benchmarks.step_budget`.
+
+Prices of passes on several machines, requests that come one by one and in bursts, in simulated time, answered by the
+engine's own budget and by steps of a fixed chunk of prompt tokens. Wanted of the budget: .9 of the tokens/s of the best
+chunk that keeps the bound on gaps (or, where none does, of the one that a pass costs as much as), the bound itself where
+it can be kept at all, and that no prompt waits more than twice as long as it and all before it take. `--engine` has the
+real engine answer on a runner that sleeps for these prices, in slow motion, beside a simulation of the same: within .2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import steering
+from benchmarks.step_budget.prices import ARRIVALS, MACHINES, Machine
+from benchmarks.step_budget.simulation import FixedChunk, Outcome, Simulation
+from benchmarks.step_budget.sleeping import SLOTS, Clock, Sleeping, arrivals, slowness
+from steering.engine.budget import StepBudget
+
+CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096)
+BOUND = 0.1
+COLUMNS = (
+    "machine", "asked", "tokens/s", "best chunk", "ratio", "gap p99 (ms)", "first p50, p99 (s)", "of the chunk (s)",
+    "longest wait",
+)  # fmt: skip
+
+
+def compared(machine: Machine, asked: str, noise: float) -> tuple[Outcome, int, Outcome, bool]:
+    """Return what the budget makes of it, the best chunk and what that makes of it, and whether it keeps the bound."""
+    requests = ARRIVALS[asked](machine)
+    own = Simulation(machine, StepBudget(1024, BOUND), noise=noise, gap=BOUND).run(requests)
+    fixed = {
+        chunk: Simulation(machine, FixedChunk(chunk, machine, BOUND), noise=noise).run(requests) for chunk in CHUNKS
+    }
+    keeping = {chunk: outcome for chunk, outcome in fixed.items() if outcome.gap_p99 <= BOUND}
+    if not keeping:
+        paying = min(CHUNKS, key=lambda chunk: abs(chunk - machine.fixed / machine.token))
+        return own, paying, fixed[paying], False
+    best = max(keeping, key=lambda chunk: keeping[chunk].rate)
+    return own, best, keeping[best], True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a table; 1 where something that is wanted is missed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.step_budget",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--machines", nargs="+", choices=list(MACHINES), default=list(MACHINES))
+    parser.add_argument("--asked", nargs="+", choices=list(ARRIVALS), default=list(ARRIVALS))
+    parser.add_argument(
+        "--noise", type=float, default=0.05, help="by which passes differ from their price (default: .05)"
+    )
+    parser.add_argument("--engine", type=int, default=0, metavar="N", help="ask the real engine so many requests")
+    options = parser.parse_args(argv)
+    if options.engine:
+        return _engines(options.machines, options.engine)
+    missed = 0
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    for name in options.machines:
+        for asked in options.asked:
+            own, chunk, best, kept = compared(MACHINES[name], asked, options.noise)
+            ratio = own.rate / best.rate
+            marks = ratio < 0.9, kept and own.gap_p99 > BOUND, own.wait > 2
+            missed += sum(marks)
+            cells = (
+                name, asked, f"{own.rate:.0f}", f"{chunk}" if kept else f"({chunk})", _marked(f"{ratio:.2f}", marks[0]),
+                _marked(f"{1e3 * own.gap_p99:.0f}", marks[1]), f"{own.first_p50:.2f}, {own.first_p99:.2f}",
+                f"{best.first_p50:.2f}, {best.first_p99:.2f}", _marked(f"{own.wait:.2f}", marks[2]),
+            )  # fmt: skip
+            print(f"| {' | '.join(cells)} |", flush=True)
+    return int(missed > 0)
+
+
+def _engines(names: Sequence[str], count: int) -> int:
+    print(
+        "| machine | tokens/s | simulated | ratio | first p50 (s) | simulated | ratio |\n|---|---|---|---|---|---|---|"
+    )
+    mllm = steering.load(device="cpu")
+    missed = 0
+    for name in names:
+        machine = MACHINES[name]
+        sleeping = Sleeping(machine, mllm, BOUND, Clock(), slowness(machine))
+        asked, found = sleeping.run(sleeping.requests(count, 24), arrivals(machine, count))
+        told = Simulation(machine, StepBudget(1024, BOUND), SLOTS, noise=0.0).run(asked)
+        ratios = found.rate / told.rate, found.first_p50 / told.first_p50
+        marks = [abs(ratio - 1) > 0.2 for ratio in ratios]
+        missed += sum(marks)
+        cells = (
+            name, f"{found.rate:.1f}", f"{told.rate:.1f}", _marked(f"{ratios[0]:.2f}", marks[0]),
+            f"{found.first_p50:.2f}", f"{told.first_p50:.2f}", _marked(f"{ratios[1]:.2f}", marks[1]),
+        )  # fmt: skip
+        print(f"| {' | '.join(cells)} |", flush=True)
+    return int(missed > 0)
+
+
+def _marked(text: str, missed: bool) -> str:
+    return f"**{text}**" if missed else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Steps of an engine in simulated time: the engine's own scheduler and budget, and passes that cost what a list says."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from benchmarks.step_budget.prices import Asked, Machine
+from steering.engine.budget import Allowance, StepBudget, Taken
+from steering.engine.scheduler import Scheduler
+from steering.protocol.sequence import Sequence, Spec
+
+
+class FixedChunk(StepBudget):
+    """A budget that takes in so many tokens, whatever a pass costs, and as many pictures as the bound leaves time for, of
+    which it knows the price."""
+
+    def __init__(self, chunk: int, machine: Machine, gap: float):
+        super().__init__(chunk)
+        self._chunk, self._machine, self._bound = chunk, machine, gap
+
+    def allowance(self, rows: int) -> Allowance:
+        """Return the same at each step."""
+        if not rows:
+            return Allowance(most=self._chunk)
+        left = self._bound - self._machine.prefill(self._chunk) - self._machine.decoding(rows)
+        encoding = self._machine.picture, self._machine.picture_token
+        return Allowance(left, self._chunk, self._chunk, 0.0, 0.0, *encoding, self._machine.row)
+
+    def holds_back(self, rows: int, prompts: int, tokens: int, now: float) -> bool:
+        """Return False: nobody waits for others."""
+        return False
+
+
+@dataclass
+class Seen:
+    """What became of a request, in seconds of the simulation. ready: when there was a slot for it; due: by when the engine
+    would have run its prompt and all before it, in passes as large as keep the bound."""
+
+    asked: Asked
+    ready: float = math.inf
+    due: float = math.inf
+    first: float = math.inf
+    gaps: list[float] = field(default_factory=list)
+    last: float = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Figures of a run: tokens a second, percentiles of the gap between tokens and of the time to the first one, and the
+    longest wait from when a slot was free, in times of what was before it."""
+
+    rate: float
+    gap_p99: float
+    first_p50: float
+    first_p99: float
+    wait: float
+
+
+class Simulation:
+    """Answers requests on a machine, of which each pass takes a little more or less than its price."""
+
+    def __init__(self, machine: Machine, budget: StepBudget, slots: int = 64, noise: float = 0.05, gap: float = 0.1):
+        self.machine, self.budget, self.slots = machine, budget, slots
+        self.now = 0.0
+        self._noise, self._gap = noise, gap
+        self._draw = random.Random(0)
+        self._scheduler = Scheduler(slots, 1, lambda source, target, length: None)
+        self._seen: dict[Sequence, Seen] = {}
+        self._left: dict[Sequence, int] = {}  # tokens of the answer to come
+        self._new: dict[Sequence, int] = {}  # tokens of pictures that are not encoded
+
+    def run(self, asked: list[Asked]) -> Outcome:
+        """Answer all of them."""
+        coming = sorted(asked, key=lambda one: one.at)[::-1]
+        every: list[Seen] = []
+        while coming or self._scheduler.waiting or self._scheduler.running or self._scheduler.filling:
+            if not (self._scheduler.waiting or self._scheduler.running or self._scheduler.filling):
+                self.now = max(self.now, coming[-1].at)
+            while coming and coming[-1].at <= self.now:
+                every.append(self._enqueue(coming.pop()))
+            self._step()
+        return outcome(every, self.now - min(one.at for one in asked))
+
+    def _enqueue(self, asked: Asked) -> Seen:
+        prompt = cast(Any, SimpleNamespace(length=asked.tokens))
+        sequence = Sequence(Spec(prompt), cast(Any, None), lambda *_: None)
+        self._scheduler.enqueue([sequence])
+        self._left[sequence], self._new[sequence] = asked.answer, asked.pictures
+        seen = self._seen[sequence] = Seen(asked)
+        return seen
+
+    def _step(self) -> None:
+        scheduler, budget = self._scheduler, self.budget
+        self._note_ready()
+        running = len(scheduler.running)
+        waiting = list(scheduler.waiting)[: scheduler.slots - running] if scheduler.filling is None else []
+        tokens = sum(one.prompt.length for one in waiting)
+        held = bool(running and waiting) and budget.holds_back(running, len(waiting), tokens, self.now)
+        self._take_in(Allowance() if held else budget.allowance(running))
+        if scheduler.running:
+            self._spend(budget.decode, len(scheduler.running), self.machine.decoding(len(scheduler.running)))
+            for sequence in list(scheduler.running):
+                self._said(sequence)
+                if not self._left[sequence]:
+                    scheduler.release(sequence)
+
+    def _take_in(self, allowance: Allowance) -> Taken:
+        scheduler = self._scheduler
+        scheduler.budget = allowance.tokens()
+        upcoming = scheduler.upcoming() if allowance.most else []
+        new = [self._new[one] for one in upcoming]
+        fitting = allowance.prompts([(scheduler.unread(one), size) for one, size in zip(upcoming, new, strict=True)])
+        values = sum(new[:fitting])
+        if upcoming and not fitting:
+            values = min(
+                new[0], max(400, int(allowance.values() // 400 * 400) if new[0] > allowance.values() else new[0])
+            )
+            self._new[upcoming[0]] -= values
+        if values:
+            self._spend(self.budget.picture, values, self.machine.encoding(values))
+        for one in upcoming[:fitting]:
+            self._new[one] = 0
+        if not allowance.most or (upcoming and not fitting):
+            return Taken(values=values)
+        scheduler.budget = allowance.tokens(values)
+        batch = scheduler.next_prefill(lambda sequence: not self._new[sequence])
+        if not batch:
+            return Taken(values=values)
+        part = allowance.part(scheduler.unread(batch[0]), values)
+        lengths = [part if len(batch) == 1 else one.prompt.length for one in batch]
+        padded = len(batch) * max(lengths)
+        self._spend(self.budget.prompt, padded, self.machine.prefill(padded))
+        for one, length in zip(batch, lengths, strict=True):
+            one.computed += length
+            if one.computed >= one.prompt.length:
+                scheduler.prefilled(one)
+                self._said(one)
+        return Taken(padded, len(batch), values)
+
+    def _spend(self, price: Any, units: float, seconds: float) -> None:
+        seconds *= self._draw.lognormvariate(0.0, self._noise)
+        self.now += seconds
+        price.learn(units, seconds)
+
+    def _said(self, sequence: Sequence) -> None:
+        """A token of it is there; one of an answer that has all of them counts for nothing."""
+        seen = self._seen[sequence]
+        if math.isinf(seen.first):
+            seen.first = self.now
+        else:
+            seen.gaps.append(self.now - seen.last)
+        seen.last = self.now
+        self._left[sequence] -= 1
+
+    def _note_ready(self) -> None:
+        """Note of those for which there is a slot now by when they might have run: all before them in passes that keep the
+        bound, or pay for themselves, each beside a decode, with their pictures."""
+        scheduler, machine = self._scheduler, self.machine
+        filling = [] if scheduler.filling is None else [scheduler.filling]
+        free = scheduler.slots - len(scheduler.running) - len(filling)
+        due = [*filling, *list(scheduler.waiting)[:free]]
+        if not any(math.isinf(self._seen[sequence].ready) for sequence in due):
+            return
+        decode = machine.decoding(len(scheduler.running))
+        chunk = max((self._gap - decode - machine.fixed) / machine.token, machine.fixed / machine.token, 16)
+        before = 0.0
+        batch: list[Sequence] = []
+        for sequence in due:
+            alike = [scheduler.unread(one) for one in (*batch, sequence)]
+            seconds = self._seconds([*batch, sequence], chunk, decode)
+            if batch and (max(alike) * len(alike) > chunk or seconds > self._gap):
+                before += self._seconds(batch, chunk, decode)
+                batch = []
+            batch.append(sequence)
+            seen = self._seen[sequence]
+            if math.isinf(seen.ready):
+                seen.ready, seen.due = self.now, before + self._seconds(batch, chunk, decode)
+
+    def _seconds(self, batch: list[Sequence], chunk: float, decode: float) -> float:
+        """Return what these prompts take together, in steps."""
+        tokens = len(batch) * max(self._scheduler.unread(one) for one in batch)
+        encoding = self.machine.encoding(sum(self._new[one] for one in batch))
+        passes = math.ceil(tokens / chunk) if len(batch) == 1 else 1
+        steps = passes + max(0, math.ceil(encoding / self._gap) - 1)
+        return self.machine.token * tokens + passes * self.machine.fixed + encoding + steps * decode
+
+
+def outcome(every: list[Seen], seconds: float) -> Outcome:
+    """Return the figures of requests that were answered in so many seconds."""
+    gaps = np.concatenate([np.array(one.gaps) for one in every])
+    first = np.array([one.first - one.asked.at for one in every])
+    waits = [(one.first - one.ready) / one.due for one in every]
+    return Outcome(
+        sum(one.asked.answer for one in every) / seconds,
+        float(np.percentile(gaps, 99)),
+        float(np.median(first)),
+        float(np.percentile(first, 99)),
+        max(waits),
+    )

@@ -1,0 +1,223 @@
+"""The step budget: how much of the prompts that wait a step takes in, so that running answers do not stall.
+
+A pass costs `fixed + each * tokens` (`price.Price`). Where the fixed part is large, as on a GPU, a prompt that is cut to
+pieces pays it for each of them. So a step takes in as much as keeps the gap between two tokens of a running answer within
+a bound, in one pass, and at least as many tokens as cost what their pass costs anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from steering.engine.price import Price
+
+LEAST = 16
+"""Prompt tokens of a step, however short it is to be: fewer bring nothing forward."""
+FIRST = 64
+"""Prompt tokens of a step beside running answers before any pass was measured. While passes of one size alone are known,
+short ones are followed by some that are longer, and long ones by halves, so that there are two."""
+GROWTH = 4
+"""A pass may be so many times as large as the largest one that was measured."""
+MERGED = 4
+"""So many times `most` tokens may share a pass where that spares passes."""
+SPARED = 8
+"""A pass that holds nobody up is to be so many times as large as what it costs to make it."""
+GATHERED = 0.5
+"""Prompts that join another one that waits for them, on average, below which none waits."""
+_WEIGHT = 0.3
+"""Of the last wait in that average."""
+RETRY = 32
+"""Behind so many passes for which nobody waited it is tried again."""
+
+
+class Taken(NamedTuple):
+    """What a step has taken in so far. tokens: padding included, of so many prompts; values: of new pictures. copied: some
+    prompts were copied; waited: the host has waited for all of it."""
+
+    tokens: int = 0
+    prompts: int = 0
+    values: int = 0
+    copied: bool = False
+    waited: bool = True
+
+    def plus(self, more: Taken) -> Taken:
+        """Return both together."""
+        sums = self.tokens + more.tokens, self.prompts + more.prompts, self.values + more.values
+        return Taken(*sums, self.copied or more.copied, self.waited and more.waited)
+
+
+class Allowance(NamedTuple):
+    """What one step may take in. seconds: of prompts and their pictures, infinite where nobody is held up. most, least:
+    tokens of a pass, at most and however little time there is; none where most is 0. fixed, each: the price of a pass and
+    of a token; picture_fixed, picture_each: of encoding pictures, and of each of their values; row: of decoding one more
+    answer. Every rank of a tensor-parallel model decides by these numbers alone."""
+
+    seconds: float = math.inf
+    most: float = 0
+    least: float = LEAST
+    fixed: float = 0.0
+    each: float = 0.0
+    picture_fixed: float = 0.0
+    picture_each: float = 0.0
+    row: float = 0.0
+
+    def encoding(self, values: float) -> float:
+        """Estimate the seconds of encoding pictures of so many values."""
+        return self.picture_fixed + self.picture_each * values if values else 0.0
+
+    def tokens(self, values: float = 0, rows: int = 1) -> int:
+        """Return how many tokens fit into a pass of so many prompts, beside encoding pictures of so many values."""
+        return int(min(self.most, max(self.least, self._fitting(values, rows))))
+
+    def part(self, tokens: int, values: float = 0) -> int:
+        """Return how many of the tokens of a single prompt run in a pass. It is cut into equal parts, as few as fit: a short
+        rest would cost a pass that brings little. Where no pass that pays fits, it is cut only into such that do."""
+        parts = -(-tokens // max(1, self.tokens(values)))
+        if self.least < self.most and self._fitting(values) < self.least:
+            parts = min(parts, int(tokens // self.least))
+        return -(-tokens // max(1, parts))
+
+    def _fitting(self, values: float = 0, rows: int = 1) -> float:
+        if math.isinf(self.seconds) or not self.each:
+            return self.most
+        return (self.seconds - self.encoding(values) - self.row * rows - self.fixed) / self.each
+
+    def values(self) -> float:
+        """Return how large pictures may be that are encoded in a step of their own."""
+        if math.isinf(self.seconds):
+            return math.inf
+        if not self.picture_each or math.isinf(self.picture_each):
+            return 0.0
+        return max(self.seconds - self.picture_fixed, self.picture_fixed) / self.picture_each
+
+    def prompts(self, waiting: Sequence[tuple[int, int]]) -> int:
+        """Return how many of the first prompts fit into one pass together with encoding their pictures: 0 where the first
+        one's pictures are better encoded in a step before. waiting: (tokens, values of new pictures) of each."""
+        widest = values = 0
+        for count, (tokens, added) in enumerate(waiting):
+            widest, values = max(widest, tokens), values + added
+            if count == 0:
+                together = self.encoding(values) + self.row + self.fixed + self.each * min(self.least, tokens)
+                if added and together > self.seconds:
+                    return 0
+            elif widest * (count + 1) > self.tokens(values, count + 1) or (
+                added and self.encoding(values) + self.row * (count + 1) + self.fixed > self.seconds
+            ):
+                return count
+        return len(waiting)
+
+    def after(self, taken: Taken) -> Allowance | None:
+        """Return what a step may take in beside what it has; None where another pass does not pay."""
+        spent = self.encoding(taken.values) + self.row * taken.prompts
+        spent += self.fixed + self.each * taken.tokens if taken.tokens else 0.0
+        left = self._replace(seconds=self.seconds - spent, most=self.most - taken.tokens)
+        pays = self.fixed + self.each * self.least
+        return left if left.most >= LEAST and left.seconds >= pays else None
+
+
+def default_budget(device: torch.device) -> int:
+    """Return how many prompt tokens a step takes in: a GPU would wait for the launches of fewer."""
+    return 2048 if device.type == "cuda" else 1024
+
+
+class StepBudget:
+    """Learns what steps cost and says what the next one may take in.
+
+    Beside running answers a step is to take at most `max_gap` seconds, and at most `max_stall` times as long as one that
+    only decodes; the smaller bound holds, and None is no bound. A pass takes at most `most` tokens, or up to `MERGED` times
+    as many where a pass is expensive. Few prompts beside many answers wait for others to share their pass, for no longer
+    than a pass costs, as long as others do come meanwhile. Without any bound nothing depends on what was measured. Raises
+    ValueError for a bound that nothing keeps.
+    """
+
+    def __init__(self, most: int, max_gap: float | None = None, max_stall: float | None = None):
+        if max_gap is not None and not max_gap > 0:
+            raise ValueError(f"max_gap must be above 0 seconds; got {max_gap!r}.")
+        if max_stall is not None and not max_stall > 2:
+            raise ValueError(f"max_stall must be above 2, the passes of a decode and of a prefill; got {max_stall!r}.")
+        self.prompt, self.picture, self.decode = Price(), Price(), Price(guess=1.0)
+        self._most = most
+        self._max_gap, self._max_stall = max_gap, max_stall
+        self.gathered = 1.0
+        """Prompts that join one that waits for them, on average."""
+        self._held: tuple[float, int] | None = None  # since when prompts wait for others, and how many did at first
+        self._unheld = 0  # passes for which nobody waited, since it was found that it does not pay
+
+    def bound(self, rows: int) -> float:
+        """Return the seconds that a step of so many running answers may take."""
+        stall = math.inf if self._max_stall is None else self._max_stall * self.decode.of(rows)
+        return min(math.inf if self._max_gap is None else self._max_gap, stall or math.inf)
+
+    def allowance(self, rows: int) -> Allowance:
+        """Return what the next step may take in beside so many running answers."""
+        price, bound = self.prompt, self.bound(rows)
+        if self._max_gap is None and self._max_stall is None:  # offline, where chunks are not to depend on times
+            return Allowance(most=self._most)
+        limit = min(MERGED * self._most, max(self._most, int(SPARED * price.worth)))
+        if not rows:
+            return Allowance(most=limit)
+        seconds = bound - self.decode.spread * self.decode.of(rows)
+        least = max(LEAST, price.worth)
+        if not price.count:
+            most = least = FIRST
+        elif price.blind:  # another size than the usual one, whatever it takes
+            most = least = round(price.usual * (GROWTH if price.usual < 2 * FIRST else 0.5))
+        else:
+            growth = max(GROWTH, seconds / price.of(price.largest))
+            most = int(growth * price.largest)
+        most = min(most, limit)
+        costs = price.spread * price.fixed, price.spread * price.each, *self._encoding()
+        return Allowance(seconds, most, min(least, most), *costs, self.decode.each)
+
+    def _encoding(self) -> tuple[float, float]:
+        """Return the price of encoding pictures: while nothing is known one is encoded, and while those of one size alone
+        are known, about two are, to know more."""
+        picture = self.picture
+        if not picture.count:
+            return 0.0, math.inf
+        if picture.blind:
+            return 0.0, picture.of(picture.usual) / picture.usual / 2
+        return picture.spread * picture.fixed, picture.spread * picture.each
+
+    def holds_back(self, rows: int, prompts: int, tokens: int, now: float) -> bool:
+        """Decide whether prompts that wait, of so many tokens, are to wait for others that will share their pass."""
+        if not prompts:
+            self._held = None
+            return False
+        pays = self.prompt.measured and 2 * prompts <= rows and tokens < self.prompt.worth
+        if self._held is None:
+            if not pays or not self._gathers():
+                return False
+            self._held = now, prompts
+        since, first = self._held
+        if pays and now - since < self.prompt.fixed:
+            return True
+        self.gathered += _WEIGHT * (prompts - first - self.gathered)
+        self._held = None
+        return False
+
+    def _gathers(self) -> bool:
+        """Whether prompts that waited of late were joined by others; once in a while it is tried again."""
+        if self.gathered < GATHERED:
+            self._unheld += 1
+            if self._unheld < RETRY:
+                return False
+        self._unheld = 0
+        return True
+
+    def stats(self, rows: int) -> dict[str, float]:
+        """Return the prices, and what follows for a step beside so many running answers (at least one)."""
+        rows = max(1, rows)
+        fixed, decode = self.prompt.fixed, self.decode.of(rows)
+        return {
+            "pass_seconds": fixed,
+            "prompt_token_seconds": self.prompt.each,
+            "picture_seconds": self.picture.of(self.picture.usual),
+            "decode_seconds": decode,
+            "prompt_chunk_tokens": self.allowance(rows).tokens(),
+            "gap_unreachable": float(2 * fixed + decode > self.bound(rows)),
+        }

@@ -1,0 +1,193 @@
+"""The price of a pass, learned from what passes took on the device that runs them, which the host does not wait for."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+KEPT = 7
+"""Passes that are kept of each size, the last ones."""
+STEP = 1.5
+"""Sizes are told apart by this factor."""
+STALE = 256
+"""A pass counts no longer behind so many others."""
+BLIND = 64
+"""Behind so many passes of one size another size is to be measured."""
+RECENT = 8
+"""Passes that tell how fast the machine is now."""
+FLATTEST = 0.01
+"""A unit costs at least this share of what a pass costs for each of its units: a price of zero would fit anything."""
+SHORTEST = 1e-7
+"""Seconds of a pass, at least: clocks may stand still."""
+SIGMAS = 2.3
+"""By so many standard deviations a pass that is to keep a bound may take longer than estimated."""
+WIDEST = 1.5
+"""How much longer, at most: what took longer still was an outlier."""
+
+
+class _Sample(NamedTuple):
+    number: int
+    units: float
+    seconds: float
+
+
+class Price:
+    """Estimates the seconds of a pass of n units as `fixed + each * n`.
+
+    A few passes of each size are kept. `each` is the median of the slopes between pairs of different sizes, weighted by
+    their distance (Theil 1950, Sen 1968), and `fixed` is the median of the rest. Then both parts are scaled to what the
+    last passes took. So a quarter of the passes may be outliers: pauses of the machine, compilation, graph capture; and the
+    first pass of all, which warms up, counts only until there is a second one. `guess` is the share of a pass that is taken
+    to be fixed while all were of one size.
+    """
+
+    def __init__(self, guess: float = 0.0):
+        self.fixed = 0.0
+        self.each = 0.0
+        self.spread = 1.0
+        """Times as long as estimated that a slow pass takes."""
+        self.largest = 0.0
+        """The largest size that is kept."""
+        self.usual = 0.0
+        """The median size of the last passes."""
+        self.measured = False
+        """Whether passes of two sizes were ever seen."""
+        self.count = 0
+        self._guess = guess
+        self._kept: dict[int, deque[_Sample]] = {}
+        self._last: deque[_Sample] = deque(maxlen=RECENT)
+        self._compared = 0
+
+    def learn(self, units: float, seconds: float) -> None:
+        """Learn from one pass."""
+        if self.count == 1:
+            self._kept.clear()
+            self._last.clear()
+        self.count += 1
+        sample = _Sample(self.count, units, max(seconds, SHORTEST))
+        self._last.append(sample)
+        self._kept.setdefault(_size(units), deque(maxlen=KEPT)).append(sample)
+        if self.count < 2 * RECENT or self.count % 4 == 0:
+            self._fit()
+
+    def of(self, units: float) -> float:
+        """Estimate the seconds of a pass."""
+        return self.fixed + self.each * units
+
+    @property
+    def worth(self) -> float:
+        """The units that cost as much as the pass itself: smaller passes cost more than they bring."""
+        return self.fixed / self.each if self.each else 0.0
+
+    @property
+    def blind(self) -> bool:
+        """Whether all passes of late had one size, so that the parts of the price are not known."""
+        return not self.measured or self.count - self._compared > BLIND
+
+    def _fit(self) -> None:
+        self._forget()
+        samples = [sample for kept in self._kept.values() for sample in kept]
+        _, units, seconds = np.array(samples).T
+        self.largest = float(units.max())
+        if len(self._kept) > 1:
+            newest = sorted(kept[-1].number for kept in self._kept.values())
+            self._compared = newest[-2]
+            self._compare(units, seconds)
+        elif not self.measured:
+            self.fixed, self.each = self._guess * float(np.median(units)), 1 - self._guess
+        _, units, seconds = np.array(self._last).T
+        self.usual = float(np.median(units))
+        ratios = seconds / (self.fixed + self.each * units)
+        scale = float(np.median(ratios))
+        self.fixed, self.each = scale * self.fixed, scale * self.each
+        deviation = 1.48 * float(np.median(np.abs(ratios / scale - 1)))  # a normal distribution's
+        self.spread = min(1 + SIGMAS * deviation, WIDEST)
+
+    def _compare(self, units: np.ndarray, seconds: np.ndarray) -> None:
+        """Set both parts by passes of different sizes."""
+        first, second = np.triu_indices(len(units), 1)
+        distance = units[first] - units[second]
+        telling = np.abs(distance) > (1 - 1 / STEP) * np.maximum(units[first], units[second])
+        if not telling.any():
+            return
+        slopes = (seconds[first] - seconds[second])[telling] / distance[telling]
+        flattest = FLATTEST * float(np.median(seconds / units))
+        self.each = max(_median(slopes, np.abs(distance[telling])), flattest)
+        self.fixed = float(np.median(seconds - self.each * units))
+        if self.fixed < 0:
+            self.fixed, self.each = 0.0, float(np.median(seconds / units))
+        self.measured = True
+
+    def _forget(self) -> None:
+        """Let go of passes that are stale."""
+        for size, kept in list(self._kept.items()):
+            while kept and kept[0].number < self.count - STALE:
+                kept.popleft()
+            if not kept:
+                del self._kept[size]
+
+
+def _size(units: float) -> int:
+    return round(math.log(max(units, 1)) / math.log(STEP))
+
+
+Mark = float | torch.cuda.Event
+"""A moment: of the host's clock, or where the device's stream has come so far."""
+
+
+class _Pass(NamedTuple):
+    price: Price
+    units: float
+    start: Mark
+    end: Mark
+
+
+class PassClock:
+    """Times passes between two marks. On a CPU the host does the work, and marks are its own clock. On a GPU they are
+    events, which are read once the device has reached them: nobody waits for that."""
+
+    def __init__(self, device: torch.device):
+        self.waits = device.type != "cuda"
+        """Whether a pass has ended when its call returns."""
+        self._device = device
+        self._open: deque[_Pass] = deque()
+
+    def mark(self) -> Mark:
+        """Return the moment at which what was launched so far has run."""
+        if self.waits:
+            return time.monotonic()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def passed(self, price: Price, units: float, start: Mark) -> None:
+        """Note that a pass of so many units, begun at a mark, ends here; `price` is told when its time is known."""
+        self._open.append(_Pass(price, units, start, self.mark()))
+
+    def settle(self) -> None:
+        """Tell prices of the passes that have ended."""
+        while self._open and _reached(self._open[0].end):
+            price, units, start, end = self._open.popleft()
+            price.learn(units, _seconds(start, end))
+
+
+def _reached(mark: Mark) -> bool:
+    return isinstance(mark, float) or mark.query()
+
+
+def _seconds(start: Mark, end: Mark) -> float:
+    if isinstance(start, float) or isinstance(end, float):
+        return float(end) - float(start)  # type: ignore[arg-type]
+    return start.elapsed_time(end) / 1e3
+
+
+def _median(values: np.ndarray, weights: np.ndarray) -> float:
+    """Compute a weighted median."""
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(reached, reached[-1] / 2)])

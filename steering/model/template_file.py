@@ -1,0 +1,70 @@
+"""The chat template of a model: its own, a file's in its place, or the one of a family that is published without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateSyntaxError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from steering.errors import UnsupportedModel
+
+LONGEST = 2**20
+"""Bytes that a template's file may have."""
+
+_TASKS = """\
+{%- for message in messages -%}
+{%- if message.content is not string -%}
+{%- for part in message.content -%}{%- if part.type == 'image' -%}{{- '<image>' }}{%- endif -%}{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+{{- '' if loop.first else '\\n' }}
+{%- if message.content is string -%}{{- message.content }}
+{%- else -%}
+{%- for part in message.content -%}{%- if part.type == 'text' -%}{{- part.text }}{%- endif -%}{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+"""
+"""Pictures, then texts as they are: PaliGemma is told a task, such as "describe en", and knows no roles."""
+FALLBACKS = {"paligemma": _TASKS}
+"""By a config's model type, templates of families whose checkpoints have none."""
+
+
+def read_template(path: str | Path) -> str:
+    """The template in a file; raises UnsupportedModel where it is none, or cannot be read."""
+    file = Path(path).expanduser()
+    try:
+        if file.stat().st_size > LONGEST:
+            raise UnsupportedModel(f"The chat template {str(path)!r} has more than {LONGEST} bytes.")
+        template = file.read_text(encoding="utf-8")
+        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except OSError as error:
+        raise UnsupportedModel(f"The chat template {str(path)!r} cannot be read: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise UnsupportedModel(f"The chat template {str(path)!r} is no text in UTF-8.") from error
+    except TemplateSyntaxError as error:
+        if "unknown tag 'generation'" in str(error):  # transformers' own
+            return template
+        raise UnsupportedModel(
+            f"The chat template {str(path)!r} is no Jinja template: line {error.lineno}: {error.message}"
+        ) from error
+    return template
+
+
+def set_template(processor: Any, model_type: str, given: str | None) -> bool:
+    """Have a processor use the template that was given, or else its own or its tokenizer's, or else its family's. Returns
+    whether it has one then."""
+    tokenizer = getattr(processor, "tokenizer", None)
+    if given is None and not getattr(processor, "chat_template", None):
+        processor.chat_template = getattr(tokenizer, "chat_template", None) or None
+        if not processor.chat_template:
+            given = FALLBACKS.get(model_type)
+            if given is None:
+                return False
+    if given is not None:
+        processor.chat_template = given
+        if tokenizer is not None:
+            tokenizer.chat_template = given
+    return True

@@ -1,0 +1,136 @@
+"""A chat becomes the text that the model's template makes of it, with the spans of what its messages say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from steering.errors import RequestError
+from steering.model.mllm import MLLM
+from steering.prompt.characters import MARK, as_json
+from steering.prompt.chat import CONTEXT_LINE
+from steering.prompt.spans import CONTEXT, QUESTION, USER
+
+
+@dataclass(frozen=True)
+class TemplateOptions:
+    """What a chat template is given beside the messages: the `functions` that it tells the model of, and other `variables`
+    that it reads, by name. With `continues` the prompt ends with the last message, so that the answer goes on from it."""
+
+    functions: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False
+
+
+PLAIN = TemplateOptions()
+
+
+@dataclass(frozen=True)
+class SpannedText:
+    """A text part of a message, with the span that its plain lines belong to."""
+
+    text: str
+    span: int
+
+
+Rendered = tuple[str, list[tuple[int, int, int]]]
+"""A rendered chat and its text spans: (start, end, span) in characters."""
+
+
+def render(
+    mllm: MLLM,
+    chat: list[dict[str, Any]],
+    parts: Sequence[SpannedText],
+    options: TemplateOptions,
+    special: re.Pattern[str],
+) -> Rendered:
+    """Render a chat and find its text spans; raises RequestError where the template refuses it, or leaves a text out.
+
+    Some templates lose the text of a list of parts, others that of a string: messages of one text are tried in both forms.
+    """
+    variables = mllm.chat.variables
+    if unread := [name for name in options.variables if name not in variables]:
+        known = ", ".join(sorted(variables)) or "nothing"
+        raise RequestError(
+            f"'chat_template_kwargs.{unread[0]}' is nothing that the model's chat template can be given; it reads: {known}.",
+            param=f"chat_template_kwargs.{unread[0]}",
+            code="unknown_parameter",
+        )
+    given = as_json(options.functions, special), as_json(options.variables, special), options.continues
+    try:
+        return _rendered_with_spans(mllm, chat, parts, given)
+    except RequestError:
+        strings = [
+            {**message, "content": content[0]["text"] if content else ""}
+            if len(content := message["content"]) <= 1 and all("text" in part for part in content)
+            else message
+            for message in chat
+        ]
+        if strings == chat:
+            raise
+        return _rendered_with_spans(mllm, strings, parts, given)
+
+
+def rendered(render: Callable[..., str], *given: Any) -> str:
+    """Return what the template makes of a chat; raises RequestError where it refuses it."""
+    try:
+        return render(*given)
+    except Exception as error:  # whatever a template raises is about the shape of the chat
+        raise RequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
+
+
+def _rendered_with_spans(
+    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[SpannedText], given: tuple[Any, ...]
+) -> Rendered:
+    text = rendered(mllm.chat.render, chat, *given)
+    return text, list(_text_spans(mllm, chat, parts, text, given))
+
+
+def _text_spans(
+    mllm: MLLM, chat: list[dict[str, Any]], parts: Sequence[SpannedText], text: str, given: tuple[Any, ...]
+) -> Iterator[tuple[int, int, int]]:
+    """(start, end, span) in characters of the rendered text, for every line of every text part.
+
+    The chat is rendered a second time with marks in place of the texts; the pieces between the marks are the template's
+    own, whatever the users wrote.
+    """
+    numbers = iter(range(len(parts)))
+
+    def marked(content: Any) -> Any:
+        if isinstance(content, str):
+            return f"{MARK[0]}{next(numbers)}{MARK[1]}"
+        return [part if part["type"] == "image" else {**part, "text": marked(part["text"])} for part in content]
+
+    form = [{**message, "content": marked(message["content"])} for message in chat]
+    pieces = re.split(f"{MARK[0]}(\\d+){MARK[1]}", rendered(mllm.chat.render_form, json.dumps([form, *given])))
+    if missing := {number for number, part in enumerate(parts) if part.text.strip()} - set(map(int, pieces[1::2])):
+        raise RequestError(
+            f"The model's chat template leaves out the text {parts[min(missing)].text.strip()[:40]!r}.",
+            param="messages",
+        )
+    position = _after(text, pieces[0], 0)
+    for number, piece in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
+        part = parts[number].text.strip()  # templates may trim a text
+        start = position = _after(text, part, position) - len(part)
+        for line in part.splitlines(keepends=True):
+            span = parts[number].span
+            if span in (QUESTION, USER) and line.startswith(CONTEXT_LINE):
+                span, line_end = CONTEXT, position + len(line.rstrip("\n"))
+            else:
+                line_end = position + len(line)
+            yield position, line_end, span
+            position += len(line)
+        position = _after(text, piece, start + len(part))
+
+
+def _after(text: str, piece: str, position: int) -> int:
+    """Return where `piece` ends, which must begin at `position`, white space apart."""
+    start = text.find(piece, position)
+    if start < 0 or text[position:start].strip():
+        raise RequestError(
+            "The model's chat template changes the text of messages; it cannot be laid out.", param="messages"
+        )
+    return start + len(piece)

@@ -1,0 +1,128 @@
+"""Clients that ask a server for every kind of request, alone and mixed, and hold each answer to that of the plain path."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from threading import local
+from typing import Any
+
+import numpy as np
+import requests
+from PIL import Image
+
+from tests.server.conftest import data_uri
+from tests.server.served.answers import EXACT, ROUNDED, TIE, Answer, answers_in, differences, first_parting
+from tests.server.served.kinds import Kind, Pictures
+from tests.server.served.serving import Plain, Served, Withheld
+
+CLIENTS = 12
+TOP = 5
+"""Candidates of each token that are told."""
+LEAVES = 6
+"""Of so many clients of a mixed load, one leaves."""
+OLD = 1000
+"""Where the numbers of pictures begin that are shown in every phase."""
+
+
+def noise(number: int, size: tuple[int, int]) -> str:
+    """A picture of its own for each number."""
+    pixels = np.random.default_rng(number).integers(0, 255, (*size, 3), dtype=np.uint8)
+    return data_uri(Image.fromarray(pixels))
+
+
+def pictures(phase: int) -> Pictures:
+    """What is shown in a phase."""
+    sizes = (56, 56), (28, 84)
+    old, new = ([noise(first + at, size) for at, size in enumerate(sizes)] for first in (OLD, 10 * phase))
+    return Pictures((old[0], old[1]), (new[0], new[1]))
+
+
+class Clients:
+    """Asks a server, and notes what is not as on the plain path. half: both compute in half precision, where one of two
+    candidates that are nearly as likely may be chosen. strict: the model knows all kinds, so that none is refused."""
+
+    def __init__(self, server: Served, plain: Plain, kinds: Sequence[Kind], half: bool = False, strict: bool = True):
+        self.server, self.plain, self.kinds, self.half, self.strict = server, plain, kinds, half, strict
+        self.wrong: list[str] = []
+        self.asked = self.left = self.ties = self.refused = 0
+        self._sessions = local()
+
+    def alone(self, phase: int) -> None:
+        """Each kind by itself, one after the other."""
+        for kind in self.kinds:
+            self._check("alone", phase, kind, self._answer(kind, phase))
+
+    def mixed(self, phase: int, kinds: Iterable[Kind] | None = None) -> None:
+        """All of them beside one another, and beside clients that leave."""
+        order = [*(self.kinds if kinds is None else kinds)]
+        random.Random(phase).shuffle(order)
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            waiting: dict[Future[Answer], Kind] = {}
+            gone = []
+            for number, kind in enumerate(order):
+                waiting[pool.submit(self._answer, kind, phase)] = kind
+                if number % LEAVES == 0:
+                    gone.append(pool.submit(self.server.leave, kind, pictures(phase), self._session))
+            for done in as_completed(waiting):
+                self._check("mixed", phase, waiting[done], done.result())
+            statuses = [one.result() for one in gone]
+        self.left += statuses.count(200)
+        self.wrong += [f"a client that left had status {status}" for status in statuses if status >= 500]
+
+    def across_the_switch(self, withheld: Withheld) -> None:
+        """Each kind alone and all mixed: before steps are compiled, while they come into use one by one, and afterwards.
+        What is shown afterwards is known from before, from the switch, and new."""
+        self.alone(0)
+        self.mixed(0)
+        assert self.server.metric("compiled_in_use") == 0
+        names = withheld.names
+        share = -(-len(self.kinds) // len(names))
+        for number, name in enumerate(names):
+            withheld.give(name)
+            self.mixed(1, self.kinds[number * share : (number + 1) * share])
+        self.server.wait_until_compiled(len(names))
+        self.alone(1)
+        self.mixed(2)
+
+    def check(self) -> None:
+        """Nothing was wrong, although some clients left."""
+        assert not self.wrong, "\n".join([f"{len(self.wrong)} of {self.asked}:", *self.wrong[:40]])
+        assert self.left > 0
+
+    @property
+    def _session(self) -> requests.Session:
+        if not hasattr(self._sessions, "own"):
+            self._sessions.own = requests.Session()
+        session: requests.Session = self._sessions.own
+        return session
+
+    def _answer(self, kind: Kind, phase: int) -> Answer:
+        return self.server.answer(kind, pictures(phase), self._session, **self._more)
+
+    @property
+    def _more(self) -> dict[str, Any]:
+        """Fields of every request: in half precision tokens are compared by their numbers, and none is drawn."""
+        return {"logprobs": True, "top_logprobs": TOP, "temperature": 0} if self.half else {}
+
+    def _check(self, how: str, phase: int, kind: Kind, answer: Answer) -> None:
+        self.asked += 1
+        expected = self.plain.answer(kind, pictures(phase), **self._more)
+        assert expected.status == 200 or kind.made or not self.strict, (kind.name, expected)
+        self.refused += expected.status != 200
+        wrong = self._wrong(expected, answer)
+        self.wrong += [f"{kind.name}, {how} in phase {phase}: {one}" for one in wrong]
+
+    def _wrong(self, expected: Answer, answer: Answer) -> Iterator[str]:
+        if answer.status != expected.status:
+            yield f"status {answer.status}: {answer.body}"
+        elif not self.half:
+            yield from differences(expected.body, answer.body, EXACT)
+        else:
+            pairs = list(zip(answers_in(expected.body), answers_in(answer.body), strict=True))
+            parted = [first_parting(one, other) for one, other in pairs]
+            yield from (f"{apart.words}" for apart in parted if apart is not None and not apart.nats <= TIE)
+            self.ties += sum(1 for apart in parted if apart is not None and apart.nats <= TIE)
+            if not any(parted):
+                yield from differences(expected.body, answer.body, ROUNDED)
