@@ -17,7 +17,7 @@ LEAST = 16
 """Prompt tokens of a step, however short it is to be: fewer bring nothing forward."""
 FIRST = 64
 """Prompt tokens of a step beside running answers before any pass was measured. While passes of one size alone are known,
-short ones are followed by some that are longer, and long ones by halves, so that there are two."""
+short ones are followed by longer ones, and long ones by shorter ones, so that there are two."""
 GROWTH = 4
 """A pass may be so many times as large as the largest one that was measured."""
 MERGED = 4
@@ -193,14 +193,22 @@ class StepBudget:
         least = max(LEAST, price.worth)
         if not price.count:
             most = least = FIRST
-        elif price.blind:  # another size than the usual one, whatever it takes
-            most = least = round(price.usual * (GROWTH if price.usual < 2 * FIRST else 0.5))
+        elif price.blind:  # another size than the usual one
+            most = least = self._probe(seconds)
         else:
             growth = max(GROWTH, seconds / price.of(price.largest))
             most = int(growth * price.largest)
         most = min(most, limit)
         costs = price.spread * price.fixed, price.spread * price.each, *self._encoding()
         return Allowance(seconds, most, min(least, most), *costs, self.decode.each, decode)
+
+    def _probe(self, seconds: float) -> int:
+        """Return the size of a pass that is to tell what passes cost: larger than short ones, whatever that takes, and at
+        most half as large as long ones, so that it fits if a pass costs nothing but its tokens."""
+        price = self.prompt
+        if price.usual < 2 * FIRST:
+            return round(GROWTH * price.usual)
+        return max(FIRST, round(price.usual * min(0.5, seconds / price.of(price.usual))))
 
     def _encoding(self) -> tuple[float, float]:
         """Return the price of encoding pictures: while nothing is known one is encoded, and while those of one size alone

@@ -70,6 +70,11 @@ def test_the_first_steps_measure_two_sizes() -> None:
     assert sizes[:3] == [FIRST, 4 * FIRST, 2 * FIRST]
     assert sizes[-1] == pytest.approx(3050, rel=0.02)
     assert StepBudget(16, 0.1).allowance(8).tokens() == 16
+    long = StepBudget(1024, 0.1)
+    for _ in range(3):
+        long.prompt.learn(1000, 0.500)
+    assert long.allowance(8).tokens() == 200, "1,000 tokens took half a second"
+    assert long.allowance(8).part(1000) == 200
 
 
 def test_what_is_not_known_to_fit_is_not_tried_at_once() -> None:
