@@ -26,6 +26,8 @@ SPARED = 8
 """A pass that holds nobody up is to be so many times as large as what it costs to make it."""
 MANY = 8
 """So many answers that run for each prompt that waits for others: they are spared a pass."""
+SHORT = 0.75
+"""Of what a pass costs, how long a decode may take: who waits for others waits for one, at least."""
 GATHERED = 0.5
 """Prompts that join another one that waits for them, on average, below which none waits."""
 _WEIGHT = 0.3
@@ -226,6 +228,7 @@ class StepBudget:
             self._held = None
             return False
         pays = self.prompt.measured and MANY * prompts <= rows and tokens < self.prompt.worth
+        pays = pays and self.decode.of(rows) < SHORT * self.prompt.fixed
         if self._held is None:
             if not pays or not self._gathers():
                 return False

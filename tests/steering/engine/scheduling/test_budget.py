@@ -166,6 +166,8 @@ def test_a_prompt_waits_for_others_where_passes_are_expensive() -> None:
     assert not budget.holds_back(64, 1, 440, now=100.131), "it has waited for as long as a pass takes"
     assert not budget.holds_back(15, 2, 900, now=100.2), "few are spared a pass"
     assert not budget.holds_back(64, 0, 0, now=100.2)
+    slow = steered(StepBudget(1024, 0.1), 0.030, 0.00002, 0.025)
+    assert not slow.holds_back(64, 1, 440, now=100.0), "a decode takes nearly as long as a pass"
     assert not StepBudget(1024, 0.1).holds_back(64, 1, 440, now=100.2), "nobody knows what a pass costs"
 
 
