@@ -1,7 +1,8 @@
 """How long a running answer waits for its tokens while a long prompt comes in: `python -m benchmarks.stall`.
 
 Gaps between the tokens of one stream of the wide model, undisturbed, and while prompts of 2,000 tokens come in one after the
-other: taken in by the engine's pace, and in chunks of its budget alone. Both engines share one model, and alternate.
+other: within the default gap, within three times a step, and in chunks of 1,024 tokens alone. All engines share one model,
+and alternate.
 """
 
 from __future__ import annotations
@@ -72,11 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("|---|---|---|---|---|---|")
         found: dict[str, Any] = {}
         for _ in range(options.repeats):
-            for name, stall in (("budget alone", None), ("by pace", 3.0)):
+            for name, gap, stall in (
+                ("chunks alone", None, None),
+                ("max_gap .1", 0.1, None),
+                ("max_stall 3", None, 3.0),
+            ):
                 engine = Engine(
                     mllm,
                     slots=4,
                     max_length=workload.max_length,
+                    max_gap=gap,
                     max_stall=stall,
                     threads=options.threads,
                     self_check=False,

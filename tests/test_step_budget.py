@@ -93,7 +93,7 @@ def test_on_a_gpu_bursts_with_pictures_are_answered_as_by_the_best_chunk() -> No
     crumbs = run(machine, FixedChunk(16, machine, BOUND), requests)
     assert rate > 0.9 * best[0]
     assert gap < 1.1 * BOUND
-    assert first < best[2]
+    assert first < 1.1 * best[2]
     assert rate > 5 * crumbs[0]
 
 

@@ -6,6 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+PICTURE = 400
+"""Tokens of a picture."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -64,13 +67,13 @@ def cost(machine: Machine, tokens: float, pictures: float, answer: float) -> flo
 
 def pictured(draw: random.Random) -> tuple[int, int, int]:
     """Draw a picture of 400 tokens with a question of 40."""
-    return 440, 400, draw.randint(32, 96)
+    return 40 + PICTURE, PICTURE, draw.randint(32, 96)
 
 
 def mixed(draw: random.Random) -> tuple[int, int, int]:
     """Draw a prompt of 50 to 7,000 tokens, every third with one to four pictures."""
     tokens = round(50 * 140 ** draw.random())
-    pictures = 400 * draw.randint(1, 4) if draw.random() < 1 / 3 else 0
+    pictures = PICTURE * draw.randint(1, 4) if draw.random() < 1 / 3 else 0
     return tokens + pictures, pictures, draw.randint(32, 96)
 
 

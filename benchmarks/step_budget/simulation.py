@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.step_budget.prices import Asked, Machine
+from benchmarks.step_budget.prices import PICTURE, Asked, Machine
 from steering.engine.budget import Allowance, StepBudget, Taken
 from steering.engine.scheduler import Scheduler
 from steering.protocol.sequence import Sequence, Spec
@@ -115,18 +115,16 @@ class Simulation:
         scheduler.budget = allowance.tokens()
         upcoming = scheduler.upcoming() if allowance.most else []
         new = [self._new[one] for one in upcoming]
-        fitting = allowance.prompts([(scheduler.unread(one), size) for one, size in zip(upcoming, new, strict=True)])
-        values = sum(new[:fitting])
-        if upcoming and not fitting:
-            values = min(
-                new[0], max(400, int(allowance.values() // 400 * 400) if new[0] > allowance.values() else new[0])
-            )
+        plan = allowance.plan([(scheduler.unread(one), size) for one, size in zip(upcoming, new, strict=True)])
+        values = sum(new[: plan.prompts])
+        if upcoming and not plan.prompts:  # as many of the first one's pictures as fit, at least one
+            values = min(new[0], max(PICTURE, int(allowance.values() // PICTURE) * PICTURE))
             self._new[upcoming[0]] -= values
         if values:
             self._spend(self.budget.picture, values, self.machine.encoding(values))
-        for one in upcoming[:fitting]:
+        for one in upcoming[: plan.prompts]:
             self._new[one] = 0
-        if not allowance.most or (upcoming and not fitting):
+        if not allowance.most or (upcoming and not plan.runs):
             return Taken(values=values)
         scheduler.budget = allowance.tokens(values)
         batch = scheduler.next_prefill(lambda sequence: not self._new[sequence])

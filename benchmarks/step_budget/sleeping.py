@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import steering
-from benchmarks.step_budget.prices import Asked, Machine
+from benchmarks.step_budget.prices import PICTURE, Asked, Machine
 from benchmarks.step_budget.simulation import Outcome, Seen, outcome
 from steering.bench.asking import chat, noise, words
 from steering.engine.admission import read_prompt
 from steering.engine.budget import StepBudget
 
-PICTURE = 400
-"""Tokens that a picture is taken to cost."""
 LENGTH = 1024
 SLOTS = 9
 DECODE = 0.04

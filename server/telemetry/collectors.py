@@ -41,7 +41,7 @@ _GAUGES = {
     "prompt_chunk_tokens": ("prompt_chunk_tokens", "Prompt tokens that a step takes in beside the running answers"),
     "gap_unreachable": (
         "gap_unreachable",
-        "1 where a pass costs so much that --max-gap or --max-stall is exceeded to make it pay",
+        "1 where passes or decodes take so long that --max-gap or --max-stall is exceeded",
     ),
     "resident_bytes": ("engine_resident_memory_bytes", "Bytes of memory of the engine's process, where it has its own"),
 }

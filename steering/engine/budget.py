@@ -19,13 +19,17 @@ LEAST = 16
 """Prompt tokens of a step, however short it is to be: fewer bring nothing forward."""
 FIRST = 64
 """Prompt tokens of a step beside running answers before any pass was measured. While passes of one size alone are known,
-short ones are followed by some that are longer, and long ones by halves, so that there are two."""
+short ones are followed by longer ones, and long ones by shorter ones, so that there are two."""
 GROWTH = 4
 """A pass may be so many times as large as the largest one that was measured."""
 MERGED = 4
 """So many times `most` tokens may share a pass where that spares passes."""
 SPARED = 8
 """A pass that holds nobody up is to be so many times as large as what it costs to make it."""
+MANY = 8
+"""So many answers that run for each prompt that waits for others: they are spared a pass."""
+SHORT = 0.75
+"""Of what a pass costs, how long a decode may take: who waits for others waits for one, at least."""
 GATHERED = 0.5
 """Prompts that join another one that waits for them, on average, below which none waits."""
 _WEIGHT = 0.3
@@ -50,11 +54,19 @@ class Taken(NamedTuple):
         return Taken(*sums, self.copied or more.copied, self.waited and more.waited)
 
 
+class Plan(NamedTuple):
+    """How many of the prompts that wait are embedded in a step, and whether they run in it; 0 where not even the pictures
+    of the first one fit into a step."""
+
+    prompts: int
+    runs: bool
+
+
 class Allowance(NamedTuple):
     """What one step may take in. seconds: of prompts and their pictures, infinite where nobody is held up. most, least:
     tokens of a pass, at most and however little time there is; none where most is 0. fixed, each: the price of a pass and
     of a token; picture_fixed, picture_each: of encoding pictures, and of each of their values; row: of decoding one more
-    answer. Every rank of a tensor-parallel model decides by these numbers alone."""
+    answer; decode: of those that run. Every rank of a tensor-parallel model decides by these numbers alone."""
 
     seconds: float = math.inf
     most: float = 0
@@ -64,6 +76,7 @@ class Allowance(NamedTuple):
     picture_fixed: float = 0.0
     picture_each: float = 0.0
     row: float = 0.0
+    decode: float = 0.0
 
     def encoding(self, values: float) -> float:
         """Estimate the seconds of encoding pictures of so many values."""
@@ -71,15 +84,21 @@ class Allowance(NamedTuple):
 
     def tokens(self, values: float = 0, rows: int = 1) -> int:
         """Return how many tokens fit into a pass of so many prompts, beside encoding pictures of so many values."""
-        return int(min(self.most, max(self.least, self._fitting(values, rows))))
+        least = LEAST if self._reachable else self.least
+        return int(min(self.most, max(least, self._fitting(values, rows))))
 
     def part(self, tokens: int, values: float = 0) -> int:
         """Return how many of the tokens of a single prompt run in a pass. It is cut into equal parts, as few as fit: a short
         rest would cost a pass that brings little. Where no pass that pays fits, it is cut only into such that do."""
         parts = -(-tokens // max(1, self.tokens(values)))
-        if self.least < self.most and self._fitting(values) < self.least:
+        if not self._reachable and self.least < self.most:
             parts = min(parts, int(tokens // self.least))
         return -(-tokens // max(1, parts))
+
+    @property
+    def _reachable(self) -> bool:
+        """Whether a pass that pays for itself fits."""
+        return self._fitting() >= self.least
 
     def _fitting(self, values: float = 0, rows: int = 1) -> float:
         if math.isinf(self.seconds) or not self.each:
@@ -94,21 +113,38 @@ class Allowance(NamedTuple):
             return 0.0
         return max(self.seconds - self.picture_fixed, self.picture_fixed) / self.picture_each
 
-    def prompts(self, waiting: Sequence[tuple[int, int]]) -> int:
-        """Return how many of the first prompts fit into one pass together with encoding their pictures: 0 where the first
-        one's pictures are better encoded in a step before. waiting: (tokens, values of new pictures) of each."""
-        widest = values = 0
-        for count, (tokens, added) in enumerate(waiting):
-            widest, values = max(widest, tokens), values + added
-            if count == 0:
-                together = self.encoding(values) + self.row + self.fixed + self.each * min(self.least, tokens)
-                if added and together > self.seconds:
-                    return 0
-            elif widest * (count + 1) > self.tokens(values, count + 1) or (
-                added and self.encoding(values) + self.row * (count + 1) + self.fixed > self.seconds
-            ):
-                return count
-        return len(waiting)
+    def plan(self, waiting: Sequence[tuple[int, int]]) -> Plan:
+        """Decide about prompts of which a pass can take all: how many of the first are embedded, and whether they run in
+        this step. Where their pictures leave room for few, all are encoded first, if that takes less time for each. waiting:
+        (tokens, values of new pictures) of each."""
+        count = next((count for count in range(len(waiting)) if not self._joint(waiting[: count + 1])), len(waiting))
+        ahead = count
+        while ahead < len(waiting) and self._encoding(waiting[: ahead + 1]) <= self.seconds:
+            ahead += 1
+        if count and not any(values for _, values in waiting[count:ahead]):
+            return Plan(count, True)
+        if (
+            not count
+            or (2 * self.decode + self._whole(waiting[:ahead])) / ahead
+            < (self.decode + self._whole(waiting[:count])) / count
+        ):
+            return Plan(ahead, False)
+        return Plan(count, True)
+
+    def _joint(self, waiting: Sequence[tuple[int, int]]) -> bool:
+        """Whether these prompts fit into a pass together with encoding their pictures; the first one as far as pays."""
+        count, values, widest = len(waiting), sum(values for _, values in waiting), max(tokens for tokens, _ in waiting)
+        if count > 1 and widest * count > self.tokens(values, count):
+            return False
+        paid = self.fixed + self.each * min(self.least, widest)
+        return not values or self.encoding(values) + self.row * count + paid <= self.seconds
+
+    def _encoding(self, waiting: Sequence[tuple[int, int]]) -> float:
+        return self.encoding(sum(values for _, values in waiting))
+
+    def _whole(self, waiting: Sequence[tuple[int, int]]) -> float:
+        """Estimate the seconds of encoding these pictures and of one pass of these prompts."""
+        return self._encoding(waiting) + self.fixed + self.each * len(waiting) * max(tokens for tokens, _ in waiting)
 
     def after(self, taken: Taken) -> Allowance | None:
         """Return what a step may take in beside what it has; None where another pass does not pay."""
@@ -128,10 +164,11 @@ class StepBudget:
     """Learns what steps cost and says what the next one may take in.
 
     Beside running answers a step is to take at most `max_gap` seconds, and at most `max_stall` times as long as one that
-    only decodes; the smaller bound holds, and None is no bound. A pass takes at most `most` tokens, or up to `MERGED` times
-    as many where a pass is expensive. Few prompts beside many answers wait for others to share their pass, for no longer
-    than a pass costs, as long as others do come meanwhile. Without any bound nothing depends on what was measured. Raises
-    ValueError for a bound that nothing keeps.
+    only decodes; the smaller bound holds, and None is no bound. But prompts may take as long as the decode, and as a pass
+    that pays for itself, so that none waits for more than twice its time. A pass takes at most `most` tokens, or up to
+    `MERGED` times as many where a pass is expensive. Few prompts beside many answers wait for others to share their pass,
+    for no longer than a pass costs, as long as others do come meanwhile. Without any bound nothing depends on what was
+    measured. Raises ValueError for a bound that nothing keeps.
     """
 
     def __init__(self, most: int, max_gap: float | None = None, max_stall: float | None = None):
@@ -160,18 +197,27 @@ class StepBudget:
         limit = min(MERGED * self._most, max(self._most, int(SPARED * price.worth)))
         if not rows:
             return Allowance(most=limit)
-        seconds = bound - self.decode.spread * self.decode.of(rows)
+        decode = self.decode.spread * self.decode.of(rows)
+        seconds = max(bound - decode, decode)  # else prompts would starve where a decode takes most of the bound
         least = max(LEAST, price.worth)
         if not price.count:
             most = least = FIRST
-        elif price.blind:  # another size than the usual one, whatever it takes
-            most = least = round(price.usual * (GROWTH if price.usual < 2 * FIRST else 0.5))
+        elif price.blind:  # another size than the usual one
+            most = least = self._probe(seconds)
         else:
             growth = max(GROWTH, seconds / price.of(price.largest))
             most = int(growth * price.largest)
         most = min(most, limit)
         costs = price.spread * price.fixed, price.spread * price.each, *self._encoding()
-        return Allowance(seconds, most, min(least, most), *costs, self.decode.each)
+        return Allowance(seconds, most, min(least, most), *costs, self.decode.each, decode)
+
+    def _probe(self, seconds: float) -> int:
+        """Return the size of a pass that is to tell what passes cost: larger than short ones, whatever that takes, and at
+        most half as large as long ones, so that it fits if a pass costs nothing but its tokens."""
+        price = self.prompt
+        if price.usual < 2 * FIRST:
+            return round(GROWTH * price.usual)
+        return max(FIRST, round(price.usual * min(0.5, seconds / price.of(price.usual))))
 
     def _encoding(self) -> tuple[float, float]:
         """Return the price of encoding pictures: while nothing is known one is encoded, and while those of one size alone
@@ -188,7 +234,8 @@ class StepBudget:
         if not prompts:
             self._held = None
             return False
-        pays = self.prompt.measured and 2 * prompts <= rows and tokens < self.prompt.worth
+        pays = self.prompt.measured and MANY * prompts <= rows and tokens < self.prompt.worth
+        pays = pays and self.decode.of(rows) < SHORT * self.prompt.fixed
         if self._held is None:
             if not pays or not self._gathers():
                 return False
@@ -219,5 +266,5 @@ class StepBudget:
             "picture_seconds": self.picture.of(self.picture.usual),
             "decode_seconds": decode,
             "prompt_chunk_tokens": self.allowance(rows).tokens(),
-            "gap_unreachable": float(2 * fixed + decode > self.bound(rows)),
+            "gap_unreachable": float(max(2 * fixed, decode) + decode > self.bound(rows)),
         }

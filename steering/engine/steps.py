@@ -206,14 +206,14 @@ class Steps:
                 self._pair(leader)
 
     def _embed_what_fits(self, sequences: list[Sequence], allowance: Allowance) -> tuple[int, bool]:
-        """Embed the waiting prompts that fit. Where the first one's new pictures do not fit beside its tokens, they are
-        encoded in steps of their own. Returns the values of the pictures that were encoded, and whether prompts may run."""
+        """Embed the waiting prompts that fit. Where the first one's new pictures do not fit into a step, they are encoded in
+        several. Returns the values of the pictures that were encoded, and whether prompts may run."""
         new = [self.runner.embedder.new_values(sequence) for sequence in sequences]
         tokens = [self.scheduler.unread(sequence) for sequence in sequences]
-        fitting = allowance.prompts(list(zip(tokens, new, strict=True)))
-        if fitting or not new:
-            self._embed(sequences[:fitting])
-            return sum(new[:fitting]), True
+        plan = allowance.plan(list(zip(tokens, new, strict=True)))
+        if plan.prompts or not new:
+            self._embed(sequences[: plan.prompts])
+            return sum(new[: plan.prompts]), plan.runs or not new
         try:
             encoded = self.runner.embedder.encode_next(sequences[0], allowance.values())
         except Exception as error:  # it is met again where the whole prompt is embedded
