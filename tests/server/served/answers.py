@@ -17,6 +17,8 @@ EXACT = 1e-5
 """How far numbers in float32 may be apart, as a part of the larger one where that is above 1."""
 ROUNDED = 0.1
 """The same in half precision."""
+SCALES = {"alarm": 10.0}
+"""Numbers that say more than one of each of theirs: the alarm's score divides numbers by how little they vary."""
 COLOURS = 3
 """How far the colours of heat maps may be apart, of 255: one step of their colour map."""
 TIE = 0.05
@@ -94,7 +96,7 @@ def differences(one: Any, other: Any, tolerance: float = EXACT, path: str = "", 
         if one.keys() != other.keys():
             yield f"{path}: keys {sorted(one.keys() ^ other.keys())}"
         for key in one.keys() & other.keys():
-            yield from differences(one[key], other[key], tolerance, f"{path}.{key}", scale)
+            yield from differences(one[key], other[key], tolerance, f"{path}.{key}", SCALES.get(key, scale))
     elif isinstance(one, list):
         if len(one) != len(other):
             yield f"{path}: {len(one)} items against {len(other)}"

@@ -33,6 +33,8 @@ CHAT = "/v1/chat/completions"
 NAME = "served"
 KEPT = default_folder().parent / "compiled-by-tests"
 """Where compiled steps stay from one run of the suite to the next: they depend on the source of what they compute."""
+IMPATIENT = Path(__file__).parent / "impatient"
+"""Has what compiles run beside tests, and not behind them."""
 COMPILING = 1800
 """Seconds that compiling all steps may take."""
 
@@ -188,7 +190,8 @@ def serving(
     command = [sys.executable, "-m", "server.cli", "serve", "--model", where["model"], "--name", NAME]
     command += ["--vectors", *where["vectors"], "--journal", str(place / "journal.db"), *arguments]
     switched = dict.fromkeys(("HELMSIGHT_COMPILED", "HELMSIGHT_JOURNAL", "OMP_NUM_THREADS"))  # by the suite, for others
-    told = {**switched, "HELMSIGHT_COMPILED_FOLDER": str(compiled), **environ}
+    paths = os.pathsep.join([str(IMPATIENT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    told = {**switched, "HELMSIGHT_COMPILED_FOLDER": str(compiled), "PYTHONPATH": paths, **environ}
     with tempfile.TemporaryDirectory(prefix="ray-") as short:  # Ray's sockets have room for short paths only
         server = Served(command, place / "log", **told, RAY_TMPDIR=short)
         server.replicas = replicas or 1
