@@ -18,7 +18,7 @@ from steering.protocol.readout import DRIFT_ROWS, RESIDUAL_ROWS, SPANS
 from steering.protocol.readout import REGISTRY as READOUTS
 
 Body = dict[str, Any]
-TOKENS_ASKED = 10
+TOKENS_ASKED = 8
 CONTEXT = "Text context: the sign on the door says that the shop is closed on Monday and on Tuesday."
 QUESTION = "What colour is the small ball in front of the large cube, and how many people stand next to the table?"
 SCHEMA = {

@@ -10,12 +10,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import requests
 import torch
 from flask import Flask
+from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 import steering
@@ -69,12 +71,24 @@ class Plain:
         return self._known[place]
 
     def post(self, body: Mapping[str, Any]) -> Answer:
-        written = json.dumps(body)  # Flask's own would sort keys, which a template may write into the prompt
-        response = self._client.post(CHAT, data=written, content_type="application/json", buffered=True)
-        return Answer.of(response.status_code, response.text, response.content_type)
+        return posted(self._client, body)
 
     def close(self) -> None:
         self.engine.stop()
+
+
+def posted(client: FlaskClient, body: Mapping[str, Any]) -> Answer:
+    """What a request is answered, in this process."""
+    written = json.dumps(body)  # Flask's own would sort keys, which a template may write into the prompt
+    response = client.post(CHAT, data=written, content_type="application/json", buffered=True)
+    return Answer.of(response.status_code, response.text, response.content_type)
+
+
+def long_stream(kind: Kind, pictures: Pictures) -> dict[str, Any]:
+    """A request of this kind for an answer that nobody waits for."""
+    body = {**kind.body(pictures), "stream": True, "ignore_eos": True}
+    body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 200
+    return body
 
 
 def asked(kind: Kind, pictures: Pictures, post: Callable[[Mapping[str, Any]], Answer], **more: Any) -> Answer:
@@ -102,6 +116,35 @@ def compiled_steps(folder: Path, dtype: str = "auto") -> list[str]:
         return [_digest(steps.wanted(variant).key) for variant in VARIANTS]
     finally:
         torch.set_num_threads(threads)
+
+
+class Inside:
+    """The same engine as a server's, with its steps compiled and other bounds, in this process."""
+
+    def __init__(self, folder: Path, **bounds: int):
+        mllm = steering.load(folder, device="cpu", name=NAME)
+        self.engine = steering.Engine(
+            mllm, slots=64, self_check=False, compiled=True, compiled_folder=str(KEPT), **bounds
+        )
+        assert self.engine.compilation.wait(COMPILING)
+        self.engine.start()
+        self._app = create_app(Settings(**settings_of(folder)), engine=self.engine)
+
+    def answer(self, kind: Kind, pictures: Pictures, session: object, **more: Any) -> Answer:
+        return asked(kind, pictures, partial(posted, self._app.test_client()), **more)
+
+    def leave(self, kind: Kind, pictures: Pictures, session: object) -> int:
+        """As `Served.leave`."""
+        response = self._app.test_client().post(CHAT, json=long_stream(kind, pictures))
+        next(iter(response.response))
+        response.close()
+        return response.status_code
+
+    def __enter__(self) -> Inside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.stop()
 
 
 class Withheld:
@@ -153,8 +196,7 @@ class Served(Server):
 
     def leave(self, kind: Kind, pictures: Pictures, session: requests.Session) -> int:
         """Ask for a long answer, and leave when it begins; its status."""
-        body = {**kind.body(pictures), "stream": True, "ignore_eos": True}
-        body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 200
+        body = long_stream(kind, pictures)
         with session.post(self.url + CHAT, json=body, timeout=120, stream=True) as response:
             next(response.iter_content(64))
             return response.status_code
