@@ -45,6 +45,6 @@ def test_what_is_kept_may_go_at_any_time(folder: Path, plain: Plain, every: list
         assert stats["compiled_steps"] > 0
         assert 0 < stats["image_cache_bytes"] <= IMAGES
         assert 0 < stats["prefix_cache_bytes"] <= PREFIXES
-        assert stats["image_cache_misses"] > len(every)  # of four pictures
+        assert stats["image_cache_misses"] > 40  # of four pictures, in few sizes
         assert stats["prefix_cache_hits"] > 0
         assert stats["faults"] == 0
