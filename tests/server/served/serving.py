@@ -37,6 +37,8 @@ KEPT = default_folder().parent / "compiled-by-tests"
 """Where compiled steps stay from one run of the suite to the next: they depend on the source of what they compute."""
 IMPATIENT = Path(__file__).parent / "impatient"
 """Has what compiles run beside tests, and not behind them."""
+READY = 300
+"""Seconds that each replica may take to start on a busy machine."""
 COMPILING = 1800
 """Seconds that compiling all steps may take."""
 
@@ -238,7 +240,7 @@ def serving(
         server = Served(command, place / "log", **told, RAY_TMPDIR=short)
         server.replicas = replicas or 1
         try:
-            server.wait_until_ready()
+            server.wait_until_ready(READY * server.replicas)
             wait_for(lambda: server.metric("ready") == 1, seconds=180)
             yield server
         finally:
