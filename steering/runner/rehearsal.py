@@ -121,10 +121,9 @@ class Rehearsal:
     def _compare(self, expected: Told, told: Told) -> None:
         for step, (one, other) in enumerate(zip(expected, told, strict=True)):
             for a, b in zip(one, other, strict=True):
-                if TensorForm.of(a) != TensorForm.of(b):  # what was kept before is used beside what is kept from now on
-                    raise UnsupportedModel(
-                        f"Compiled, pass {step} leaves {TensorForm.of(b)}; it must leave {TensorForm.of(a)}."
-                    )
+                own, other_form = TensorForm.of(a), TensorForm.of(b)
+                if own != other_form:  # what was kept before is used beside what is kept from now on
+                    raise UnsupportedModel(f"Compiled, pass {step} leaves {other_form}; it must leave {own}.")
                 plain, compiled = a.nan_to_num(), b.nan_to_num()
                 off = float((plain - compiled).abs().max() / plain.abs().max().clamp(min=1e-6))
                 if not off <= self._tolerance:
