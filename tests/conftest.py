@@ -12,8 +12,8 @@ from tests.server.web.browser import chromium  # noqa: F401 -- a fixture: two br
 
 torch.set_num_threads(1)  # the models are small, and tests run beside one another
 os.environ["HELMSIGHT_COMPILED"] = "false"
-"""Servers of the embedded model would each have its steps compiled, which takes minutes. What they have switched on by default
-is tested by `tests/server/served`, whose servers take nothing of this process's environment."""
+"""Servers of the embedded model would each have its steps compiled, which takes minutes. What they have switched on by
+default is tested by `tests/server/served`, whose servers take nothing of this process's environment."""
 
 
 @pytest.fixture(scope="session")
