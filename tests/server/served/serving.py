@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 import torch
 from flask import Flask
@@ -23,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import steering
 from server.app import create_app
 from server.settings import Settings
+from steering.compiled import compiling
 from steering.compiled.steps import CompiledSteps
 from steering.compiled.store import _digest, default_folder
 from steering.engine.compilation import VARIANTS
@@ -108,7 +110,10 @@ def compiled_steps(folder: Path, dtype: str = "auto") -> list[str]:
     KEPT.mkdir(mode=0o700, parents=True, exist_ok=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)  # as many processes compile
+    plainly = compiling._CHILD.replace("os.nice(19)", "os.nice(0)")  # behind other tests they would never end
+    patch = pytest.MonkeyPatch()
     try:
+        patch.setattr(compiling, "_CHILD", plainly)
         mllm = steering.load(folder, dtype=dtype, device="cpu")
         engine = steering.Engine(mllm, slots=2, self_check=False, compiled=True, compiled_folder=str(KEPT))
         assert engine.compilation.wait(COMPILING), "the steps cannot be compiled"
@@ -117,6 +122,7 @@ def compiled_steps(folder: Path, dtype: str = "auto") -> list[str]:
         assert len(steps) == len(VARIANTS)
         return [_digest(steps.wanted(variant).key) for variant in VARIANTS]
     finally:
+        patch.undo()
         torch.set_num_threads(threads)
 
 
