@@ -13,7 +13,15 @@ import requests
 from PIL import Image
 
 from tests.server.conftest import data_uri
-from tests.server.served.answers import EXACT, ROUNDED, TIE, Answer, answers_in, differences, first_parting
+from tests.server.served.answers import (
+    EXACT,
+    TIE,
+    Answer,
+    answers_in,
+    differences,
+    first_parting,
+    without_numbers,
+)
 from tests.server.served.kinds import Kind, Pictures
 from tests.server.served.serving import Inside, Plain, Served, Withheld
 
@@ -128,4 +136,4 @@ class Clients:
             yield from (f"{apart.words}" for apart in parted if apart is not None and not apart.nats <= TIE)
             self.ties += sum(1 for apart in parted if apart is not None and apart.nats <= TIE)
             if not any(parted):
-                yield from differences(expected.body, answer.body, ROUNDED)
+                yield from differences(without_numbers(expected.body), without_numbers(answer.body))
