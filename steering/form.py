@@ -16,7 +16,7 @@ class MixedForms(RuntimeError):
     """A tensor has another form than those of its kind that were kept before."""
 
 
-class Form(NamedTuple):
+class TensorForm(NamedTuple):
     """What tensors of one kind have in common. trailing: sizes behind the first axis, None where they vary."""
 
     dtype: torch.dtype
@@ -26,7 +26,7 @@ class Form(NamedTuple):
     trailing: tuple[int, ...] | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, varies: bool = False) -> Form:
+    def of(cls, tensor: torch.Tensor, varies: bool = False) -> TensorForm:
         """The form of a tensor; where the sizes behind its first axis `varies`, they are no part of it."""
         trailing = None if varies else tuple(tensor.shape[1:])
         return cls(tensor.dtype, tensor.device, tensor.ndim, tensor.is_contiguous(), trailing)
@@ -36,11 +36,11 @@ class OneForm:
     """Remembers the form of the first tensors of each kind, and checks that of all later ones."""
 
     def __init__(self) -> None:
-        self._forms: dict[str, tuple[Form, ...]] = {}
+        self._forms: dict[str, tuple[TensorForm, ...]] = {}
 
     def check(self, kind: str, tensors: Iterable[torch.Tensor], varies: bool = False) -> None:
         """Raise MixedForms for tensors that differ from the first of their kind in number or in form."""
-        forms = tuple(Form.of(tensor, varies) for tensor in tensors)
+        forms = tuple(TensorForm.of(tensor, varies) for tensor in tensors)
         first = self._forms.setdefault(kind, forms)
         if forms != first:
             raise MixedForms(f"What is kept of {kind} had the form {first}; now it has {forms}.")

@@ -13,7 +13,7 @@ from steering.compiled.package import Package
 from steering.compiled.step import Variant
 from steering.compiled.steps import CompiledSteps, WantedStep
 from steering.errors import UnsupportedModel
-from steering.form import Form
+from steering.form import TensorForm
 from steering.model.embedded import Embedded
 from steering.model.images import PIXELS, Encode, Features, PictureFeatures, joined
 from steering.model.mllm import MLLM
@@ -121,8 +121,9 @@ class Rehearsal:
     def _compare(self, expected: Told, told: Told) -> None:
         for step, (one, other) in enumerate(zip(expected, told, strict=True)):
             for a, b in zip(one, other, strict=True):
-                if Form.of(a) != Form.of(b):  # what was kept before is used beside what is kept from now on
-                    raise UnsupportedModel(f"Compiled, pass {step} leaves {Form.of(b)}; it must leave {Form.of(a)}.")
+                own, other_form = TensorForm.of(a), TensorForm.of(b)
+                if own != other_form:  # what was kept before is used beside what is kept from now on
+                    raise UnsupportedModel(f"Compiled, pass {step} leaves {other_form}; it must leave {own}.")
                 plain, compiled = a.nan_to_num(), b.nan_to_num()
                 off = float((plain - compiled).abs().max() / plain.abs().max().clamp(min=1e-6))
                 if not off <= self._tolerance:

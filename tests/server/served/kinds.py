@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from server.wire.chat import ChatRequest
 from server.wire.steering import SteeringForm
@@ -18,7 +18,7 @@ from steering.protocol.readout import DRIFT_ROWS, RESIDUAL_ROWS, SPANS
 from steering.protocol.readout import REGISTRY as READOUTS
 
 Body = dict[str, Any]
-TOKENS_ASKED = 10
+TOKENS_ASKED = 8
 CONTEXT = "Text context: the sign on the door says that the shop is closed on Monday and on Tuesday."
 QUESTION = "What colour is the small ball in front of the large cube, and how many people stand next to the table?"
 SCHEMA = {
@@ -214,6 +214,8 @@ def _together(layers: int) -> Iterator[Kind]:
 
 # -- fields ----------------------------------------------------------------------------------------------------------------
 
+ASKED = [{"role": "user", "content": QUESTION}]
+BEGUN = [{"role": "assistant", "content": "The small ball is"}]
 SAMPLED = {"temperature": 0.8, "seed": 7}
 FIELDS: dict[str, list[Body]] = {
     "model": [{"model": "served"}],
@@ -262,7 +264,12 @@ FIELDS: dict[str, list[Body]] = {
         {"force": "The cube is blue.", "sage": True, "logprobs": True},
     ],
     "cache_salt": [{"cache_salt": "mine"}],
-    "strict": [{"strict": False, "sage": True, "messages": [{"role": "user", "content": QUESTION}]}],
+    "continue_final_message": [
+        {"continue_final_message": True, "add_generation_prompt": False, "messages": [*ASKED, *BEGUN]},
+    ],
+    "add_generation_prompt": [{"add_generation_prompt": True}],
+    "chat_template_kwargs": [{"chat_template_kwargs": {"enable_thinking": False}}],
+    "strict": [{"strict": False, "sage": True, "messages": ASKED}],
 }
 """What is given for fields of a request; those of interventions and `messages` have kinds of their own."""
 
@@ -282,10 +289,9 @@ def _fields(chats: type[ChatRequest]) -> Iterator[Kind]:
 def _value(annotation: Any) -> Any:
     """Something that a field of this type may hold."""
     origin = get_origin(annotation)
+    if origin is Annotated:
+        return _value(get_args(annotation)[0])
     if origin in (Union, types.UnionType):
         return _value(next(one for one in get_args(annotation) if one is not type(None)))
-    if origin is not None and not isinstance(origin, type):
-        return _value(get_args(annotation)[0])
-    plain = origin or annotation
     made = {bool: True, int: 1, float: 0.5, str: "text", list: [], tuple: [], dict: {}}
-    return made.get(plain, {})
+    return made.get(origin or annotation, {})

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 import steering
 from steering.model.calibration import FILE, SHARES, Calibration
@@ -24,6 +25,7 @@ def served_model(folder: Path) -> Path:
     told, call, specials = KINDS["hermes"]
     build(FAMILY, folder, specials=specials, layers=LAYERS)
     (folder / "chat_template.jinja").write_text(template(told, call))
+    _tame(folder / "model.safetensors")
     mllm = steering.load(folder, device="cpu")
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(LAYERS, mllm.hidden_size, generator=generator)
@@ -35,6 +37,13 @@ def served_model(folder: Path) -> Path:
     vector.save(vectors / f"{VECTOR}.safetensors")
     _calibration(mllm.fingerprint).save(folder)
     return folder
+
+
+def _tame(weights: Path) -> None:
+    """Halve all logits: what rounds in them rounds in log-probabilities, which are compared with 1e-5."""
+    tensors = load_file(weights)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] / 2
+    save_file(tensors, weights, metadata={"format": "pt"})
 
 
 def _calibration(fingerprint: str) -> Calibration:

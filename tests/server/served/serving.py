@@ -10,17 +10,21 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import requests
 import torch
 from flask import Flask
+from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 import steering
 from server.app import create_app
 from server.settings import Settings
+from steering.compiled import compiling
 from steering.compiled.steps import CompiledSteps
 from steering.compiled.store import _digest, default_folder
 from steering.engine.compilation import VARIANTS
@@ -33,6 +37,10 @@ CHAT = "/v1/chat/completions"
 NAME = "served"
 KEPT = default_folder().parent / "compiled-by-tests"
 """Where compiled steps stay from one run of the suite to the next: they depend on the source of what they compute."""
+IMPATIENT = Path(__file__).parent / "impatient"
+"""Has what compiles run beside tests, and not behind them."""
+READY = 300
+"""Seconds that each replica may take to start on a busy machine."""
 COMPILING = 1800
 """Seconds that compiling all steps may take."""
 
@@ -67,12 +75,24 @@ class Plain:
         return self._known[place]
 
     def post(self, body: Mapping[str, Any]) -> Answer:
-        written = json.dumps(body)  # Flask's own would sort keys, which a template may write into the prompt
-        response = self._client.post(CHAT, data=written, content_type="application/json", buffered=True)
-        return Answer.of(response.status_code, response.text, response.content_type)
+        return posted(self._client, body)
 
     def close(self) -> None:
         self.engine.stop()
+
+
+def posted(client: FlaskClient, body: Mapping[str, Any]) -> Answer:
+    """What a request is answered, in this process."""
+    written = json.dumps(body)  # Flask's own would sort keys, which a template may write into the prompt
+    response = client.post(CHAT, data=written, content_type="application/json", buffered=True)
+    return Answer.of(response.status_code, response.text, response.content_type)
+
+
+def long_stream(kind: Kind, pictures: Pictures) -> dict[str, Any]:
+    """A request of this kind for an answer that nobody waits for."""
+    body = {**kind.body(pictures), "stream": True, "ignore_eos": True}
+    body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 200
+    return body
 
 
 def asked(kind: Kind, pictures: Pictures, post: Callable[[Mapping[str, Any]], Answer], **more: Any) -> Answer:
@@ -90,7 +110,10 @@ def compiled_steps(folder: Path, dtype: str = "auto") -> list[str]:
     KEPT.mkdir(mode=0o700, parents=True, exist_ok=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)  # as many processes compile
+    plainly = compiling._CHILD.replace("os.nice(19)", "os.nice(0)")  # behind other tests they would never end
+    patch = pytest.MonkeyPatch()
     try:
+        patch.setattr(compiling, "_CHILD", plainly)
         mllm = steering.load(folder, dtype=dtype, device="cpu")
         engine = steering.Engine(mllm, slots=2, self_check=False, compiled=True, compiled_folder=str(KEPT))
         assert engine.compilation.wait(COMPILING), "the steps cannot be compiled"
@@ -99,7 +122,37 @@ def compiled_steps(folder: Path, dtype: str = "auto") -> list[str]:
         assert len(steps) == len(VARIANTS)
         return [_digest(steps.wanted(variant).key) for variant in VARIANTS]
     finally:
+        patch.undo()
         torch.set_num_threads(threads)
+
+
+class Inside:
+    """The same engine as a server's, with its steps compiled and other bounds, in this process."""
+
+    def __init__(self, folder: Path, **bounds: int):
+        mllm = steering.load(folder, device="cpu", name=NAME)
+        self.engine = steering.Engine(
+            mllm, slots=64, self_check=False, compiled=True, compiled_folder=str(KEPT), **bounds
+        )
+        assert self.engine.compilation.wait(COMPILING)
+        self.engine.start()
+        self._app = create_app(Settings(**settings_of(folder)), engine=self.engine)
+
+    def answer(self, kind: Kind, pictures: Pictures, session: object, **more: Any) -> Answer:
+        return asked(kind, pictures, partial(posted, self._app.test_client()), **more)
+
+    def leave(self, kind: Kind, pictures: Pictures, session: object) -> int:
+        """As `Served.leave`."""
+        response = self._app.test_client().post(CHAT, json=long_stream(kind, pictures))
+        next(iter(response.response))
+        response.close()
+        return response.status_code
+
+    def __enter__(self) -> Inside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.stop()
 
 
 class Withheld:
@@ -151,8 +204,7 @@ class Served(Server):
 
     def leave(self, kind: Kind, pictures: Pictures, session: requests.Session) -> int:
         """Ask for a long answer, and leave when it begins; its status."""
-        body = {**kind.body(pictures), "stream": True, "ignore_eos": True}
-        body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 200
+        body = long_stream(kind, pictures)
         with session.post(self.url + CHAT, json=body, timeout=120, stream=True) as response:
             next(response.iter_content(64))
             return response.status_code
@@ -188,12 +240,13 @@ def serving(
     command = [sys.executable, "-m", "server.cli", "serve", "--model", where["model"], "--name", NAME]
     command += ["--vectors", *where["vectors"], "--journal", str(place / "journal.db"), *arguments]
     switched = dict.fromkeys(("HELMSIGHT_COMPILED", "HELMSIGHT_JOURNAL", "OMP_NUM_THREADS"))  # by the suite, for others
-    told = {**switched, "HELMSIGHT_COMPILED_FOLDER": str(compiled), **environ}
+    paths = os.pathsep.join([str(IMPATIENT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    told = {**switched, "HELMSIGHT_COMPILED_FOLDER": str(compiled), "PYTHONPATH": paths, **environ}
     with tempfile.TemporaryDirectory(prefix="ray-") as short:  # Ray's sockets have room for short paths only
         server = Served(command, place / "log", anew=True, **told, RAY_TMPDIR=short)
         server.replicas = replicas or 1
         try:
-            server.wait_until_ready()
+            server.wait_until_ready(READY * server.replicas)
             wait_for(lambda: server.metric("ready") == 1, seconds=180)
             yield server
         finally:

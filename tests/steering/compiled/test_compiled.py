@@ -340,8 +340,8 @@ def test_what_is_broken_costs_a_compile_and_no_answer(mllm: MLLM, folder: Path, 
     ("off", "scaled", "said"),
     [
         (lambda logits: logits + 0.01 * logits.abs().max(), lambda made: 1.01 * made, "of its range off"),
-        (torch.Tensor.double, torch.Tensor.double, "it must leave Form(dtype=torch.float32"),
-        (lambda logits: logits.T.contiguous().T, lambda made: made.transpose(0, 1), "it must leave Form("),
+        (torch.Tensor.double, torch.Tensor.double, "it must leave TensorForm(dtype=torch.float32"),
+        (lambda logits: logits.T.contiguous().T, lambda made: made.transpose(0, 1), "it must leave TensorForm("),
     ],
 )
 def test_a_step_that_leaves_something_else_is_not_used(

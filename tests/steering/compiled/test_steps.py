@@ -11,10 +11,12 @@ import pytest
 import torch
 
 import steering
-from steering.compiled.examples import EXAMPLES, INLINED, example_step, manifest
+from steering.compiled.examples import EXAMPLES, INLINED, _hooks, example_sizes, example_step, manifest
 from steering.compiled.packing import PackedWeights
 from steering.compiled.step import Variant, constants
 from steering.compiled.steps import CODE, CompiledSteps
+from steering.compiled.tensors import Mould, taken_apart
+from steering.interventions.steer_rows import SteerRows
 from tests.steering.conftest import LoadMLLM
 
 ROOT = Path(steering.__file__).parent
@@ -42,6 +44,23 @@ def test_steps_are_made_anew_where_code_changes_that_they_run(family: str, load_
     assert {Path("decoder/attention.py"), Path("interventions/think.py")} <= run
     assert (Path("tower/attention.py") in run) is (family == "qwen2_vl")
     assert {file.parts[0] for file in run} <= {*CODE}
+
+
+def test_a_step_is_for_hooks_of_its_own_sizes(load_mllm: LoadMLLM) -> None:
+    """Of any number of rows and tokens; but not of vectors for one picture of several, which have a class for each."""
+    mllm, variant = load_mllm("qwen2_vl"), Variant("prefill", "usual")
+    shape = example_step(mllm, variant, None, PackedWeights(mllm))[0].shape
+    mould = Mould(shape, example_sizes(mllm, variant))
+    for sizes in EXAMPLES:
+        assert mould.tensors(_hooks(mllm, variant, sizes)) is not None
+    hooks = _hooks(mllm, variant, EXAMPLES[0])
+    (steered,) = (hook for hook in hooks if isinstance(hook, SteerRows))
+    for name, axis in (("_classes", 2), ("_delta", 2)):
+        held = getattr(steered, name)
+        setattr(steered, name, torch.cat([held, held.narrow(axis, 0, 1)], axis))
+        assert taken_apart(hooks)[0] == shape
+        assert mould.tensors(hooks) is None
+        setattr(steered, name, held)
 
 
 def test_who_has_not_read_the_weights_makes_the_same_step() -> None:
