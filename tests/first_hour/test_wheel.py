@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
@@ -73,11 +74,11 @@ def test_a_wheel_serves_probes_and_evaluates_in_an_empty_folder(wheel: Path, tmp
     folder.mkdir()
     home.mkdir()
     (torch,) = re.findall(r"(?m)^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text())
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
+    environ = {"HOME": str(home), "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "", "VIRTUAL_ENV": "", "NO_COLOR": "1"}
     programs = tmp_path / "env" / "bin"
     install = [str(programs / "python"), "-m", "pip", "install", "--quiet", "--no-compile", torch, str(wheel)]
-    subprocess.run(install, check=True)
-    environ = {"HOME": str(home), "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": "", "VIRTUAL_ENV": "", "NO_COLOR": "1"}
+    for command in ([sys.executable, "-m", "venv", str(programs.parent)], install):
+        subprocess.run(command, env=os.environ | environ, check=True)
 
     def helmsight(*words: str) -> str:
         command = ["env", f"--chdir={folder}", *(f"{name}={value}" for name, value in environ.items())]
