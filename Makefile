@@ -39,11 +39,11 @@ format: $(VENV)/.tested
 bench: $(VENV)/.tested
 	$(BIN)/python -m benchmarks.run
 
-# What serving needs; the tests' packages would be twice as many.
+# What serving needs. The tests need twice as many packages, which `$(VENV)/.tested` adds.
 $(VENV)/.installed: pyproject.toml
 	@echo "Installing into $(VENV), once. 1/2: the environment"
 	@$(PYTHON) -m venv $(VENV)
-	@echo "2/2: Helmsight and what it needs, some 400 MB, most of it torch and transformers; a minute or two"
+	@echo "2/2: Helmsight and what it needs, of which torch is the largest download; a minute or two"
 	@$(PIP) --editable . "$(TORCH)"
 	@touch $@
 	@echo "Installed."

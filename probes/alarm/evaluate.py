@@ -139,7 +139,7 @@ def scores(alarm: Alarm, judged: Judged) -> np.ndarray:
 def fit(judged: Judged, among: Sequence[str] | None = None) -> Alarm | None:
     """The logistic regression of being wrong on every number, or those named, standardised, and the threshold that a share
     of FALSE_ALARMS of the right answers is above. None where there is no such number."""
-    from statsmodels.genmod.families import Binomial  # noqa: PLC0415 -- comes with an extra
+    from statsmodels.genmod.families import Binomial  # noqa: PLC0415 -- takes a second
     from statsmodels.genmod.generalized_linear_model import GLM  # noqa: PLC0415
 
     names = [name for name, one in judged.values.items() if among is None or name in among]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
 
+from probes.harness.bootstrap import check_statistics
 from probes.harness.options import (
     SAID,
     Command,
@@ -101,6 +102,7 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         markdown: Markdown = None,
         **own: Any,
     ) -> None:
+        check_statistics()  # before torch is imported, which takes seconds
         log_warnings()
         asked = ModelOptions.of(context.obj, model, device, threads, slots)
         setup = Setup(asked, limit, seed, quiet, out, base_url, json, markdown)

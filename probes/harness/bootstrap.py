@@ -52,9 +52,9 @@ def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def check_statistics() -> None:
-    """Raise ValueError where statsmodels is not installed, which comes with an extra."""
+    """Raise ValueError where statsmodels is not installed, as in an environment without all that the package needs."""
     if find_spec("statsmodels") is None:
-        raise ValueError("Intervals of shares need statsmodels: pip install 'helmsight[eval]'")
+        raise ValueError("Intervals of shares need statsmodels: pip install statsmodels")
 
 
 def wilson(counted: float, of: float) -> tuple[float, float]:

@@ -82,23 +82,19 @@ def resolve(
 
 
 def template_variables(chat: ChatRequest, able: Capabilities) -> dict[str, Any]:
-    """What a request tells the chat template of what that reads; raises BadRequest for what the server tells it."""
+    """Return what a request tells the chat template, of what that reads; raises BadRequest for what the server tells it."""
     given = chat.chat_template_kwargs or {}
     continues = bool(chat.continue_final_message)
     own = {"add_generation_prompt": not continues, "continue_final_message": continues, "tokenize": False}
     for name, value in given.items():
-        if (
-            name not in able.template_variables
-            and name in RESERVED_VARIABLES
-            and not (name in own and value is own[name])
-        ):
+        if name in RESERVED_VARIABLES and not (name in own and value is own[name]):
             at = f"chat_template_kwargs.{name}"
             raise BadRequest(f"'{at}' is the server's to set.", at, "unsupported_value")
     return {name: value for name, value in given.items() if name in able.template_variables}
 
 
 def ignored_variables(chat: ChatRequest, able: Capabilities) -> list[str]:
-    """The paths of what a request tells the chat template, and that it does not read."""
+    """Return the paths of what a request tells the chat template, and what that does not read."""
     known = able.template_variables | RESERVED_VARIABLES
     return [f"chat_template_kwargs.{name[:64]}" for name in chat.chat_template_kwargs or {} if name not in known]
 

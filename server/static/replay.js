@@ -43,6 +43,8 @@ export function replay(row) {
     isCut(prompt) && "its prompt, of which only the end was kept",
     asked.omitted && "what was asked of the model, which was too long to keep",
     asked.force && "the answer that it was given to read, which was not kept as such",
+    asked.chat_template_kwargs && "what its chat template was told",
+    asked.continue_final_message && "that its answer went on from words of the assistant's",
     !whole && "a text of an intervention, which was not kept whole",
   ].filter(Boolean);
   const form = {

@@ -139,7 +139,7 @@ def test_a_missing_package_is_told_before_any_work(
     monkeypatch.setattr("probes.harness.bootstrap.find_spec", lambda name: None)
     for more in ((), ("--base-url", "http://127.0.0.1:9")):  # where nothing listens, and nothing must be asked
         assert run(*words, *more) == 1
-        assert last_error(capsys).endswith("Intervals of shares need statsmodels: pip install 'helmsight[eval]'")
+        assert last_error(capsys).endswith("Intervals of shares need statsmodels: pip install statsmodels")
 
 
 @pytest.mark.usefixtures("no_model")

@@ -140,7 +140,7 @@ def test_a_share_of_what_depends_on_the_answers_has_no_p() -> None:
 def test_without_statsmodels_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     bootstrap.check_statistics()
     monkeypatch.setattr(bootstrap, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"^Intervals of shares need statsmodels: pip install 'helmsight\[eval\]'$"):
+    with pytest.raises(ValueError, match=r"^Intervals of shares need statsmodels: pip install statsmodels$"):
         bootstrap.check_statistics()
 
 

@@ -61,6 +61,7 @@ def whole(answer: Any, body: dict[str, Any]) -> ChatCompletion:
     """An answer in one piece, as the openai package reads it."""
     completion = ChatCompletion.model_validate(answer.json)
     assert completion.model == body["model"]
+    assert "ignored" not in answer.json
     assert [choice.index for choice in completion.choices] == list(range(body.get("n") or 1))
     assert completion.usage is not None
     assert completion.usage.total_tokens == completion.usage.prompt_tokens + completion.usage.completion_tokens

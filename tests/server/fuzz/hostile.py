@@ -62,6 +62,13 @@ CHATS: tuple[dict[str, Any], ...] = (
         "force": "I see a", "ignore_eos": True, "top_k": 5, "min_p": 0.1,
         "presence_penalty": 0.5, "repetition_penalty": 1.1, "user": "ann", "model": "helmsight-demo@sage",
     },
+    {
+        "messages": [{"role": "user", "content": "Draw."}, {"role": "assistant", "content": [
+            {"type": "image_url", "image_url": {"url": data_uri(kind="AVIF")}}, {"type": "text", "text": "It is a"},
+        ]}],
+        "chat_template_kwargs": {"enable_thinking": False, "tokenize": False}, "continue_final_message": True,
+        "add_generation_prompt": False, "strict": False,
+    },
 )  # fmt: skip
 """Valid requests with every field of the wire, to be spoilt."""
 

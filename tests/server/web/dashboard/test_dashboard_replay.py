@@ -85,6 +85,7 @@ def test_other_texts_that_were_not_kept_whole_are_named(links: Links) -> None:
         *(row(i, asked={"contrast": one}, texts=texts) for i, one in enumerate(contrasts)),
         row(5, asked={"omitted": 20_000}, images=0),
         row(6, asked={"force": True}, images=0, texts=texts),
+        row(7, asked={"chat_template_kwargs": {"a": 1}, "continue_final_message": True}, images=0, texts=texts),
     )
     said = ["", "", *2 * ["without a text of an intervention, which was not kept whole"]]
     assert [beside for _, beside in found[:4]] == said
@@ -97,4 +98,8 @@ def test_other_texts_that_were_not_kept_whole_are_named(links: Links) -> None:
     assert found[5] == (
         {"question": "What?", "max_tokens": "8", "readouts": ""},
         "without the answer that it was given to read, which was not kept as such",
+    )
+    assert found[6] == (
+        {"question": "What?", "max_tokens": "8", "readouts": ""},
+        "without what its chat template was told, and without that its answer went on from words of the assistant's",
     )
