@@ -26,6 +26,8 @@ SECONDS = 100.0
 UNKNOWN = 3.0
 """CPU seconds of a file that was never measured."""
 ALWAYS = "tests/test_house.py"
+OF_PAGES = "tests/test_docs.py"
+"""The test of all pages, which names none of them."""
 CHANGED, NEAR = 0, 1
 
 
@@ -90,7 +92,8 @@ def ranks(changed: list[str]) -> dict[str, int]:
         near = distances(file) if file.endswith(".py") and (ROOT / file).exists() else {}
         for test in tests:
             close = test.startswith(mirror) and mirror != "tests/./" and not is_test(file)
-            named = close or (not file.endswith(".py") and Path(file).name in (ROOT / test).read_text())
+            named = close or (file.endswith(".md") and test == OF_PAGES)
+            named = named or (not file.endswith(".py") and Path(file).name in (ROOT / test).read_text())
             rank = min(near.get(test, len(python_files())), NEAR if named else len(python_files()))
             if rank < len(python_files()):
                 found[test] = min(rank, found.get(test, rank))

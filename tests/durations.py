@@ -23,7 +23,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "DURATIONS.md"
-RECORDS = "HELMSIGHT_TEST_DURATIONS"  # the folder in which each process writes what it measured
+RECORDS = "DURATIONS_OF_TESTS"  # the folder in which each process writes what it measured
 ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 ORPHANS = "tests"
 """The row of processes that outlived their parents: whose they were is not known."""

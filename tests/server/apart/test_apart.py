@@ -67,7 +67,8 @@ def test_every_answer_is_the_one_that_this_process_would_give(model: steering.ML
     running = [ask(there.engine, request) for request in asked.values()]
     answers = [completion.result() for completion in running]
     for name, expected, found in zip(asked, own.generate(asked.values()), answers, strict=True):
-        assert not differences(told_of(found), told_of(expected), name)
+        # Which requests share a step depends on when they arrive, and with it the last digits.
+        assert not differences(told_of(found), told_of(expected), name, tolerance=5e-4)
         assert [one.text for one in found.choices] == [one.text for one in expected.choices], name
         assert (found.prompt_tokens, found.completion_tokens) == (expected.prompt_tokens, expected.completion_tokens)
 
@@ -77,8 +78,10 @@ def test_every_answer_is_the_one_that_this_process_would_give(model: steering.ML
 def test_pieces_add_up_to_the_answer(apart: Make, messages: Any, logprobs: int | None) -> None:
     there = apart()
     request = Request(messages, Sampling(max_tokens=20, ignore_eos=True, temperature=0, logprobs=logprobs))
-    first, completion, last = (ask(there.engine, request) for _ in range(3))
-    whole, chunks = first.result().choices[0], list(completion)
+    whole = (
+        ask(there.engine, request).result().choices[0]
+    )  # one after the other: beside others its last digits may differ
+    chunks = list(completion := ask(there.engine, request))
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [one for chunk in chunks for one in chunk.logprobs] == list(whole.logprobs or ())
     assert chunks[-1].choice == whole
@@ -86,7 +89,7 @@ def test_pieces_add_up_to_the_answer(apart: Make, messages: Any, logprobs: int |
     assert completion.first_at is not None
     assert completion.first_at <= time.monotonic()
     assert (completion.generated(0), completion.said(0)) == (20, whole.text)
-    assert [chunk.choice for chunk in last.whole()] == [whole]
+    assert [chunk.choice for chunk in ask(there.engine, request).whole()] == [whole]
 
 
 def test_who_does_not_wait_is_told_when_there_is_more(apart: Make) -> None:

@@ -73,7 +73,7 @@ class Visit:
 
 def until(page: Any, condition: str) -> None:
     """Wait for a condition in JavaScript; the page's policy forbids Playwright's own way to do so."""
-    for _ in range(200):
+    for _ in range(600):
         if page.evaluate(condition):
             return
         page.wait_for_timeout(100)
@@ -100,7 +100,7 @@ def visit(chromium: Any, live: Any) -> Iterator[Callable[..., Visit]]:
 
     def begin(**options: Any) -> Visit:
         context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)
         visits.append(Visit(context))
         return visits[-1]
 

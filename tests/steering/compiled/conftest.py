@@ -21,8 +21,8 @@ from steering.engine import compilation
 from steering.vectors.vector import SteeringVector
 from tests.families import build
 
-VARIANTS = [Variant("decode", "every"), Variant("prefill", "every"), Variant("pictures")]
-"""One of each kind, with most hooks: `test_graphs` has those with fewer, and `tests/server/served` a server with all."""
+VARIANTS = [Variant("decode"), Variant("prefill"), Variant("decode", "every"), Variant("prefill", "every")]
+VARIANTS += [Variant("pictures")]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,8 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[None]:
-    """One step of each kind, made as soon as other tests are."""
+    """One step of each kind, the least and the most that one has hooks for (`test_graphs` has those between); made beside
+    other tests as soon as they are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compilation, "VARIANTS", VARIANTS)
         patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))
