@@ -34,9 +34,9 @@ from steering.interventions.sage import Sage
 from steering.interventions.see import See
 from steering.interventions.steer import TOKENS, TOWARD, Steer, Steering, check_steer, planned
 from steering.interventions.think import Think
+from steering.model.chat.template import RESERVED_VARIABLES
 from steering.model.loading import load, refuse_structure
 from steering.model.mllm import MLLM
-from steering.model.template import RESERVED_VARIABLES
 from steering.prompt.bounds import TextBounds
 from steering.protocol.asked import Asked, Options
 from steering.protocol.readout import Diagnose, Earlier

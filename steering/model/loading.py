@@ -21,10 +21,10 @@ from steering.decoder import attention
 from steering.decoder.ranks import ALONE, Ranks
 from steering.errors import UnsupportedModel
 from steering.model import calibration
+from steering.model.chat.template_file import read_template, set_template
 from steering.model.checkpoint import embedded, found
 from steering.model.mllm import MLLM, Quantization, Source
 from steering.model.processor import load_processor
-from steering.model.template_file import read_template, set_template
 
 DTYPES = ("float32", "bfloat16", "float16")
 """What weights may be loaded as, beside "auto"."""

@@ -29,6 +29,7 @@ from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import sent
 from steering.errors import RequestError
 from steering.model.calibration import Calibration
+from steering.model.chat.template import ChatTemplate
 from steering.model.checkpoint import generation_defaults_of, settings_of
 from steering.model.embedded import Embedded, Overlay
 from steering.model.following.additions import Additions
@@ -36,7 +37,6 @@ from steering.model.following.head import OutputHead
 from steering.model.images import PIXELS
 from steering.model.pixels import PixelBounds
 from steering.model.seen import SeenPictures
-from steering.model.template import ChatTemplate
 from steering.tower import attention, patches, widths
 from steering.tower.geometry import Geometry
 

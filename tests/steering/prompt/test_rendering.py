@@ -12,7 +12,7 @@ import torch
 import steering
 from steering import Engine, Icd, Pai, Request, RequestError, Sampling
 from steering.engine.admission import options_of, read_prompt
-from steering.model.template import RESERVED_VARIABLES, variables_of
+from steering.model.chat.template import RESERVED_VARIABLES, variables_of
 from steering.prompt.layout import build_prompt
 from steering.prompt.rendering import TemplateOptions
 from steering.prompt.spans import CONTEXT, OTHER, QUESTION
