@@ -19,7 +19,8 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     """The report of a JSON body; raises the errors of a chat request, with its codes and params."""
     asked, skipping = app.presets.read(body, app.dry_runs, serving)
     images = len(list(image_urls(asked.messages))) if asked.messages else None
-    asked = asked.model_copy(update={"messages": []})  # pictures are not fetched for a dry run
+    # Pictures are not fetched for a dry run, and without its messages no answer goes on from them.
+    asked = asked.model_copy(update={"messages": [], "continue_final_message": None})
     resolved = resolve(asked, serving, app.settings, app.image_loader(), skipping=skipping)
     found = resolved.asked.get(name := steering.Steering.name())
     steers = found.steers if isinstance(found, steering.Steering) else ()

@@ -237,7 +237,7 @@ def _hinting(messages: Sequence[Mapping[str, Any]]) -> Iterator[None]:
         yield
     except RequestError as error:
         roles = [message["role"] for message in messages if message["role"] != "user" and pictures_of([message])]
-        if not roles:
+        if not roles or error.param != "messages":
             raise
         hint = f"It may take no images in messages of the role {' or '.join(dict.fromkeys(roles))}."
         raise RequestError(f"{error} {hint}", param=error.param, code=error.code) from error

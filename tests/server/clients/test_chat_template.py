@@ -150,4 +150,6 @@ def test_a_dry_run_names_them(client: FlaskClient) -> None:
     asked = {"steering": {"strength": 1}, "banana": 1}
     report = client.post("/v1/steering/validate", json=asked)
     assert report.json["ignored"] == ["banana"], report.text
+    begun = {"messages": [user("Hi."), {"role": "assistant", "content": "He"}], "continue_final_message": True}
+    assert client.post("/v1/steering/validate", json={"steering": {}, **begun}).status_code == 200
     assert refused(client.post("/v1/steering/validate", json=asked | {"strict": True}))["param"] == "banana"
