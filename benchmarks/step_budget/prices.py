@@ -47,7 +47,7 @@ MACHINES = {
     )
 }
 """An H100 with Qwen2.5-VL-7B as it was measured (benchmarks/GPU.md), and as fused kernels would have it; an L4 by its
-bandwidth and its arithmetic; the embedded and the wide model on two processors, as measured."""
+bandwidth and its arithmetic; the embedded and the wide model on two processors, about."""
 
 
 @dataclass(frozen=True)
