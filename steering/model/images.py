@@ -37,15 +37,17 @@ class Features(ModelOutput):
 
     @classmethod
     def whole(cls, output: Any) -> Features:
-        """Those of pictures that the model's output does not tell apart, without what else it holds."""
+        """Take over the features of an output that does not tell its pictures apart, and nothing else that it holds."""
         return cls(output.pooler_output, output.get("deepstack_features"))
 
 
 @dataclass(frozen=True)
 class PictureFeatures:
-    """What a vision tower makes of one picture, in the one form in which it is kept: the same whether the tower ran plain or
-    compiled. pooled: (tokens, d). deep: (tokens, d) for each of DeepStack's layers. Both own their memory, or one picture
-    would keep that of all that were encoded with it."""
+    """Holds the features of one picture in one form, whether the vision tower ran plain or compiled.
+
+    pooled: (tokens, d). deep: (tokens, d) for each of DeepStack's layers. Both own their memory, or one picture would keep
+    that of all that were encoded with it.
+    """
 
     pooled: torch.Tensor
     deep: tuple[torch.Tensor, ...] = ()
@@ -56,7 +58,7 @@ class PictureFeatures:
 
     @classmethod
     def separate(cls, output: Any, count: int) -> list[PictureFeatures] | None:
-        """The features of each of `count` pictures, None where the output does not tell them apart."""
+        """Divide an output by its `count` pictures; None where it does not tell them apart."""
         pooled, deep = output.pooler_output, output.get("deepstack_features") or ()
         if len(pooled) != count:
             return None
@@ -68,14 +70,14 @@ class PictureFeatures:
 
     @staticmethod
     def join(parts: Sequence[PictureFeatures], stacked: bool) -> Features:
-        """Those of a prompt's pictures as its model takes them. stacked: it takes one tensor of all, and no sequence."""
+        """Join the features of a prompt's pictures as its model takes them: `stacked` in one tensor, or as a sequence."""
         pooled = tuple(part.pooled for part in parts)
         deep = [torch.cat(layer) for layer in zip(*(part.deep for part in parts), strict=True)]
         return Features(torch.stack(pooled) if stacked else pooled, deep or None)
 
 
 KeptFeatures = PictureFeatures | Features
-"""What is kept under one key: the features of a picture, or of all of a prompt where they cannot be told apart."""
+"""The features of a picture, or of all pictures of a prompt where they cannot be told apart: one entry of the cache."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ class ImageCache:
         return [self._joined([found[picture.key] for picture in pictures]) for pictures in prompts]
 
     def _parts(self, output: Any, count: int) -> Sequence[KeptFeatures] | None:
-        """The features of each of `count` pictures, None where the output does not tell them apart."""
+        """Divide an output by its `count` pictures; None where it does not tell them apart. Raises MixedForms."""
         parts = PictureFeatures.separate(output, count)
         if parts is not None:
             stacked = isinstance(output.pooler_output, torch.Tensor)
@@ -256,7 +258,7 @@ class ImageCache:
         return parts
 
     def _joined(self, parts: Sequence[KeptFeatures]) -> Features:
-        """What the model takes of a prompt's pictures."""
+        """Join what is kept of a prompt's pictures as the model takes it."""
         separate = [part for part in parts if isinstance(part, PictureFeatures)]
         if len(separate) == len(parts):
             return PictureFeatures.join(separate, bool(self._stacked))
@@ -280,7 +282,7 @@ class ImageCache:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that lies in memory of its own, in order."""
+    """Return a contiguous copy in memory of its own."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 

@@ -133,9 +133,7 @@ def without_numbers(value: Any) -> Any:
         return {key: without_numbers(item) for key, item in value.items() if key != "top_logprobs"}
     if isinstance(value, list):
         return [without_numbers(item) for item in value]
-    return (
-        type(value).__name__ if isinstance(value, bool | int | float) else value[: len(PNG)] if _drawn(value) else value
-    )
+    return type(value).__name__ if isinstance(value, bool | int | float) else "a picture" if _drawn(value) else value
 
 
 def _drawn(value: Any) -> bool:
