@@ -26,7 +26,7 @@ TABLE = ROOT / "tests" / "DURATIONS.md"
 RECORDS = "DURATIONS_OF_TESTS"  # the folder in which each process writes what it measured
 ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 ORPHANS = "tests"
-"""The row of processes that outlived their parents: whose they were is not known."""
+"""The row of processes that outlived their parents, or ended with the session, as the browser does."""
 ROW = re.compile(r"^\| (tests\S*) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
 
 
@@ -50,14 +50,14 @@ class Recorder:
     def __init__(self, folder: Path) -> None:
         self.file = (folder / f"{os.getpid()}.jsonl").open("a")
 
-    def _write(self, name: str, tests: int, before: tuple[float, float], clock: float) -> None:
+    def _write(
+        self, name: str, tests: int, before: tuple[float, float], clock: float, whose: str | None = None
+    ) -> None:
+        """Write what this process and those that have ended took; `whose` these were, or what they were started by."""
         own, children = (after - earlier for after, earlier in zip(_cpu_seconds(), before, strict=True))
-        wall = time.perf_counter() - clock
-        print(
-            json.dumps({"test": name, "tests": tests, "own": own, "children": children, "wall": wall}),
-            file=self.file,
-            flush=True,
-        )
+        record = {"tests": tests, "own": own, "wall": time.perf_counter() - clock}
+        for test, more in ((name, {**record, "children": 0.0}), (whose or name, {"children": children})):
+            print(json.dumps({"test": test, "tests": 0, "own": 0.0, "wall": 0.0, **more}), file=self.file, flush=True)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
@@ -68,10 +68,10 @@ class Recorder:
         return report
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         before, clock = _cpu_seconds(), time.perf_counter()
         result = yield
-        self._write(item.nodeid, 1, before, clock)
+        self._write(item.nodeid, 1, before, clock, whose=item.nodeid if nextitem else ORPHANS)
         return result
 
 
@@ -105,7 +105,7 @@ def write_table(costs: dict[str, Cost]) -> str:
         "",
         f"{total:,.0f} CPU seconds for {sum(cost.tests for cost in costs.values()):,} tests, made by "
         "`python -m tests.durations [PATHS]`. The file that is the first to need a library pays for its import. The row",
-        "`tests` is of processes that outlived their parents.",
+        "`tests` is of processes that outlived their parents or ended with the session: above all the browser.",
         "",
         "| file | tests | CPU seconds | of them in child processes |",
         "|---|---|---|---|",
@@ -137,7 +137,10 @@ def main() -> int:
         folder = Path(os.environ.setdefault(RECORDS, made))
         status = run_adopting([sys.executable, "-m", "pytest", "-p", "tests.durations", *sys.argv[1:]], folder)
         known = read_table(TABLE.read_text()) if TABLE.exists() else {}
-        costs = {file: cost for file, cost in {**known, **read_records(folder)}.items() if (ROOT / file).exists()}
+        measured = read_records(folder)
+        if any((ROOT / word.partition("::")[0]).exists() for word in sys.argv[1:]):
+            measured.pop(ORPHANS, None)  # of some files: the row is of all
+        costs = {file: cost for file, cost in {**known, **measured}.items() if (ROOT / file).exists()}
     TABLE.write_text(write_table(costs))
     return status
 

@@ -18,7 +18,10 @@ def test_the_nearest_tests_come_first() -> None:
 
 
 def test_a_changed_test_is_run_whatever_it_costs_and_others_that_fit() -> None:
-    assert chosen(["tests/server/api/test_chat.py"], 0.0)[0] == ["tests/server/api/test_chat.py", "tests/test_house.py"]
+    assert {*chosen(["tests/server/api/test_chat.py"], 0.0)[0]} == {
+        "tests/server/api/test_chat.py",
+        "tests/test_house.py",
+    }
     assert len(chosen(["server/engine.py"], 20.0)[0]) < len(chosen(["server/engine.py"], 200.0)[0])
 
 
