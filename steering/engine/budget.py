@@ -54,7 +54,7 @@ class Taken(NamedTuple):
         return Taken(*sums, self.copied or more.copied, self.waited and more.waited)
 
 
-class Plan(NamedTuple):
+class PassPlan(NamedTuple):
     """How many of the prompts that wait are embedded in a step, and whether they run in it; 0 where not even the pictures
     of the first one fit into a step."""
 
@@ -113,7 +113,7 @@ class Allowance(NamedTuple):
             return 0.0
         return max(self.seconds - self.picture_fixed, self.picture_fixed) / self.picture_each
 
-    def plan(self, waiting: Sequence[tuple[int, int]]) -> Plan:
+    def plan(self, waiting: Sequence[tuple[int, int]]) -> PassPlan:
         """Decide about prompts of which a pass can take all: how many of the first are embedded, and whether they run in
         this step. Where their pictures leave room for few, all are encoded first, if that takes less time for each. waiting:
         (tokens, values of new pictures) of each."""
@@ -122,14 +122,14 @@ class Allowance(NamedTuple):
         while ahead < len(waiting) and self._encoding(waiting[: ahead + 1]) <= self.seconds:
             ahead += 1
         if count and not any(values for _, values in waiting[count:ahead]):
-            return Plan(count, True)
+            return PassPlan(count, True)
         if (
             not count
             or (2 * self.decode + self._whole(waiting[:ahead])) / ahead
             < (self.decode + self._whole(waiting[:count])) / count
         ):
-            return Plan(ahead, False)
-        return Plan(count, True)
+            return PassPlan(ahead, False)
+        return PassPlan(count, True)
 
     def _joint(self, waiting: Sequence[tuple[int, int]]) -> bool:
         """Whether these prompts fit into a pass together with encoding their pictures; the first one as far as pays."""
