@@ -21,6 +21,7 @@ from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, See, Thi
 from steering.compiled import compiling
 from steering.compiled.package import Package
 from steering.compiled.steps import SHARED_ROWS
+from steering.compiled.tensors import Bound
 from steering.model.images import joined
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
@@ -160,7 +161,8 @@ def test_others_run_beside_a_step(compiled: steering.Engine) -> None:
     """Where torch's own loader was used, no other thread had the interpreter while a step ran."""
     engine_ = compiled
     assert engine_.compilation.steps is not None
-    package = next(one for key, (one, *_) in engine_.compilation.steps._ready.items() if key[0] == "prefill")
+    ready = [one for (kind, _), found in engine_.compilation.steps._ready.items() if kind == "prefill" for one in found]
+    (package,) = (one for one in ready if one.given(Bound([])) == [])  # that for no hooks, whichever came first
     engine_.generate([Request([{"role": "user", "content": "?"}], Sampling(max_tokens=1))])
     axes, width = engine_._runner.embedder.rope_axes, 400
     embeds, places = torch.zeros(4, width, engine_.mllm.hidden_size), torch.zeros(4, dtype=torch.int64)
