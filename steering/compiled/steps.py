@@ -29,7 +29,7 @@ from steering.protocol.slots import Computed, PrefillChunk, Scope
 from steering.team import Team
 
 FORMAT = 5
-CODE = ("compiled", "decoder", "interventions", "loops", "measures.py", "model", "recorders", "tower")
+CODE = ("accel", "compiled", "decoder", "interventions", "loops", "measures.py", "model", "recorders", "tower")
 """Of this package, what a step's computations are written in."""
 SOURCES = (".py", ".cpp", ".h")
 LONGEST = 512

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ import steering
 from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, Vcd, team
 from steering.compiled import compiling
 from steering.compiled.step import Variant
+from steering.compiled.steps import surroundings
 from steering.compiled.store import default_folder
 from steering.engine import compilation
 from steering.vectors.vector import SteeringVector
@@ -27,10 +31,14 @@ VARIANTS += [Variant("pictures")]
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """Where compiled steps stay from one run of the suite to the next: they depend on the source of what they compute."""
-    made = default_folder().parent / "compiled-by-tests-of-the-engine"
-    made.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return made
+    """Where compiled steps stay from one run of the suite to the next, until what they depend on changes."""
+    every = default_folder().parent / "compiled-by-tests-of-the-engine"
+    digest = hashlib.sha256(json.dumps(surroundings(), sort_keys=True).encode()).hexdigest()[:16]
+    for other in every.glob("*"):
+        if other.name != digest:
+            shutil.rmtree(other, ignore_errors=True)
+    (every / digest).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return every / digest
 
 
 @pytest.fixture(scope="module")

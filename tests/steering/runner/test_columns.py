@@ -71,8 +71,8 @@ def test_answers_are_the_same_to_the_bit(make_engine: MakeEngine, monkeypatch: p
     expected = said(engine)
     parted: list[tuple[tuple[int, int], ...]] = []
 
-    def step(*given: Any) -> Decode:
-        made = Decode(*given)
+    def step(*given: Any, **named: Any) -> Decode:
+        made = Decode(*given, **named)
         parted.append(made.apart)
         return made
 
