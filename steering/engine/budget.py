@@ -11,8 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-
 from steering.engine.price import Price
 
 LEAST = 16
@@ -153,11 +151,6 @@ class Allowance(NamedTuple):
         left = self._replace(seconds=self.seconds - spent, most=self.most - taken.tokens)
         pays = self.fixed + self.each * self.least
         return left if left.most >= LEAST and left.seconds >= pays else None
-
-
-def default_budget(device: torch.device) -> int:
-    """Return how many prompt tokens a step takes in: a GPU would wait for the launches of fewer."""
-    return 2048 if device.type == "cuda" else 1024
 
 
 class StepBudget:

@@ -14,7 +14,7 @@ import torch
 
 from steering.bins import Bins
 from steering.engine.admission import Limits, check_request, count_answers, prepare, seeded
-from steering.engine.budget import StepBudget, default_budget
+from steering.engine.budget import StepBudget
 from steering.engine.compilation import Compilation, check_compilable
 from steering.engine.completion import Completion
 from steering.engine.gate import Gate
@@ -62,7 +62,7 @@ class Engine:
         max_waiting: int = 64,
         max_wait: float | None = None,
         max_images: int = 16,
-        prefill_budget: int | None = None,
+        prefill_budget: int = 1024,
         max_gap: float | None = 0.1,
         max_stall: float | None = None,
         image_cache_bytes: int = 256 * 2**20,
@@ -99,7 +99,6 @@ class Engine:
         self._changed = threading.Condition()
         self._lockstep = Lockstep(mllm.ranks) if mllm.ranks.size > 1 else None
         failed = () if self._lockstep is None else (self._lockstep.failed,)
-        prefill_budget = prefill_budget or default_budget(mllm.device)
         self._steps = Steps(mllm, self._runner, self._runner.pool.slots, prefill_budget, self._changed, *failed)
         self._scheduler, self._alive = self._steps.scheduler, self._steps.alive
         queued = (self._scheduler, self._steps.rate, self._alive, self._incoming, self._steps.allowance)
