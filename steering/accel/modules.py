@@ -71,10 +71,11 @@ class Ops(Protocol):
 def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn.Module, tuple[float, bool]]) -> None:
     """Replace what can be replaced. norms: the RMS norms of which `ops` computes the same, with their eps and whether their
     weight is shifted by 1."""
-    product = _Product(ops, (*decoder.modules(), output))
+    product = _Product(ops)
     for module in list(decoder.modules()):
         for names in TOGETHER:
             _fuse_projections(product, [getattr(module, name, None) for name in names])
+    product.take((*decoder.modules(), output))  # what is not part of a larger product by now
     known: dict[tuple[type, torch.dtype], bool] = {}
     for module in list(decoder.modules()):
         for replacement in (_gated, partial(_residual, norms=norms)):
@@ -90,9 +91,12 @@ def fuse_modules(ops: Ops, decoder: nn.Module, output: nn.Module, norms: dict[nn
 class _Product:
     """Linear layers, each with the kernel for a single state where that gives the same."""
 
-    def __init__(self, ops: Ops, modules: Iterable[nn.Module]):
+    def __init__(self, ops: Ops):
         self._ops = ops
         self._tried: dict[tuple[torch.Size, torch.dtype], bool] = {}
+
+    def take(self, modules: Iterable[nn.Module]) -> None:
+        """Have those of these that are linear layers, and were not replaced, multiply by the kernel where it may."""
         for module in modules:
             if type(module) is nn.Linear and _is_plain(module) and self.knows(module.weight, module.bias):
                 ours = partial(self, weight=module.weight, bias=module.bias)

@@ -15,7 +15,7 @@ from PIL import Image
 
 import steering
 from steering import Diagnose, Generate, Request, Sage, Sampling, See, Think
-from steering.accel import fusing
+from steering.accel import fusing, modules
 from steering.compiled import graphs as compiled_graphs
 from steering.compiled.graphs import DecodeGraphs
 from steering.decoder import packed
@@ -25,8 +25,7 @@ from steering.protocol.slots import Pool
 from steering.runner import selfcheck
 from tests import families
 from tests.steering.accel.reference import DecodeAttention, Ops
-from tests.steering.compiled.test_compiled import numbers
-from tests.steering.compiled.test_graphs import again
+from tests.steering.compiled.test_graphs import again, check_alike
 
 FAMILIES = ("qwen2_vl", "gemma3", "internvl")
 
@@ -88,12 +87,7 @@ def test_answers_are_those_of_the_plain_model(served: Served, monkeypatch: pytes
     expected = [plain.generate(batch) for batch in batches]
     monkeypatch.setattr(Pool, "counts_within", False)  # as on a GPU
     for batch, answers in zip(batches, expected, strict=True):
-        for one, other in zip(answers, ours.generate(batch), strict=True):
-            a, b = one.choices[0], other.choices[0]
-            assert a.token_ids == b.token_ids
-            assert [x.logprob for x in b.logprobs] == pytest.approx([x.logprob for x in a.logprobs], abs=1e-4)
-            for said, found in ((a.applied, b.applied), (a.diagnostics, b.diagnostics)):
-                assert numbers(found) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+        check_alike(answers, ours.generate(batch))
     assert graphs.taken >= 20
     assert min(served.kernel.calls, served.kernel.enhanced, served.kernel.looked) > 20
     assert {columns for _, columns in graphs._forms} == {512}, "one number of columns"
@@ -172,3 +166,25 @@ def test_a_step_that_is_wanted_often_is_captured_although_answers_run(
     ours.generate([Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=9, ignore_eos=True))])
     (form,) = graphs._every()
     assert (set(form.graphs), graphs.taken) == ({1}, 8 - 3)
+
+
+def test_products_with_a_single_state_are_tried_for_what_is_fused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[int, ...]] = set()
+
+    class Noting(Ops):
+        def matvec(self, state: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            seen.add(tuple(weight.shape))
+            return super().matvec(state, weight, bias)
+
+    monkeypatch.setattr(modules, "LARGE", 0)
+    served = Served(families.checkpoint("qwen2_vl", root), monkeypatch, Noting(), dtype="bfloat16")
+    calls, mlp, width = served.ops.calls, served.fused.layers[0].mlp, served.fused.hidden_size
+    ffn = mlp.up_proj.out_features
+    assert {(2 * ffn, width), (width, ffn), (served.fused.vocab_size, width)} <= seen
+    assert (ffn, width) not in seen, "no part of a fused product is tried by itself"
+    calls["matvec"] = 0
+    with torch.inference_mode():
+        served.fused.decoder(input_ids=torch.arange(1)[None], use_cache=False)
+        assert calls["matvec"] == 4 * served.fused.num_layers, "q, k, v; output; gate, up; down"
+        served.fused.decoder(input_ids=torch.arange(2)[None], use_cache=False)
+    assert calls["matvec"] == 4 * served.fused.num_layers, "of two states by the library"

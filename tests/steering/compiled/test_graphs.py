@@ -38,6 +38,16 @@ def again(run: Callable[[], list[torch.Tensor]], device: torch.device) -> Captur
     return replay, made
 
 
+def check_alike(expected: list[steering.Result], answers: list[steering.Result]) -> None:
+    """Compare the tokens, log-probabilities, reports and readouts of answers in the same order."""
+    for one, other in zip(expected, answers, strict=True):
+        a, b = one.choices[0], other.choices[0]
+        assert a.token_ids == b.token_ids
+        assert [x.logprob for x in b.logprobs] == pytest.approx([x.logprob for x in a.logprobs], abs=1e-4)
+        for said, found in ((a.applied, b.applied), (a.diagnostics, b.diagnostics)):
+            assert numbers(found) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_steps_that_run_as_they_are(
     family: str, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
@@ -72,12 +82,7 @@ def test_answers_are_those_of_steps_that_run_as_they_are(
     expected = [plain.generate(requests) for requests in batches]
     monkeypatch.setattr(Pool, "counts_within", False)  # as on a GPU
     for requests, answers in zip(batches, expected, strict=True):
-        for one, other in zip(answers, ours.generate(requests), strict=True):
-            a, b = one.choices[0], other.choices[0]
-            assert a.token_ids == b.token_ids
-            assert [x.logprob for x in b.logprobs] == pytest.approx([x.logprob for x in a.logprobs], abs=1e-4)
-            for said, found in ((a.applied, b.applied), (a.diagnostics, b.diagnostics)):
-                assert numbers(found) == pytest.approx(numbers(said), rel=2e-3, abs=2e-4, nan_ok=True)
+        check_alike(answers, ours.generate(requests))
     assert graphs.taken >= 20
     assert {rows for form in graphs._every() for rows in form.graphs} >= {1, 2, 8}
     assert len(graphs) < graphs.taken / 2
