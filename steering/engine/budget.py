@@ -214,12 +214,12 @@ class StepBudget:
 
     def _encoding(self) -> tuple[float, float]:
         """Return the price of encoding pictures: while nothing is known one is encoded, and while those of one size alone
-        are known, about two are, to know more."""
+        are known, two cost twice as much."""
         picture = self.picture
         if not picture.count:
             return 0.0, math.inf
         if picture.blind:
-            return 0.0, picture.of(picture.usual) / picture.usual / 2
+            return 0.0, picture.spread * picture.of(picture.usual) / picture.usual
         return picture.spread * picture.fixed, picture.spread * picture.each
 
     def holds_back(self, rows: int, prompts: int, tokens: int, now: float) -> bool:
