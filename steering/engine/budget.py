@@ -177,6 +177,11 @@ class StepBudget:
         self._held: tuple[float, int] | None = None  # since when prompts wait for others, and how many did at first
         self._unheld = 0  # passes for which nobody waited, since it was found that it does not pay
 
+    def refresh(self) -> None:
+        """Take the last passes into account; the thread that steps calls it where prompts wait."""
+        for price in (self.prompt, self.picture, self.decode):
+            price.refresh()
+
     def bound(self, rows: int) -> float:
         """Return the seconds that a step of so many running answers may take."""
         stall = math.inf if self._max_stall is None else self._max_stall * self.decode.of(rows)
