@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.load.run import shape
 from benchmarks.load.workloads import WORKLOADS
-from server.process.resources import raise_file_limit
+from server.engine.resources import raise_file_limit
 
 BETWEEN = 1.0
 """Seconds between two bytes of a connection."""

@@ -47,8 +47,8 @@ def train(
     device: Annotated[str | None, Option(help="cpu or cuda (default cpu)")] = None,
 ) -> None:
     """Train from nothing, or resume; rerun the same command to go on."""
-    from demo.organisms.recipes import organism_options
     from demo.training.options import TrainingOptions
+    from demo.training.recipes import organism_options
     from demo.training.train import train as run
 
     asked = {

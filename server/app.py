@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 from flask import Flask, Request, Response, g, request
 
 from server import errors
-from server.api import auth, catalog, chat, cors, hosts, operations
-from server.api.context import AppContext, context
-from server.journal import routes as journal_routes
+from server.access import auth, cors, hosts
+from server.access.ring import KeyRing
+from server.api import catalog, chat, operations
+from server.api import journal as journal_routes
+from server.context import AppContext, context
+from server.engine.local import Servable, adapted
+from server.engine.runtime import Runtime, Serving
+from server.http.watcher import Watcher
 from server.journal.words import with_numbers
 from server.journal.writer import Journal
-from server.keys.ring import KeyRing
-from server.presets.presets import Presets
-from server.process.local import Servable, adapted
-from server.process.runtime import Runtime, Serving
-from server.process.watcher import Watcher
+from server.requests.presets import Presets
 from server.settings import Settings, SettingsError
 from server.telemetry.logs import NOTES, current, request_id
 from server.telemetry.metrics import Metrics

@@ -27,7 +27,7 @@ from prometheus_client import disable_created_metrics
 
 from demo import CHECKPOINT
 from server.allocator import bound_memory
-from server.apart.starts import TRIES, Starts
+from server.engine_process.starts import TRIES, Starts
 from server.openmp import set_wait_policy
 from server.process.worker import DRAIN_MARGIN, Worker
 from server.settings import Settings, SettingsError, warnings_for
@@ -37,9 +37,9 @@ from server.telemetry.logs import logger_class, set_up_logging
 if TYPE_CHECKING:
     from flask import Flask
 
-    from server.apart.process import EngineProcess
-    from server.engine import ServedEngine
-    from server.process.progress import Tell
+    from server.engine.progress import Tell
+    from server.engine.served import ServedEngine
+    from server.engine_process.process import EngineProcess
 
 log = logging.getLogger("helmsight")
 
@@ -75,7 +75,7 @@ class Gunicorn(BaseApplication):
 
     def _fork_engine(self, arbiter: Arbiter, worker: Worker) -> None:
         """The engine's process comes from the worker's before that has threads."""
-        from server.apart.process import EngineProcess
+        from server.engine_process.process import EngineProcess
 
         prepare_process(self.settings)
         self.engine = EngineProcess(self.settings, self.starts.wait)
@@ -124,9 +124,6 @@ def import_ahead() -> None:
     bound_memory()
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU is told without using it
     gc.disable()  # nothing of what is imported goes away again, and looking takes a sixth of the time
-    import server.apart.process
-    import server.app
-    import server.process.runtime  # noqa: F401
 
     gc.freeze()
     gc.enable()
@@ -162,9 +159,9 @@ def worker_app(
     `starts` is told once it is."""
     prepare_process(settings)
     from server.app import create_app
-    from server.process import local
-    from server.process.resources import keep_what_is_loaded, share_interpreter
-    from server.process.runtime import Runtime
+    from server.engine import local
+    from server.engine.resources import keep_what_is_loaded, share_interpreter
+    from server.engine.runtime import Runtime
 
     disable_created_metrics()  # one more series for each counter, which nobody asks for
     share_interpreter()
@@ -209,7 +206,7 @@ def follow(settings: Settings) -> None:
     """Take part in what another process serves with the same settings, until that stops or ends."""
     set_up_logging(settings.log_level, settings.log_format)
     import_ahead()
-    from server.process import local
+    from server.engine import local
 
     ignore_signals()
     engine = local.make_engine(settings)

@@ -22,7 +22,7 @@ def test_a_changed_test_is_run_whatever_it_costs_and_others_that_fit() -> None:
         "tests/server/api/test_chat.py",
         "tests/test_house.py",
     }
-    assert len(chosen(["server/engine.py"], 20.0)[0]) < len(chosen(["server/engine.py"], 200.0)[0])
+    assert len(chosen(["server/engine/served.py"], 20.0)[0]) < len(chosen(["server/engine/served.py"], 200.0)[0])
 
 
 def test_files_that_are_no_modules_concern_those_that_name_them_or_mirror_their_folder() -> None:

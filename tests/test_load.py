@@ -19,7 +19,8 @@ import pytest
 
 from benchmarks import drip
 from benchmarks.load import overhead, overload, run
-from benchmarks.load.client import Load, Outcome, Seen, Server, send
+from benchmarks.load.client import Load, Outcome, Seen, Server
+from benchmarks.load.send import send
 from benchmarks.load.workloads import WORKLOADS
 from benchmarks.run import BENCHMARKS
 from steering import Engine, load

@@ -1,13 +1,10 @@
-"""Clients that ask one request after the other, and what each of them saw."""
+"""A load of requests, and the record of what each client saw."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -86,20 +83,3 @@ class Outcome:
 
 def _listed(value: Any) -> Iterable[float]:
     return () if value is None else value if isinstance(value, list) else (value,)
-
-
-def send(server: Server, load: Load, key: str | None = None) -> Outcome:
-    """Have so many clients share the requests, each asking the next one when it has its answer; or by rate."""
-    return _apart().submit(_carry, server, load, key).result()
-
-
-@cache
-def _apart() -> ProcessPoolExecutor:
-    """A process for locust's users, as gevent patches what they are in."""
-    return ProcessPoolExecutor(1, get_context("spawn"))
-
-
-def _carry(server: Server, load: Load, key: str | None) -> Outcome:
-    from benchmarks.load.users import carry  # noqa: PLC0415
-
-    return carry(server, load, key)

@@ -23,10 +23,11 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.load.client import Load, send
+from benchmarks.load.client import Load
 from benchmarks.load.run import body_of, lengths_of, server_of
+from benchmarks.load.send import send
 from benchmarks.load.workloads import WORKLOADS, Messages
-from server.process.local import make_engine
+from server.engine.local import make_engine
 from server.settings import Settings
 from steering import Engine, Request, Sampling
 from steering.engine.admission import read_prompt

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.load.client import Load, Outcome, Server, send
+from benchmarks.load.client import Load, Outcome, Server
 from benchmarks.load.run import server_of, shape
+from benchmarks.load.send import send
 from benchmarks.load.workloads import WORKLOADS
 
 AGAIN = 0.1

@@ -26,7 +26,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load.client import Load, Outcome, Server, send
+from benchmarks.load.client import Load, Outcome, Server
+from benchmarks.load.send import send
 from benchmarks.load.workloads import WORKLOADS
 
 MIXED: list[dict[str, Any]] = [

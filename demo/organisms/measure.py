@@ -16,8 +16,8 @@ from demo import shipped
 from demo.evaluation.answering import DemoPrompt, PlainModel
 from demo.evaluation.evaluate import conflict_outcomes
 from demo.organisms.attention import attention, share
-from demo.organisms.recipes import ORGANISMS
 from demo.organisms.report import report
+from demo.training.recipes import ORGANISMS
 from demo.world.awareness import sap_samples
 from demo.world.conflicts import conflict_samples
 from probes.answering.base import Chat, Reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from demo.organisms.recipes import ORGANISMS, SHARES, SIZES
+from demo.training.recipes import ORGANISMS, SHARES, SIZES
 from probes.reporting import plots
 from probes.reporting.report import Report
 from probes.reporting.tables import Measured

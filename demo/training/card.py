@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from demo.evaluation.report import Row, table
-from demo.organisms.recipes import ORGANISMS
 from demo.training.options import TrainingOptions
+from demo.training.recipes import ORGANISMS
 
 RESULTS = "## Measured\n"
 TEXT = """\

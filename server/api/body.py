@@ -6,7 +6,7 @@ import io
 
 from flask import request
 
-from server.api.context import AppContext
+from server.context import AppContext
 from server.errors import ApiError
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 from flask import Blueprint, Response
 
-from server.api.context import AppContext, context
+from server.api import vectors as vector_routes
+from server.api.vectors import vector_or_error
+from server.context import AppContext, context
 from server.encode import json_response
-from server.engine import Capabilities
+from server.engine.runtime import Serving
+from server.engine.served import Capabilities
 from server.images.load import MAX_RATIO, MAX_SIDE
 from server.openapi.operation import JSON, Parameter, documented
-from server.presets.preset import AT, PLAIN, Preset
-from server.process.runtime import Serving
-from server.vectors import routes as vector_routes
-from server.vectors.routes import vector_or_error
+from server.requests.preset import AT, PLAIN, Preset
 from server.wire.catalog import ModelCard, ModelList, PresetCard
 from server.wire.interventions import schema as options_schema
 from steering.protocol import intervention, readout

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from flask import Blueprint, Response, g, request
 
 import steering
+from server.access.auth import holder
 from server.api.answers import DONE, Answer, event
-from server.api.auth import holder
 from server.api.body import read_json
-from server.api.context import AppContext, context
-from server.api.resolve import automatic, resolve
+from server.context import AppContext, context
 from server.encode import json_response
-from server.engine import ServedCompletion, ServedTurn
+from server.engine.runtime import Serving
+from server.engine.served import ServedCompletion, ServedTurn
 from server.errors import CLIENT_CLOSED, ApiError, to_api_error
+from server.http.pauses import AWAITED, BLOCKING, RESUME
+from server.http.watcher import Watch, client_socket
 from server.journal.entry import Entry
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, documented
-from server.presets.skipping import Skipping
-from server.process.pauses import AWAITED, BLOCKING, RESUME
-from server.process.runtime import Serving
-from server.process.watcher import Watch, client_socket
+from server.requests.resolve import automatic, resolve
+from server.requests.skipping import Skipping
 from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from server.wire.chat import ChatRequest
 from server.wire.messages import image_urls

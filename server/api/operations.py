@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, Response, current_app
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from server.api.context import context
+from server.context import context
 from server.encode import json_response
 from server.openapi.document import document
 from server.openapi.operation import JSON, TEXT, documented

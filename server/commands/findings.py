@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.requirements import Requirement
 
-from server.keys.ring import checked
+from server.access.ring import checked
+from server.engine import resources
 from server.openmp import VARIABLES
-from server.process import resources
-from server.process.preflight import check_place, one_sentence, preflight
+from server.process.preflight import check_place, preflight
 from server.process.sources import merged, unknown
 from server.settings import Settings, SettingsError, warnings_for
+from server.wording import one_sentence
 
 if TYPE_CHECKING:
-    from server.engine import Capabilities, ServedEngine
+    from server.engine.served import Capabilities, ServedEngine
 
 State = Literal["ok", "warning", "problem"]
 
@@ -146,7 +147,7 @@ def device(settings: Settings) -> Iterator[Finding]:
 
 def threads(settings: Settings) -> Iterator[Finding]:
     """How many threads the engine would use, and how many processors it has to itself."""
-    from server.process.local import engine_threads
+    from server.engine.local import engine_threads
 
     used, most = engine_threads(settings), resources.processors()
     quota = resources.cpu_quota()
@@ -170,7 +171,7 @@ def openmp(environ: Mapping[str, str]) -> Finding:
 
 def compiler(settings: Settings) -> Finding:
     """Whether steps can be compiled."""
-    from server.process import local
+    from server.engine import local
 
     if settings.compiled is False:
         return Finding("compiler", "ok", "not needed: steps run as they are")
@@ -190,7 +191,7 @@ def model(settings: Settings, load: bool, able: list[Capabilities]) -> Iterator[
         return
     from transformers.utils import logging as transformers_logging
 
-    from server.process import local
+    from server.engine import local
 
     transformers_logging.disable_progress_bar()
     begun = time.monotonic()
@@ -227,7 +228,7 @@ def memory(engine: ServedEngine) -> Iterator[Finding]:
 
 def vectors(settings: Settings, fingerprint: str | None) -> Iterator[Finding]:
     """What each folder of vectors holds for the model."""
-    from server.process.runtime import vector_store
+    from server.engine.runtime import vector_store
     from steering import SteeringVector, VectorError
 
     store = vector_store(settings, Path(settings.model).expanduser())
@@ -252,9 +253,9 @@ def vectors(settings: Settings, fingerprint: str | None) -> Iterator[Finding]:
 def presets(settings: Settings, able: Capabilities | None) -> Iterator[Finding]:
     """Which presets there are, and of those of the settings which name a vector that is not there. Those that follow from
     the model are known where that was loaded."""
-    from server.presets.preset import AT, built_in
-    from server.presets.presets import Presets
-    from server.process.runtime import vector_store
+    from server.engine.runtime import vector_store
+    from server.requests.preset import AT, built_in
+    from server.requests.presets import Presets
     from server.wire.chat import ChatRequest, with_interventions
     from steering import VectorError
 

@@ -16,7 +16,7 @@ from probes.harness.options import Command
 from server.commands.options import Config, settings_of, show
 
 if TYPE_CHECKING:
-    from server.keys.named import NamedKey
+    from server.access.named import NamedKey
 
 DEFAULT = "~/.helmsight/keys.json"
 
@@ -59,7 +59,7 @@ def add(
     config: Config = None,
 ) -> None:
     """Make a key and print it, once: only its digest is kept."""
-    from server.keys.named import new_key, write
+    from server.access.named import new_key, write
 
     path = _file(file, config)
     with _alone(path):
@@ -87,7 +87,7 @@ def list_keys(file: File = None, config: Config = None) -> None:
 @app.command("revoke", cls=Command)
 def revoke(name: Name, file: File = None, config: Config = None) -> None:
     """Take a key out: from the next request on it is not accepted."""
-    from server.keys.named import write
+    from server.access.named import write
 
     path = _file(file, config)
     with _alone(path):
@@ -121,7 +121,7 @@ def _file(file: str | None, config: str | None) -> Path:
 
 def _read(file: str | None, config: str | None, missing: bool = False) -> tuple[NamedKey, ...]:
     """The keys of the file; none where it is `missing` and may be. Raises ValueError."""
-    from server.keys.named import read
+    from server.access.named import read
 
     path = _file(file, config)
     try:

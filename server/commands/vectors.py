@@ -83,7 +83,7 @@ def _columns(vector: SteeringVector) -> tuple[str | None, ...]:
 @app.command("show", cls=Command)
 def show_vector(name: Name, config: Config = None, model: Model = None, vectors: Folders = None) -> None:
     """Show one vector, with how it was made, as JSON."""
-    from server.vectors.routes import vector_json
+    from server.api.vectors import vector_json
 
     store, _ = _open(config, model, vectors, reading=True)
     print(json.dumps(vector_json(store.get(name)), indent=2, ensure_ascii=False))
@@ -210,7 +210,7 @@ def _open(
 ) -> tuple[VectorStore, Callable[[], Registry]]:
     """All vectors of the settings, and what opens the folder that may be written to; raises ValueError for a folder that was
     named for `reading` and is not there."""
-    from server.process.runtime import vector_store
+    from server.engine.runtime import vector_store
     from server.vectors.registry import Registry
 
     settings = settings_of(config, model=model, vectors=vectors)

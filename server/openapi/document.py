@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 from werkzeug.routing import Rule
 
 from probes.answering.versions import versions
-from server.api.auth import OPEN_FOLDER, OPEN_ROUTES
-from server.api.context import AppContext
+from server.access.auth import OPEN_FOLDER, OPEN_ROUTES
+from server.context import AppContext
 from server.openapi.operation import JSON, OPERATIONS, Content, Operation, Parameter
 from server.wire.answers import ErrorBody
 from server.wire.interventions import bounded

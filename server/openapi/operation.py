@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 if TYPE_CHECKING:
-    from server.api.context import AppContext
+    from server.context import AppContext
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

@@ -14,11 +14,11 @@ from typing import Any, Literal
 from gunicorn.http import wsgi
 from gunicorn.http.message import Request
 
-from server.api import unread
-from server.process.connection import Connection
-from server.process.intake import Refused, field
-from server.process.pauses import AWAITED, BLOCKING, RESUME
-from server.process.resources import Pump
+from server.engine.resources import Pump
+from server.http.connection import Connection
+from server.http.intake import Refused, field
+from server.http.pauses import AWAITED, BLOCKING, RESUME
+from server.process import unread
 
 log = logging.getLogger("helmsight")
 

@@ -23,9 +23,10 @@ from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError
 
-from server.keys.ring import checked
-from server.replicas.checks import check as check_replicas
+from server.access.ring import checked
+from server.process.replica_checks import check as check_replicas
 from server.settings import Settings, SettingsError
+from server.wording import one_sentence
 
 TESTED = frozenset(
     {
@@ -334,12 +335,6 @@ def refusal(model: str, download: bool) -> str | None:
     except Exception as error:
         return one_sentence(error)
     return None
-
-
-def one_sentence(error: BaseException) -> str:
-    """The first paragraph of an error's message on one line; libraries go on with advice on their own options."""
-    said = " ".join(str(error).strip().partition("\n\n")[0].split())
-    return said[:400] or type(error).__name__
 
 
 if __name__ == "__main__":

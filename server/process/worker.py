@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any
 from gunicorn.http.message import Request
 from gunicorn.workers.base import Worker as BaseWorker
 
-from server.api import unread
-from server.process.connection import Connection, Output
+from server.engine.resources import Pump, RequestThreads, raise_file_limit
+from server.http.connection import Connection, Output
+from server.http.intake import FULL, LATE, Intake, Refused, most_bytes
+from server.process import unread
 from server.process.gateway import Delivery
-from server.process.intake import FULL, LATE, Intake, Refused, most_bytes
-from server.process.resources import Pump, RequestThreads, raise_file_limit
 
 if TYPE_CHECKING:
     from types import FrameType

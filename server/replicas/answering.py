@@ -17,7 +17,7 @@ from typing import Any
 
 from gunicorn.config import Config
 
-from server.process.resources import RequestThreads
+from server.engine.resources import RequestThreads
 from server.process.worker import LIGHT
 from server.replicas.call import AnswerHead, Call
 from server.serving import gunicorn_options

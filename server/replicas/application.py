@@ -7,10 +7,10 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from server.engine.resources import processors
 from server.process.preflight import for_cpu_alone, sees_gpu
-from server.process.resources import processors
+from server.process.replica_checks import check, most_replicas
 from server.process.worker import DRAIN_MARGIN, QUEUED
-from server.replicas.checks import check, most_replicas
 from server.replicas.front import Front
 from server.replicas.replica import Replica
 from server.settings import Settings

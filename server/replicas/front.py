@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from server.process.intake import FULL, LATE, Refused
+from server.http.intake import FULL, LATE, Refused
 from server.replicas import gathered
 from server.replicas.call import AnswerHead, Call, Whole
 from server.settings import Settings

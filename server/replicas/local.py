@@ -13,7 +13,7 @@ from typing import Any
 
 from gunicorn.arbiter import Arbiter
 
-from server.replicas.checks import check, most_replicas
+from server.process.replica_checks import check, most_replicas
 from server.settings import Settings, warnings_for
 from server.signals import ignore_signals
 from server.telemetry.logs import set_up_logging

@@ -17,8 +17,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from server.engine.runtime import Runtime
 from server.journal.writer import Journal
-from server.process.runtime import Runtime
 from steering import Bins
 
 _GAUGES = {

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 
+from server.engine.runtime import Runtime
 from server.journal.scalars import scalars
 from server.journal.writer import Journal
-from server.process.runtime import Runtime
 from server.telemetry.collectors import EngineCollector, JournalCollector
 from server.telemetry.refusals import RequestCounters
 from steering import Choice, Request

@@ -9,16 +9,16 @@ from typing import Any
 
 from flask import Blueprint, Response, current_app, render_template, request
 
-from server.api.context import context
+from server.context import context
 from server.encode import json_response
 from server.errors import ApiError
+from server.images.samples import KINDS as PICTURE_KINDS
+from server.images.samples import list_samples, sample_picture
 from server.journal.words import WORDED
 from server.openapi.document import document
 from server.openapi.operation import BYTES, TEXT, Parameter, documented
 from server.openapi.reference import reference
 from server.process.preflight import TESTED
-from server.web.samples import KINDS as PICTURE_KINDS
-from server.web.samples import list_samples, sample_picture
 from server.wire.catalog import About, SampleList
 
 blueprint = Blueprint("page", __name__, template_folder="../templates")

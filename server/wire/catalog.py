@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from server.web.samples import Sample
+from server.images.samples import Sample
 from server.wire.answers import AnswerBody, Object, SkippedField, SteerSettings
 
 

@@ -16,7 +16,7 @@ from steering.protocol.asked import LAYERS
 from steering.protocol.forms import KIND, Form, forms
 
 OWN_FORMS: dict[tuple[str, ...], type[Strict]] = {Steering.path: SteeringForm}
-"""By path, the forms of interventions that are not written as their options; `server.api.resolve` knows what becomes of
+"""By path, the forms of interventions that are not written as their options; `server.requests.resolve` knows what becomes of
 them."""
 
 

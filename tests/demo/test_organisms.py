@@ -18,11 +18,11 @@ import demo
 from demo import draws
 from demo.model.forward import IMAGE_MEAN, IMAGE_STD
 from demo.model.tokenizer import load_tokenizer
-from demo.organisms.recipes import ORGANISMS, organism_options
 from demo.training import stream
 from demo.training.card import card, settings
 from demo.training.curriculum import Course, make_group, make_plan
 from demo.training.options import TrainingOptions
+from demo.training.recipes import ORGANISMS, organism_options
 from demo.training.train import prepare
 from demo.world.awareness import BEYOND
 from demo.world.faithfulness import existence_samples

@@ -57,14 +57,14 @@ NOT_HERE = {
     "helmsight eval spd-faith --data": "its data are not here, nor the judge; tests/probes/spd has both, scripted",
     "helmsight demo train": "it takes a quarter of an hour; tests/demo/test_organisms.py trains some steps",
     "helmsight demo organisms": "it measures what was trained; tests/demo/test_organisms_measured.py",
-    "OPENAI_API_KEY=none python -m lmms_eval": "lmms-eval is not installed; tests/server/presets asks as it does",
+    "OPENAI_API_KEY=none python -m lmms_eval": "lmms-eval is not installed; tests/server/requests asks as it does",
 }
 """Beginnings of commands that are not run, and why."""
 NO_PROGRAMS = {
     ("README.md", "js"): "a test of its own, which is skipped without Node",
     ("docs/study.md", "json"): "the lines of `manners.jsonl`, and a row of MC2's file",
     ("docs/operate.md", "yaml"): "what Prometheus is to be told",
-    ("docs/operate.md", "toml"): "a settings file, which tests/server/presets reads",
+    ("docs/operate.md", "toml"): "a settings file, which tests/server/requests reads",
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from server.engine import Capabilities
+from server.engine.served import Capabilities
 from steering import Auto, Bins, Busy, Choice, Chunk, Request, Result, Steer, TextBounds
 from steering.protocol import intervention, readout
 

@@ -27,10 +27,10 @@ def load(data):  # as the server does, without what it imports
 """,
     "worker": """
 import base64
-import server.process.runtime, server.serving
+import server.engine.runtime, server.serving
 from server.images.load import ImageLoader
 from server.settings import Settings
-server.process.runtime.Runtime.start = lambda self: None
+server.engine.runtime.Runtime.start = lambda self: None
 server.serving.worker_app(Settings(journal="off"))
 def load(data):
     return ImageLoader(Settings()).load("data:image/png;base64," + base64.b64encode(data).decode(), "image")

@@ -53,7 +53,7 @@ def test_the_server_touches_private_attributes_of_nothing_but_itself() -> None:
 
 
 INSIDE = ("steering.engine", "steering.model", "steering.decoder", "steering.prompt", "steering.auto")
-LOADERS = {"server/process/local.py", "server/process/preflight.py", "server/commands/vectors.py"}
+LOADERS = {"server/engine/local.py", "server/process/preflight.py", "server/commands/vectors.py"}
 """Who loads or looks at a checkpoint for Helmsight's own engine; nothing else knows that it is the one that serves."""
 WORDS = {"Auto", "Criterion", "TextBounds"}
 """Types that stand in the protocol."""

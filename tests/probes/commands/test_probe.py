@@ -20,7 +20,7 @@ import steering
 from probes.answering.base import Question
 from probes.vector.reliability import task_reliability
 from server import cli
-from server.process.runtime import vector_store
+from server.engine.runtime import vector_store
 from server.process.sources import load_settings
 from tests.probes.command_line import demo_samples, last_error, run, strict, write_mc2
 from tests.probes.conftest import shorten

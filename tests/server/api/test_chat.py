@@ -13,7 +13,7 @@ from PIL import Image
 
 import steering
 from server.app import create_app
-from server.process.watcher import Watcher
+from server.http.watcher import Watcher
 from server.settings import Settings
 from tests.server.api.choices import QUESTION, choice_of, refused
 from tests.server.conftest import ask, data_uri, user

@@ -16,8 +16,8 @@ from pydantic import SecretStr
 
 import steering
 from server.app import create_app
-from server.process.resources import prepared_at_once
-from server.process.runtime import Runtime, Serving
+from server.engine.resources import prepared_at_once
+from server.engine.runtime import Runtime, Serving
 from server.settings import Settings
 from steering.auto import reliability
 from steering.protocol import intervention, readout

@@ -16,13 +16,13 @@ import pytest
 from flask import Flask
 from sqlalchemy import text
 
+from server.access.named import new_key, write
 from server.cli import main
 from server.commands import findings
+from server.engine import resources
 from server.journal.database import Place, open_database
 from server.journal.schema import VERSION_TABLE
-from server.keys.named import new_key, write
 from server.openmp import set_wait_policy
-from server.process import resources
 from tests.server.fakes import checkpoint
 from tests.server.journal.journals import put, row
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from server.access import named
+from server.access.ring import KeyRing
 from server.cli import main
-from server.keys import named
-from server.keys.ring import KeyRing
 
 ROOT = Path(__file__).parents[3]
 
@@ -120,7 +120,7 @@ HEAVY = ("torch", "transformers", "steering", "flask")
 LOADED = f"""
 import sys
 from server.cli import main
-from server.keys import named
+from server.access import named
 code = main(sys.argv[1:]) if sys.argv[1:] else 0
 sys.exit(code or ", ".join(sys.modules.keys() & {HEAVY!r}) or 0)
 """
@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(path: Path, monkeypatch:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("server.keys.named.os.replace", full)
+    monkeypatch.setattr("server.access.named.os.replace", full)
     with pytest.raises(OSError, match="No space"):
         named.write(path, ())
     assert path.read_bytes() == before

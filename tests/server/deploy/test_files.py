@@ -18,7 +18,7 @@ import yaml
 
 import steering
 from server import settings as server_settings
-from server.api.auth import OPEN_ROUTES
+from server.access.auth import OPEN_ROUTES
 from server.commands.example import example
 from server.process.sources import PREFIX
 from server.process.worker import DRAIN_MARGIN

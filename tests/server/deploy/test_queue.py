@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.server.access.conftest import KeyFile
 from tests.server.api.test_streams import post_and_hold
 from tests.server.deploy.stack import EVERY, Root, lacking, prometheus, serving
 from tests.server.deploy.test_files import ADAPTER, OBJECTS, SERVER
 from tests.server.deploy.test_scrapes import JOB
-from tests.server.keys.conftest import KeyFile
 from tests.server.process.servers import PATIENCE
 from tests.server.process.test_gunicorn import ENDLESS
 from tests.waiting import wait_for

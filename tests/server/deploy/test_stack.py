@@ -14,13 +14,13 @@ import requests
 import yaml
 
 from server.settings import Settings
+from tests.server.access.conftest import KeyFile
 from tests.server.api.test_streams import post_and_hold
 from tests.server.conftest import data_uri, user
 from tests.server.deploy.conftest import NAME, Front
 from tests.server.deploy.stack import SERVICES, Prometheus, Root, composed, lacking
 from tests.server.deploy.test_files import DEPLOY
 from tests.server.journal.journals import running_postgres
-from tests.server.keys.conftest import KeyFile
 from tests.server.process.servers import PATIENCE
 from tests.server.process.test_gunicorn import ENDLESS
 from tests.waiting import wait_for

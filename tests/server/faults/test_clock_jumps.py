@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from flask.testing import FlaskClient
 
+from server.access.named import new_key, write
 from server.app import create_app
 from server.journal import writer
-from server.keys.named import new_key, write
 from server.settings import Settings
 from tests.server.conftest import ask, user
 from tests.server.fakes import FakeEngine

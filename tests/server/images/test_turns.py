@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from server.engine.runtime import Serving
 from server.images.turns import PictureTurns
-from server.process.runtime import Serving
 from server.settings import Settings
 from steering import Busy
 from tests.server.fakes import FakeEngine

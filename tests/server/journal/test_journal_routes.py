@@ -10,7 +10,7 @@ import time
 import pytest
 from pydantic import SecretStr
 
-from server.journal import routes
+from server.api import journal as routes
 from server.journal.writer import HEAVY
 from tests.server.api.test_operations import samples
 from tests.server.conftest import ask

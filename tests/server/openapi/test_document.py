@@ -21,9 +21,9 @@ from pydantic import SecretStr
 
 import steering
 from server.app import create_app
+from server.engine.runtime import Runtime
+from server.http.intake import refused
 from server.openapi.examples import chat
-from server.process.intake import refused
-from server.process.runtime import Runtime
 from server.settings import Settings
 from steering import Options
 from steering.protocol.intervention import REGISTRY, register

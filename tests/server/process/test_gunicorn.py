@@ -20,7 +20,7 @@ import pytest
 import requests
 from gunicorn.arbiter import Arbiter
 
-from server.apart.starts import TRIES
+from server.engine_process.starts import TRIES
 from tests.server.api.test_streams import post_and_hold
 from tests.server.conftest import user
 from tests.server.fakes import checkpoint

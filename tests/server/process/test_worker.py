@@ -14,7 +14,7 @@ from flask import Flask
 
 import steering
 from server.app import create_app
-from server.process import connection as connections
+from server.http import connection as connections
 from server.process import worker as workers
 from server.settings import Settings
 from tests.server.api.test_streams import head

@@ -7,7 +7,7 @@ import socket
 
 from PIL import Image
 
-from server.process.watcher import client_socket
+from server.http.watcher import client_socket
 from server.replicas.call import Call
 from tests.server.conftest import data_uri, user
 

@@ -14,7 +14,7 @@ from flask.testing import FlaskClient
 
 import steering
 from server.app import create_app
-from server.process import local
+from server.engine import local
 from server.settings import Settings
 from steering import Bins
 from steering.engine.budget import StepBudget

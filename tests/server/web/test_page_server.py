@@ -10,11 +10,11 @@ from flask import Flask
 
 import steering
 from server.app import create_app
-from server.process.local import adapted
-from server.process.runtime import Runtime, Serving
+from server.engine.local import adapted
+from server.engine.runtime import Runtime, Serving
 from server.settings import PresetTable, Settings
+from tests.server.access.conftest import KeyFile
 from tests.server.fakes import FakeEngine
-from tests.server.keys.conftest import KeyFile
 from tests.server.web.browser import Visit, until
 from tests.server.web.playing import GREEN, pick, send
 

@@ -11,8 +11,8 @@ from flask import Flask
 
 import steering
 from server.app import create_app
-from server.process.local import adapted
-from server.process.runtime import Runtime, Serving
+from server.engine.local import adapted
+from server.engine.runtime import Runtime, Serving
 from server.settings import Settings
 from steering import Busy
 from tests.server.fakes import FakeEngine

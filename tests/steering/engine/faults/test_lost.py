@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import steering
-from server.process import local
+from server.engine import local
 from server.settings import Settings
 from steering import Engine, Fault, Request
 from steering.devices import lost

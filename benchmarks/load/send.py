@@ -1,0 +1,26 @@
+"""Send a load to a server from a process of its own."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+
+from benchmarks.load.client import Load, Outcome, Server
+
+
+def send(server: Server, load: Load, key: str | None = None) -> Outcome:
+    """Have so many clients share the requests, each asking the next one when it has its answer; or by rate."""
+    return _apart().submit(_carry, server, load, key).result()
+
+
+@cache
+def _apart() -> ProcessPoolExecutor:
+    """Start a process for locust's users, because gevent patches the process that imports it."""
+    return ProcessPoolExecutor(1, get_context("spawn"))
+
+
+def _carry(server: Server, load: Load, key: str | None) -> Outcome:
+    from benchmarks.load.users import carry  # noqa: PLC0415
+
+    return carry(server, load, key)

@@ -1,0 +1,83 @@
+"""API keys as bearer tokens; without keys configured everything is open."""
+
+from __future__ import annotations
+
+from flask import Flask, Response, g, request
+
+from server.access.limiter import Limiter
+from server.access.named import Role
+from server.access.ring import ANYONE, Holder, KeyRing
+from server.errors import ApiError
+from server.http.intake import VECTORS
+
+OPEN_ROUTES = ("/health", "/ready", "/", "/vectors", "/model", "/dashboard", "/docs", "/openapi.json")
+OPEN_FOLDER = "/static/"
+"""What load balancers ask without a key, the pages, which hold nothing but a field for the key, and the document of the API,
+which says nothing that the source does not."""
+CHAT = "/v1/chat/completions"
+"""The route that rates and numbers at once are of: the others cost little, and a page asks many of them."""
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="helmsight"'}
+
+
+def roles_for(rule: str, method: str) -> tuple[Role, ...]:
+    """The roles of which a key needs one for a route."""
+    if rule == "/metrics" or rule.startswith("/v1/diagnostics"):
+        return ("journal",)
+    if rule.startswith(VECTORS):
+        return ("vectors",) if method in ("POST", "DELETE") else ("use", "vectors")
+    return ("use",)
+
+
+def holder() -> Holder:
+    """Who asks."""
+    found: Holder = g.get("holder", ANYONE)
+    return found
+
+
+def register(app: Flask, keys: KeyRing) -> None:
+    """Ask for a key before every route but the open ones, one that may do what is asked, and as often."""
+    if not keys:
+        return
+    limiter = Limiter()
+
+    @app.before_request
+    def check_key() -> None:
+        if request.path in OPEN_ROUTES or request.path.startswith(OPEN_FOLDER):
+            return
+        if request.method == "OPTIONS":  # a browser's preflight carries no key, and its answer says nothing secret
+            return
+        g.holder = _holder(keys)
+        if request.url_rule is None:
+            return
+        rule, needed = request.url_rule.rule, roles_for(request.url_rule.rule, request.method)
+        if not g.holder.roles.intersection(needed):
+            named = " or ".join(repr(role) for role in needed)
+            raise ApiError(
+                403, f"The key {g.holder.name!r} lacks the role {named}, which this needs.", code="missing_role"
+            )
+        if rule == CHAT:
+            g.leave = limiter.enter(g.holder)
+
+    @app.after_request
+    def leave(response: Response) -> Response:
+        if "leave" in g:
+            if not response.is_streamed:
+                g.leave()
+            response.call_on_close(g.leave)  # where nothing of a stream was wanted any more
+        return response
+
+
+def _holder(keys: KeyRing) -> Holder:
+    """Whose key the request carries; raises a 401."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise ApiError(
+            401,
+            "An API key is required: send it as 'Authorization: Bearer KEY'.",
+            code="missing_api_key",
+            headers=_CHALLENGE,
+        )
+    found = keys.holder(key.strip())
+    if found is None:
+        raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=_CHALLENGE)
+    return found

@@ -1,0 +1,83 @@
+"""How much the holder of a key may ask: chats in a time, and at once. Counted in memory: one process answers for a model,
+and with it for all keys; of several replicas each counts its own."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property
+
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+
+from server.access.ring import Holder
+from server.errors import ApiError
+
+SET_BACK = 5.0
+"""Seconds beyond which the clock was set back, and does not merely drift."""
+
+
+class Limiter:
+    """Counts by the key's name, which a key that replaces another of its name takes over."""
+
+    def __init__(self) -> None:
+        self._running: Counter[str] = Counter()
+        self._offset = -math.inf
+        self._lock = threading.Lock()
+
+    def enter(self, holder: Holder) -> Callable[[], None]:
+        """Count a chat; returns what ends it, once. Raises a 429 where there are too many, which does not count as one."""
+        name = holder.group
+        with self._lock:
+            if holder.concurrent is not None and self._running[name] >= holder.concurrent:
+                raise ApiError(
+                    429,
+                    f"The key {holder.name!r} may have {holder.concurrent} requests answered at the same time.",
+                    code="key_concurrency_exceeded",
+                    retry_after=1.0,
+                )
+            if holder.rate is not None:
+                self._mind_the_clock()
+            if holder.rate is not None and not self._window.hit(holder.rate, name):
+                often = "once" if holder.rate.amount == 1 else f"{holder.rate.amount} times"
+                opens = self._window.get_window_stats(holder.rate, name).reset_time
+                raise ApiError(
+                    429,
+                    f"The key {holder.name!r} may ask {often} in {_time(holder.rate.get_expiry())}.",
+                    code="key_rate_exceeded",
+                    retry_after=opens - time.time(),
+                )
+            self._running[name] += 1
+        return self._once(name)
+
+    def _mind_the_clock(self) -> None:
+        """Begin anew where the clock was set back: what came later than now would count until then."""
+        before, self._offset = self._offset, time.time() - time.monotonic()
+        if self._offset < before - SET_BACK:
+            self._window.storage.reset()
+
+    def _once(self, name: str) -> Callable[[], None]:
+        left = [name]
+
+        def leave() -> None:
+            with self._lock:
+                if left:
+                    self._running[left.pop()] -= 1
+                    self._running += Counter()  # drops what is zero
+
+        return leave
+
+    @cached_property
+    def _window(self) -> MovingWindowRateLimiter:
+        # Made when it is first needed: the storage has a thread of its own.
+        return MovingWindowRateLimiter(MemoryStorage())
+
+
+def _time(seconds: int) -> str:
+    units = {86_400: "day", 3600: "hour", 60: "minute", 1: "second"}
+    size = next(size for size in units if seconds % size == 0)
+    count = seconds // size
+    return f"a{'n' * (size == 3600)} {units[size]}" if count == 1 else f"{count} {units[size]}s"

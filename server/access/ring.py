@@ -1,0 +1,98 @@
+"""Who asks: the keys of the settings, which may do everything, and the named ones of a file that may change."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from limits import RateLimitItem
+
+from server.access.named import ROLES, NamedKey, digest_of, rate_of, read
+from server.settings import SettingsError
+
+log = logging.getLogger("helmsight")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Whoever has a key. name: the key's, None for one of the settings. group: whose requests wait in one queue. rate,
+    concurrent: chats in a time, and at once; None for any number."""
+
+    name: str | None = None
+    group: str = ""
+    roles: frozenset[str] = frozenset(ROLES)
+    rate: RateLimitItem | None = None
+    concurrent: int | None = None
+
+    @classmethod
+    def of(cls, key: NamedKey) -> Holder:
+        """The holder of a named key."""
+        rate = None if key.rate is None else rate_of(key.rate)
+        return cls(key.name, f"name:{key.name}", frozenset(key.roles), rate, key.concurrent)
+
+
+ANYONE = Holder()
+"""Who asks where no key is needed."""
+
+
+class KeyRing:
+    """The accepted keys as digests. The file of named ones is looked at whenever a key is shown: what was added or revoked
+    counts from the next request on. One that cannot be read is logged, and those that were known stay."""
+
+    def __init__(self, plain: Iterable[str] = (), named: str | None = None):
+        digests = [digest_of(key) for key in plain]
+        several = len(digests) > 1 or named is not None
+        self._plain = tuple((digest, Holder(group=f"digest:{digest}" if several else "")) for digest in digests)
+        self._path = None if named is None else Path(named).expanduser()
+        self._named: tuple[tuple[str, Holder], ...] = ()
+        self._seen: tuple[int, ...] = ()
+        self._lock = threading.Lock()
+        if self._path is not None:
+            self._seen = _state(self._path)
+            self._named = checked(self._path)
+
+    def __bool__(self) -> bool:
+        """Whether a key is needed; also where the file holds none yet."""
+        return bool(self._plain) or self._path is not None
+
+    def holder(self, key: str) -> Holder | None:
+        """Who has this key; it is compared with every one that is known, in constant time."""
+        digest = digest_of(key)
+        found = [holder for known, holder in (*self._plain, *self._current()) if hmac.compare_digest(digest, known)]
+        return found[0] if found else None
+
+    def _current(self) -> tuple[tuple[str, Holder], ...]:
+        """The named keys as the file has them now."""
+        if self._path is None:
+            return ()
+        with self._lock:
+            if (state := _state(self._path)) != self._seen:
+                self._seen = state
+                try:
+                    self._named = checked(self._path)
+                    log.info("%s: %d keys", self._path, len(self._named))
+                except SettingsError as error:
+                    log.error("%s; the %d keys that were known go on", error, len(self._named))
+            return self._named
+
+
+def checked(path: Path) -> tuple[tuple[str, Holder], ...]:
+    """(digest, holder) of each key of a file; raises SettingsError."""
+    try:
+        return tuple((key.digest, Holder.of(key)) for key in read(path))
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"--named-key-file {path}: {said}") from None
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """What changes when a file is replaced or written to; nothing where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -1,0 +1,47 @@
+"""A dry run: what the steering of a chat request would do."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import steering
+from server.api.answers import ignoring
+from server.context import AppContext
+from server.engine.runtime import Serving
+from server.requests.resolve import automatic, resolve
+from server.requests.steers import entry
+from server.wire.messages import image_urls
+from server.wire.steering import SteeringForm as NamedSteering
+
+
+def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
+    """The report of a JSON body; raises the errors of a chat request, with its codes and params."""
+    asked, skipping = app.presets.read(body, app.dry_runs, serving)
+    images = len(list(image_urls(asked.messages))) if asked.messages else None
+    # Pictures are not fetched for a dry run, and without its messages no answer goes on from them.
+    asked = asked.model_copy(update={"messages": [], "continue_final_message": None})
+    resolved = resolve(asked, serving, app.settings, app.image_loader(), skipping=skipping)
+    found = resolved.asked.get(name := steering.Steering.name())
+    steers = found.steers if isinstance(found, steering.Steering) else ()
+    auto = automatic(asked, serving, app.settings, skipping)
+    if auto is not None:
+        with skipping.of(name):
+            serving.engine.check_auto(auto)
+            steers = (auto.toward("vision"),)
+    forms = [given.form for given in asked.interventions.values()]
+    listed = any(isinstance(form, NamedSteering) and form.vectors is not None for form in forms)
+    for i, steer in enumerate(steers):
+        with skipping.of(name), entry(i) if listed else nullcontext():
+            serving.engine.check_steer(steer, images)
+    reports = [] if skipping.skips(name) else [steering.planned(steer) for steer in steers]
+    if auto is not None:  # the way, and with it the sign, is found when the answer is asked for
+        reports = [{**report, "toward": "auto", "scale": None} for report in reports]
+    model = asked.model or serving.name
+    return {
+        "object": "steering.validation",
+        "model": model,
+        "steering": reports,
+        **skipping.notes,
+        **ignoring(skipping.ignored),
+    }

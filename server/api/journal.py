@@ -1,0 +1,291 @@
+"""GET /v1/diagnostics, /v1/diagnostics/summary and /v1/diagnostics/{id}: the journal over HTTP."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flask import Blueprint, Response, request
+from sqlalchemy.exc import SQLAlchemyError
+
+from server.context import context
+from server.encode import dumps, json_response
+from server.errors import ApiError, BadRequest
+from server.journal.database import Database
+from server.journal.errors import REASONS, JournalError
+from server.journal.queries import COLUMNS, Filters, answer, flat, page, place, stream
+from server.journal.summary import summarise
+from server.journal.summary.periods import DAY, MINUTE
+from server.journal.words import WORDED
+from server.openapi.operation import JSON, TEXT, Parameter, documented
+from server.wire.answers import ErrorBody
+from server.wire.journal import JournalSummary, PageOfRows, RowOfAnswer, RowsOfAnswer
+from steering.readouts.envelope import summary as unsaid
+
+log = logging.getLogger("helmsight")
+
+blueprint = Blueprint("journal", __name__)
+
+MAX_LIMIT = 1000
+MAX_TEXT = 256
+LATEST = 1e11  # the year 5138
+FORMATS = ("json", "jsonl", "csv")
+CSV = "text/csv"
+FILTERS = tuple(Filters.__dataclass_fields__)
+PAGING = ("limit", "before", "format")
+LONGEST = 366 * DAY
+"""Seconds of a period at most."""
+
+PATIENCE = 5.0
+"""Seconds that a reader of many rows waits for the others."""
+
+
+def _filters() -> list[Parameter]:
+    """The filters as parameters of the query."""
+    printable = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
+    time = {"type": "number", "minimum": 0, "maximum": LATEST}
+    return [
+        Parameter("since", "Accepted at this Unix time or later.", time.copy, 0),
+        Parameter("until", "Accepted before this Unix time.", time.copy, 4e9),
+        Parameter("model", "The model's name.", printable.copy, "helmsight-demo"),
+        Parameter("key_name", "The name of the key that was asked with.", printable.copy, "shop"),
+        Parameter("vector", "A steering vector that was added.", printable.copy, "modality-preference"),
+        *(
+            Parameter(name, f"{words.about[0].upper()}{words.about[1:]}.", words.schema, words.known()[-1])
+            for name, words in WORDED.items()
+        ),
+    ]
+
+
+@blueprint.get("/v1/diagnostics")
+@documented(
+    "Journal",
+    {200: {JSON: PageOfRows, "application/x-ndjson": (RowOfAnswer, ErrorBody), CSV: TEXT}},
+    errors=(400, 503),
+    parameters=[
+        *_filters(),
+        Parameter(
+            "limit",
+            f"Rows at most: of a page up to {MAX_LIMIT}, and 50 where it is not given; of a stream as many as there are.",
+            lambda: {"type": "integer", "minimum": 1},
+            10,
+        ),
+        Parameter("before", "The `next` of an earlier page."),
+        Parameter(
+            "format",
+            "jsonl and csv stream a row a line.",
+            lambda: {"enum": list(FORMATS), "default": FORMATS[0]},
+            "jsonl",
+        ),
+    ],
+)
+def list_rows() -> Response:
+    """Rows, newest first: a page of them, or with `format=jsonl` or `csv` a stream of all (or of `limit`)."""
+    given = parameters((*FILTERS, *PAGING))
+    filters = filters_of(given)
+    before = _cursor(given["before"]) if "before" in given else None
+    if (form := given.get("format", FORMATS[0])) != FORMATS[0]:
+        return _streamed(form, filters, _integer(given, "limit", 2**31), before)
+    limit = _integer(given, "limit", MAX_LIMIT) or 50
+    with _reading() as database, database.engine.connect() as connection:
+        found = page(connection, filters, limit, before)
+    return json_response(
+        {"object": "list", "data": _whole(found.rows), "has_more": found.next is not None, "next": found.next}
+    )
+
+
+@blueprint.get("/v1/diagnostics/summary")
+@documented(
+    "Journal",
+    JournalSummary,
+    errors=(400, 503),
+    parameters=[
+        *_filters(),
+        Parameter(
+            "bucket",
+            "Seconds of a period of `by_time`, a multiple of 60; unless given, they fit the time.",
+            lambda: {"type": "integer", "minimum": MINUTE, "maximum": LONGEST, "multipleOf": MINUTE},
+            300,
+        ),
+    ],
+)
+def summary() -> Response:
+    """Counts, means, quantiles and rates of the rows that match."""
+    given = parameters((*FILTERS, "bucket"))
+    filters, bucket = filters_of(given), _integer(given, "bucket", LONGEST)
+    if bucket is not None and bucket % MINUTE:
+        raise BadRequest(f"'bucket' must be a multiple of {MINUTE} seconds; got {bucket}.", "bucket")
+    release = _begin_heavy()
+    try:
+        with _reading() as database, database.engine.connect() as connection:
+            return json_response(summarise(connection, filters, bucket))
+    finally:
+        release()
+
+
+@blueprint.get("/v1/diagnostics/<identity>")
+@documented(
+    "Journal",
+    RowsOfAnswer,
+    errors=(400, 404, 503),
+    parameters=[Parameter("identity", "The `id` of the answer.", place="path")],
+)
+def get_rows(identity: str) -> Response:
+    """The rows of all choices of one answer."""
+    parameters(())
+    rows: list[dict[str, Any]] = []
+    with _reading() as database, database.engine.connect() as connection:
+        if len(identity) <= MAX_TEXT and identity.isprintable():
+            rows = _whole(answer(connection, identity))
+    if not rows:
+        raise ApiError(404, "The journal holds no answer of this id.", code="unknown_answer", param="id")
+    return json_response({"object": "list", "data": rows})
+
+
+def _whole(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with every number that readouts keep, null where a row has none; a command, which would wait for torch to
+    know them, does without."""
+    known = unsaid(None)
+    return [{**row, "diagnostics": known | row["diagnostics"]} for row in rows]
+
+
+def parameters(allowed: tuple[str, ...]) -> dict[str, str]:
+    """The query's parameters; raises a 400 for those that are unknown or repeated, and for a format that is unknown."""
+    given: dict[str, str] = {}
+    for name, values in request.args.lists():
+        if name not in allowed:
+            known = f"allowed: {', '.join(allowed)}" if allowed else "none are allowed here"
+            raise BadRequest(f"'{name[:64]}' is unknown; {known}.", name[:64], "unknown_parameter")
+        if len(values) > 1:
+            raise BadRequest(f"'{name}' must be given once.", name)
+        given[name] = values[0]
+    if (form := given.get("format", FORMATS[0])) not in FORMATS:
+        raise BadRequest(f"'format' must be one of {', '.join(FORMATS)}; got {form[:64]!r}.", "format")
+    return given
+
+
+def filters_of(given: dict[str, str]) -> Filters:
+    """The filters among the parameters; raises a 400 naming the one that is wrong."""
+    filters: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
+    for name, words in WORDED.items():
+        if name in filters:
+            try:
+                words.check(name, filters[name])
+            except ValueError as error:
+                raise BadRequest(str(error), name) from None
+    for name in ("model", "vector"):
+        if name in filters and not (0 < len(filters[name]) <= MAX_TEXT and filters[name].isprintable()):
+            raise BadRequest(f"'{name}' must have 1 to {MAX_TEXT} printable characters.", name)
+    for name in ("since", "until"):
+        if name in filters:
+            filters[name] = _time(filters[name], name)
+    return Filters(**filters)
+
+
+def _time(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= LATEST:
+        raise BadRequest(f"'{name}' must be a Unix time in seconds, at least 0; got {text[:64]!r}.", name)
+    return value
+
+
+def _integer(given: dict[str, str], name: str, largest: int) -> int | None:
+    if name not in given:
+        return None
+    text = given[name]
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= largest):
+        raise BadRequest(f"'{name}' must be an integer from 1 to {largest}; got {text[:64]!r}.", name)
+    return int(text)
+
+
+def _cursor(text: str) -> int:
+    try:
+        return place(text)
+    except ValueError:
+        raise BadRequest("'before' must be the 'next' of an earlier page.", "before") from None
+
+
+@contextmanager
+def _reading() -> Iterator[Database]:
+    """The database; what goes wrong with it becomes a 503 that tells nothing of the inside."""
+    journal = context().journal
+    if not journal.enabled:
+        raise ApiError(503, "The journal is switched off on this server.", code="journal_off")
+    database = None
+    try:
+        database = journal.database()
+        yield database
+    except (JournalError, SQLAlchemyError) as error:
+        problem = error if isinstance(error, JournalError) or database is None else database.explain(error)
+        reason = problem.reason if isinstance(problem, JournalError) else "failed"
+        log.error("journal: reading failed: %s", problem)
+        raise ApiError(
+            503, f"The journal cannot be read: {REASONS[reason]}.", code="journal_unavailable", retry_after=5.0
+        ) from None
+
+
+def _begin_heavy() -> Callable[[], None]:
+    """Take one of the places for readers of many rows; returns what gives it back, once."""
+    heavy = context().journal.heavy
+    if not heavy.acquire(timeout=PATIENCE):
+        raise ApiError(
+            503, "Too many others read the journal now.", code="journal_busy", retry_after=max(PATIENCE, 1.0)
+        )
+    taken = [heavy]
+
+    def release() -> None:
+        if taken:
+            taken.pop().release()
+
+    return release
+
+
+def _streamed(form: str, filters: Filters, limit: int | None, before: int | None) -> Response:
+    release = _begin_heavy()
+    try:
+        with _reading() as database:
+            chunks = map(_whole, stream(database, filters, limit, before))
+            first = next(chunks, [])  # what is wrong with the database shows while there can still be a status
+    except BaseException:
+        release()
+        raise
+
+    table = form == "csv"
+    told = _table if table else _lines
+
+    def lines() -> Iterator[str]:
+        try:
+            yield (",".join(COLUMNS) + "\r\n" if table else "") + told(first)
+            for rows in chunks:
+                yield told(rows)
+        except SQLAlchemyError as error:
+            # A stream that ends early must not look like one that is complete.
+            log.error("journal: a stream broke off: %s", database.explain(error))
+            if table:
+                raise  # the connection is cut: a table has no line for it
+            broken = ApiError(503, "The journal could not be read to its end.", code="journal_unavailable")
+            yield dumps(broken.body()) + "\n"
+        finally:
+            release()
+
+    response = Response(lines(), mimetype=CSV if table else "application/x-ndjson")
+    response.call_on_close(release)
+    return response
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(dumps(row) + "\n" for row in rows)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, COLUMNS).writerows(map(flat, rows))
+    return text.getvalue()

@@ -1,0 +1,239 @@
+"""Steering vectors over HTTP: list, show, fetch, upload, delete, and a dry run of a request's steering."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+import steering
+from server.api.body import read_bytes, read_json
+from server.api.dry_run import validate
+from server.context import AppContext, context
+from server.encode import json_response
+from server.engine.runtime import Serving
+from server.errors import ApiError, BadRequest
+from server.openapi.examples import of_dry_run
+from server.openapi.operation import BYTES, JSON, Parameter, documented
+from server.vectors.registry import Registry
+from server.wire.catalog import DeletedVector, DryRunReport, ListOfVectors, VectorCard
+from steering import Steer, SteeringVector, VectorError
+
+log = logging.getLogger("helmsight")
+
+blueprint = Blueprint("vectors", __name__)
+
+MEDIA_TYPES = (
+    "application/octet-stream",
+    "application/safetensors",
+    "application/x-safetensors",
+    "application/vnd.safetensors",
+)
+MAX_INFO = 256 * 2**10
+"""Characters of what an uploaded vector says about itself, because lists repeat it."""
+MAX_KIND = 64
+
+_STATUS = {
+    "unknown_vector": 404,
+    "vector_exists": 409,
+    "too_many_vectors": 409,
+    "vector_read_only": 403,
+    "registry_busy": 503,
+}
+
+
+def _name_schema() -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^{steering.NAME.pattern}$"}
+
+
+_NAME = Parameter("name", "As it is listed.", example="modality-preference", place="path")
+
+
+@blueprint.get("/v1/steering/vectors")
+@documented("Steering", ListOfVectors, errors=(503,))
+def list_vectors() -> Response:
+    """All vectors of the server, also those of other models (`matches` false) and damaged ones (`error`)."""
+    serving = context().runtime.serving()
+    return json_response({"object": "list", "data": [vector_or_error(serving, name) for name in serving.store.names()]})
+
+
+@blueprint.get("/v1/steering/vectors/<name>")
+@documented("Steering", VectorCard, errors=(400, 404, 503), parameters=[_NAME])
+def get_vector(name: str) -> Response:
+    """One vector with how it was made."""
+    serving = context().runtime.serving()
+    with _explained("name"):
+        return json_response(vector_json(serving.store.get(name), serving.able.fingerprint))
+
+
+@blueprint.get("/v1/steering/vectors/<name>/file")
+@documented(
+    "Steering",
+    {200: {MEDIA_TYPES[0]: BYTES}},
+    errors=(400, 404, 503),
+    parameters=[_NAME],
+    headers={"Content-Disposition": "The name of its file."},
+)
+def get_file(name: str) -> Response:
+    """One vector's safetensors file."""
+    with _explained("name"):
+        data = context().runtime.serving().store.read(name)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.safetensors"'}
+    return Response(data, headers=headers, mimetype=MEDIA_TYPES[0])
+
+
+@blueprint.post("/v1/steering/vectors")
+@documented(
+    "Steering",
+    {201: {JSON: VectorCard}},
+    errors=(400, 409, 413, 415, 503, 507),
+    parameters=[
+        Parameter("name", "What it is to be called; its own name where it is not given.", _name_schema, "a-copy"),
+        Parameter("replace", "Whether it may replace one.", lambda: {"enum": ["true", "false"]}, "true"),
+    ],
+    body=dict.fromkeys(MEDIA_TYPES, lambda app: BYTES),
+    headers={"Location": "Where it is now."},
+)
+def upload_vector() -> Response:
+    """Add a vector, where the server allows it. The body is its safetensors file."""
+    app = context()
+    serving = app.runtime.serving()
+    registry = registry_of(app, serving)
+    name, over = _query()
+    if request.mimetype not in MEDIA_TYPES:
+        raise ApiError(
+            415,
+            f"The body must be a safetensors file: send 'Content-Type: {MEDIA_TYPES[0]}'.",
+            code="unsupported_media_type",
+        )
+    data = read_bytes(app.settings.max_vector_bytes)
+    with serving.pictures.turn(), _explained():
+        vector = SteeringVector.from_bytes(data)
+        _check(vector, serving)
+    with _explained("name"):
+        vector = vector if name is None else vector.named(name)
+        # Written anew, so that nothing is stored but what was checked.
+        registry.add(vector, over)
+    log.info("steering vector %s was uploaded", vector.name)
+    location = {"Location": f"/v1/steering/vectors/{vector.name}"}
+    return json_response(vector_json(vector, serving.able.fingerprint), 201, location)
+
+
+@blueprint.delete("/v1/steering/vectors/<name>")
+@documented("Steering", DeletedVector, errors=(404, 503), parameters=[replace(_NAME, example="a-copy")])
+def delete_vector(name: str) -> Response:
+    """Delete an uploaded vector; requests that run with it keep it."""
+    app = context()
+    registry = registry_of(app, app.runtime.serving())
+    with _explained("name"):
+        registry.remove(name)
+    log.info("steering vector %s was deleted", name)
+    return json_response({"name": name, "object": "steering.vector", "deleted": True})
+
+
+@blueprint.post("/v1/steering/validate")
+@documented(
+    "Steering",
+    DryRunReport,
+    errors=(400, 404, 413, 415, 503),
+    body={JSON: lambda app: app.dry_runs},
+    examples=of_dry_run,
+)
+def dry_run() -> Response:
+    """What a request's steering would do, without generating; errors are those of a chat request."""
+    app = context()
+    serving = app.runtime.serving()
+    return json_response(validate(read_json(app), serving, app))
+
+
+def registry_of(app: AppContext, serving: Serving) -> Registry:
+    """The folder that may be written to: the first configured one; raises a 403 where there is none."""
+    folders = [Path(folder).expanduser() for folder in app.settings.vectors]
+    if not app.settings.allow_uploads:
+        raise ApiError(
+            403,
+            "Uploading and deleting steering vectors is off; the server allows it with --allow-uploads.",
+            code="uploads_disabled",
+        )
+    if not folders:
+        raise ApiError(
+            403, "There is no folder for uploaded steering vectors; name one with --vectors.", code="uploads_disabled"
+        )
+    others = [folder for folder in serving.store.folders if folder != folders[0]]
+    return Registry(folders[0], others, app.settings.max_uploaded_vectors)
+
+
+def vector_or_error(serving: Serving, name: str) -> dict[str, Any]:
+    """A vector of a list."""
+    try:
+        return vector_json(serving.store.get(name), serving.able.fingerprint)
+    except VectorError as error:
+        return {"object": "steering.vector", "name": name, "error": str(error)}
+    except OSError as error:  # without its path
+        return {"object": "steering.vector", "name": name, "error": f"The file cannot be read: {error.strerror}."}
+
+
+def vector_json(vector: SteeringVector, fingerprint: str | None = None) -> dict[str, Any]:
+    """A vector without its numbers; `positive` is the modality that a positive scale pushes toward, None for a vector that
+    is no modality preference; `published` is what its strength 1 is in published units, None where that is not known;
+    `matches` says whether it was made for the model with `fingerprint`."""
+    shown = {
+        "object": "steering.vector",
+        "name": vector.name,
+        "kind": vector.kind,
+        "positive": vector.positive,
+        "layers": list(vector.layers),
+        "published": vector.published,
+        "fingerprint": vector.fingerprint,
+        "info": vector.info,
+    }
+    return shown if fingerprint is None else {**shown, "matches": vector.fingerprint == fingerprint}
+
+
+def _query() -> tuple[str | None, bool]:
+    """(name, replace) of an upload."""
+    for key in request.args:
+        if key not in ("name", "replace"):
+            raise BadRequest(f"'{key[:64]}' is unknown; allowed: name, replace.", key[:64], "unknown_parameter")
+    over = request.args.get("replace", "false")
+    if over not in ("true", "false"):
+        raise BadRequest(f"'replace' must be true or false; got {over[:64]!r}.", "replace")
+    name = request.args.get("name")
+    if name is not None and not steering.NAME.fullmatch(name):
+        raise BadRequest(f"'name' must match {steering.NAME.pattern}; got {name[:128]!r}.", "name", "bad_vector_name")
+    return name, over == "true"
+
+
+def _check(vector: SteeringVector, serving: Serving) -> None:
+    """Refuse what this server could not use, or would have to repeat at length."""
+    serving.engine.check_steer(Steer(vector, 1.0))
+    if len(json.dumps(vector.info)) > MAX_INFO or len(vector.kind) > MAX_KIND:
+        raise VectorError(
+            f"What a steering vector says about itself may have at most {MAX_INFO} characters of JSON, its kind at most "
+            f"{MAX_KIND}.",
+            code="bad_vector",
+        )
+
+
+@contextmanager
+def _explained(param: str | None = None) -> Iterator[None]:
+    """Turn what is wrong with a vector, or with the disk, into an error with a status of its own."""
+    try:
+        yield
+    except VectorError as error:
+        status = _STATUS.get(error.code, 400)
+        raise ApiError(
+            status, str(error), code=error.code, param=param, retry_after=1.0 if status == 503 else None
+        ) from error
+    except OSError as error:
+        log.error("steering vectors: %s", error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ApiError(507, "The disk is full; nothing was changed.", code="storage_full") from error
+        raise ApiError(500, "The folder of steering vectors cannot be used.", code="storage_failed") from error

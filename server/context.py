@@ -1,0 +1,68 @@
+"""What the routes of one application share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from flask import current_app
+
+from server.engine.runtime import Runtime
+from server.http.watcher import Watcher
+from server.images import remote
+from server.images.decoded import DecodedPictures
+from server.images.load import ImageLoader
+from server.journal.writer import Journal
+from server.requests.comparison import AnswerStates
+from server.requests.presets import Presets
+from server.settings import Settings
+from server.telemetry.metrics import Metrics
+from server.wire.chat import ChatRequest, DryRun, with_interventions
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Traces
+
+
+@dataclass(frozen=True)
+class AppContext:
+    """The state of one application: there is no other."""
+
+    settings: Settings
+    runtime: Runtime
+    metrics: Metrics
+    watcher: Watcher
+    journal: Journal
+    presets: Presets
+    traces: Traces | None = None
+    states: AnswerStates = field(default_factory=AnswerStates)
+    dry_runs: type[DryRun] = field(default_factory=partial(with_interventions, DryRun))
+
+    @property
+    def chats(self) -> type[ChatRequest]:
+        """What the bodies of chats are read with: knows the interventions that are registered when the application is
+        made."""
+        return self.presets.chats
+
+    @property
+    def journal_readouts(self) -> frozenset[str]:
+        """Readouts that are computed for the journal whatever the client asks for."""
+        return frozenset(self.settings.journal_readouts if self.journal.enabled else ())
+
+    @cached_property
+    def decoded(self) -> DecodedPictures:
+        """The pictures that requests have sent lately."""
+        return DecodedPictures(self.settings.image_cache // 4)
+
+    def image_loader(self) -> ImageLoader:
+        """A loader for the images of one request."""
+        if not self.settings.allow_remote_images:
+            return ImageLoader(self.settings, None, self.decoded)
+        max_bytes, timeout = self.settings.max_image_bytes, self.settings.remote_image_timeout
+        return ImageLoader(self.settings, partial(remote.fetch, max_bytes=max_bytes, timeout=timeout), self.decoded)
+
+
+def context() -> AppContext:
+    """The context of the application that serves the current request."""
+    found: AppContext = current_app.extensions["helmsight"]
+    return found

@@ -1,0 +1,1 @@
+"""The engine behind the server: the protocol that any engine fits (`served`), this project's own, and its loading."""

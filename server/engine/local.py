@@ -1,0 +1,307 @@
+"""Helmsight's own engine, as the server knows engines. Nothing else that serves knows more of it than this file tells."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import steering
+from server.engine.progress import Tell, weights_told
+from server.engine.resources import prepared_at_once, processors
+from server.engine.served import Capabilities, ServedCompletion, ServedEngine
+from server.settings import Settings
+from steering import Auto, Request, Steer
+from steering.engine import compilation
+from steering.engine.admission import read_prompt
+from steering.errors import UnsupportedModel
+from steering.model.calibration import CALIBRATIONS
+from steering.prompt.bounds import texts_of
+from steering.prompt.chat import pictures_of
+from steering.prompt.layout import Prompt
+from steering.relay import prompts
+from steering.runner import selfcheck
+from steering.tools.formats import format_of
+
+log = logging.getLogger("helmsight")
+
+LEAST_STEP = 60.0
+"""Seconds that a step may take at least, however short answers are to be, before its thread is taken to hang."""
+
+LIGHT = 8192
+"""Characters of the texts of a request that takes little."""
+
+Servable = ServedEngine | steering.Engine
+
+
+class LocalTurn:
+    """A `server.engine.served.ServedTurn`."""
+
+    def __init__(self, turn: steering.Turn, preparing: AbstractContextManager[object]):
+        self._turn = turn
+        self._preparing = preparing
+
+    def check(self) -> None:
+        self._turn.check()
+
+    def submit(self, request: Request) -> ServedCompletion:
+        with self._preparing:
+            return self._turn.submit(request)
+
+    def submit_read(self, request: Request, prompt: Prompt) -> ServedCompletion:
+        """The same of a request whose prompt `prompt_reader`'s function has read."""
+        with self._preparing:
+            return self._turn.submit(request, prompts.received(prompt))
+
+    def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
+        return steering.decide(self._turn, request, auto, begun)
+
+
+class LocalEngine:
+    """A `ServedEngine` in this process. Requests are prepared within `preparing`, which bounds how many at
+    once: that work is the part of a request whose memory and CPU time the engine's queue does not bound."""
+
+    def __init__(self, engine: steering.Engine, preparing: AbstractContextManager[object] | None = None):
+        mllm = engine.mllm
+        self._engine = engine
+        self._preparing = threading.BoundedSemaphore(prepared_at_once()) if preparing is None else preparing
+        self.capabilities = Capabilities(
+            name=mllm.name,
+            fingerprint=mllm.fingerprint,
+            layers=mllm.num_layers,
+            hidden_size=mllm.hidden_size,
+            context_length=engine.max_length,
+            text=steering.TextBounds.of(mllm, engine.max_length),
+            device=", ".join(map(str, mllm.devices)),
+            dtype=str(mllm.dtype).removeprefix("torch."),
+            quantization=mllm.quantization,
+            image_size=mllm.image_size,
+            pixels=None if mllm.pixels is None else (mllm.pixels.least, mllm.pixels.most),
+            folder=mllm.path,
+            generation_defaults=mllm.generation_defaults,
+            interventions=engine.interventions,
+            readouts=engine.readouts,
+            grammars=True,
+            tools=format_of(mllm) is not None,
+            template_variables=mllm.chat.variables,
+            about=about(mllm),
+        )
+
+    @property
+    def healthy(self) -> bool:
+        return self._engine.healthy
+
+    def start(self) -> None:
+        self._engine.start()
+
+    def run(self, heed: Callable[[bool], object], said: Callable[[], bool]) -> None:
+        """Work on requests in the calling thread, as `steering.Engine.run`."""
+        self._engine.run(heed, said)
+
+    def stop(self, drain: float = 0.0) -> None:
+        self._engine.stop(drain)
+
+    @contextmanager
+    def turn(self, group: str = "") -> Iterator[LocalTurn]:
+        with self._engine.turn(group) as turn:
+            yield LocalTurn(turn, self._preparing)
+
+    def stats(self) -> Mapping[str, float]:
+        return {**self._engine.stats(), **gpu_memory(self._engine.mllm.devices)}
+
+    @property
+    def bins(self) -> Mapping[str, steering.Bins]:
+        return self._engine.bins
+
+    def magnitudes(self) -> torch.Tensor:
+        return steering.magnitudes(self._engine)
+
+    def check_steer(self, steer: Steer, images: int | None = None) -> None:
+        steering.check_steer(self._engine.mllm, steer, images)
+
+    def check_auto(self, auto: Auto) -> None:
+        steering.check_auto(self._engine.mllm, auto)
+
+
+def has_pictures(request: Request) -> bool:
+    """Whether a request shows the model something."""
+    return bool(pictures_of(request.messages))
+
+
+def is_light(request: Request) -> bool:
+    """Whether a request takes little to prepare, and its answer little to put into words: a short text without pictures,
+    grammar or readouts."""
+    if request.readouts is not None or request.grammar is not None or request.tools is not None:
+        return False
+    return not has_pictures(request) and sum(map(len, texts_of(request.messages))) <= LIGHT
+
+
+def gpu_memory(devices: Sequence[torch.device]) -> dict[str, float]:
+    """What of each GPU's memory tensors take, torch holds and all processes have left: "gpu_memory_KIND_bytes DEVICE"."""
+    kinds: dict[str, Callable[[torch.device], int]] = {
+        "allocated": torch.cuda.memory_allocated,
+        "reserved": torch.cuda.memory_reserved,
+        "free": lambda device: torch.cuda.mem_get_info(device)[0],
+        "total": lambda device: torch.cuda.mem_get_info(device)[1],
+    }
+    gpus = [device for device in devices if device.type == "cuda"]
+    return {f"gpu_memory_{kind}_bytes {device}": size(device) for kind, size in kinds.items() for device in gpus}
+
+
+def about(mllm: steering.MLLM) -> dict[str, Any]:
+    """What a page tells of the model beside its capabilities: its family, what it was compared with, what was measured."""
+    known = mllm.calibration
+    return {
+        "architecture": type(mllm.model).__name__,
+        "family": mllm.model.config.model_type,
+        "vocabulary": mllm.vocab_size,
+        "focus_layers": mllm.focus_layers,
+        "generation_defaults": dict(mllm.generation_defaults),
+        "self_check": {
+            "steps": selfcheck.STEPS,
+            "tolerance": None if mllm.rounds else selfcheck.TOLERANCE,
+            "margin": selfcheck.MARGIN if mllm.rounds else None,
+        },
+        "calibration": {
+            "think": known and known.divergence and {"samples": known.samples, "tokens": known.tokens},
+            "sinks": known and known.sinks and {"images": known.images},
+            "surprise": known and known.surprise and {"bound": known.surprise, "contexts": known.contexts},
+            "flags": known and known.flags and asdict(known.flags),
+            "alarm": known and known.alarm and asdict(known.alarm),
+        },
+    }
+
+
+def engine_threads(settings: Settings) -> int:
+    """CPU threads of the engine: torch's own choice, which knows the machine, but no more than this process may run on."""
+    return settings.threads or max(1, min(torch.get_num_threads(), processors() // settings.tensor_parallel))
+
+
+def cut_length(settings: Settings, able: Capabilities) -> str | None:
+    """What to say where a longer context was asked for than the model has."""
+    if settings.max_length is None or settings.max_length <= able.context_length:
+        return None
+    return f"--max-length {settings.max_length} is more than the model has: its context is {able.context_length} tokens"
+
+
+def adapted(engine: Servable) -> ServedEngine:
+    """The engine as the server knows engines."""
+    return LocalEngine(engine) if isinstance(engine, steering.Engine) else engine
+
+
+def load(
+    settings: Settings,
+    tell: Tell = lambda stage, share: None,
+    preparing: AbstractContextManager[object] | None = None,
+    died: Callable[[], None] | None = None,
+) -> LocalEngine:
+    """Load the model of the settings, check it, and make an engine, which is not started yet; `tell` hears how far it is.
+    Raises steering.UnsupportedModel and what loading raises."""
+    return LocalEngine(make_engine(settings, tell, died), preparing)
+
+
+class LocalReader:
+    """Reads prompts as the engine of these settings does, for `LocalTurn.submit_read`: it has the model's processor and none
+    of its weights. Raises what loading raises."""
+
+    def __init__(self, settings: Settings, able: Capabilities):
+        self._length = able.context_length
+        self._mllm = steering.load(
+            settings.model,
+            dtype="float32",
+            device="meta",
+            local_files_only=not settings.download,
+            unread=able.fingerprint,
+            chat_template=settings.chat_template,
+        )
+        self._mllm.seen.capacity = settings.image_cache
+
+    def __call__(self, request: Request) -> Prompt:
+        return prompts.sendable(read_prompt(self._mllm, request, self._length))
+
+    def stats(self) -> Mapping[str, float]:
+        """What is kept of pictures, and counted."""
+        return self._mllm.seen.stats()
+
+
+compiler = compilation.compiler
+"""By which the engine's steps would be compiled."""
+
+
+def make_engine(
+    settings: Settings, tell: Tell = lambda stage, share: None, died: Callable[[], None] | None = None
+) -> steering.Engine:
+    """The engine of `load`, as the library has it."""
+    with weights_told(tell, "reading the weights"):
+        mllm = steering.load(
+            settings.model,
+            dtype=settings.dtype,
+            device=settings.device,
+            device_map=settings.device_map,
+            tensor_parallel=settings.tensor_parallel,
+            quantization=settings.quantization,
+            local_files_only=not settings.download,
+            name=settings.name,
+            chat_template=settings.chat_template,
+            calibrations=calibrations_of(settings),
+        )
+    tell("comparing it with the plain model", None)
+    threads = engine_threads(settings)
+    log.info("%d CPU threads", threads)
+    made = partial(
+        steering.Engine,
+        mllm,
+        slots=settings.slots,
+        max_length=settings.max_length,
+        max_waiting=settings.max_waiting,
+        max_wait=settings.max_wait,
+        max_gap=settings.max_gap / 1e3,
+        max_stall=settings.max_stall,
+        max_images=max(1, settings.max_images),
+        image_cache_bytes=settings.image_cache,
+        prefix_cache_bytes=settings.prefix_cache,
+        threads=threads,
+        compiled_folder=settings.compiled_folder,
+        kv_share=settings.kv_share,
+        max_step=longest_step(settings),
+        died=died or end_process,
+    )
+    if settings.compiled is not None:
+        return made(compiled=settings.compiled)
+    pays = compilation.pays(mllm)
+    try:
+        return made(compiled=pays)
+    except UnsupportedModel as reason:
+        if not pays or mllm.device.type == "cpu":  # where steps that cannot be compiled run as they are
+            raise
+        log.warning("decode steps are not captured as CUDA graphs, and take longer: %s", reason)
+    gc.collect()  # the first engine's keys and values, for which there is no room twice
+    return made(compiled=False)
+
+
+def calibrations_of(settings: Settings) -> Path | None:
+    """Where thresholds of models are kept: beside the vectors, or else where the library has them."""
+    return Path(settings.vectors[0]) / CALIBRATIONS if settings.vectors else None
+
+
+def longest_step(settings: Settings) -> float:
+    """Seconds after which a step is taken to hang."""
+    return max(LEAST_STEP, settings.request_timeout)
+
+
+def end_process() -> None:
+    """Leave: a device that failed does so until its process ends. gunicorn, or Ray, starts another one; of several that
+    share a model none can go on, and torchrun starts all anew."""
+    time.sleep(1)  # for what clients are still to be told
+    logging.shutdown()
+    os._exit(1)

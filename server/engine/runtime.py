@@ -1,0 +1,206 @@
+"""The life of the model inside the server: loading in the background, ready, draining, failed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from server.engine import local
+from server.engine.progress import LoadProgress, Tell
+from server.engine.resources import prepared_at_once
+from server.engine.served import Capabilities, EngineEnded, ServedEngine
+from server.errors import ApiError
+from server.images.turns import PictureTurns
+from server.settings import Settings
+from server.wording import one_sentence
+from steering import Steering, TextBounds, VectorStore
+
+log = logging.getLogger("helmsight")
+
+State = Literal["loading", "ready", "draining", "failed"]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A loaded model with its engine and its vectors.
+
+    `pictures` bounds how many requests decode images at the same time, whose memory and CPU time the engine's queue does
+    not bound.
+    """
+
+    engine: ServedEngine
+    store: VectorStore
+    since: int = field(default_factory=lambda: int(time.time()))
+    pictures: PictureTurns = field(default_factory=lambda: PictureTurns(prepared_at_once()))
+
+    @classmethod
+    def of(cls, engine: ServedEngine, settings: Settings) -> Serving:
+        """An engine with the vectors that it finds in the configured folders and beside its model."""
+        able = engine.capabilities
+        pictures = PictureTurns(prepared_at_once(), settings.slots + settings.max_waiting, settings.max_wait)
+        return cls(engine, vector_store(settings, able.folder, able.fingerprint), pictures=pictures)
+
+    @property
+    def able(self) -> Capabilities:
+        """What the engine serves, and what it can do."""
+        return self.engine.capabilities
+
+    @property
+    def name(self) -> str:
+        """The model's name on the wire."""
+        return self.able.name
+
+    @cached_property
+    def magnitudes(self) -> torch.Tensor:
+        """(layers,) mean |h| of the model, which limits on steering are measured against; asked of it once."""
+        return self.engine.magnitudes()
+
+    def text_bounds(self, settings: Settings) -> TextBounds:
+        """How much text a request may hold."""
+        most = self.able.text
+        return TextBounds(
+            most.tokens,
+            min(most.characters, settings.max_characters or most.characters),
+            min(most.parts, settings.max_parts or most.parts),
+        )
+
+
+def vector_store(settings: Settings, model_folder: Path | None, fingerprint: str | None = None) -> VectorStore:
+    """The configured folders, then the model's own; of the model with that fingerprint, where it is known."""
+    folders = [Path(folder).expanduser() for folder in settings.vectors]
+    if model_folder is not None:
+        folders.append(Path(model_folder) / "vectors")
+    return VectorStore(*folders, fingerprint=fingerprint)
+
+
+def load(
+    settings: Settings,
+    tell: Tell = lambda stage, share: None,
+    make: Callable[[Settings, Tell], ServedEngine] = local.load,
+) -> Serving:
+    """Load the model, check it and start the engine that is made of it; raises what `make` raises."""
+    tell("importing", None)
+    engine = make(settings, tell)
+    serving = Serving.of(engine, settings)
+    if Steering.name() in engine.capabilities.interventions:
+        tell("measuring its magnitudes", None)
+        _ = serving.magnitudes  # before there is a queue to wait in
+    engine.start()
+    return serving
+
+
+class Runtime:
+    """Holds the one model of this process. `on_failure` is called when it cannot be loaded, but not where the engine's
+    process has ended, of which `make` takes care; `begun` is when the program was started, on the monotonic clock."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        serving: Serving | None = None,
+        loader: Callable[[Settings], Serving] | None = None,
+        on_failure: Callable[[], None] | None = None,
+        begun: float | None = None,
+        make: Callable[[Settings, Tell], ServedEngine] = local.load,
+    ):
+        self.settings = settings
+        self.error: str | None = None
+        self._serving = serving
+        self.checks: list[Callable[[Serving], None]] = []
+        """What is asked of the model once it is loaded; where one raises, it is not served."""
+        self.progress = LoadProgress()
+        self._loader = loader or partial(load, tell=self.progress.tell, make=make)
+        self._on_failure = on_failure
+        self._begun = time.monotonic() if begun is None else begun
+        self._draining = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Load the model in the background, so that /health and /ready answer meanwhile."""
+        threading.Thread(target=self._load, name="helmsight-load", daemon=True).start()
+
+    def _load(self) -> None:
+        try:
+            serving = self._checked()
+        except BaseException as error:  # a panic of a native library is no Exception
+            if self._draining:  # the process ends under it, and that is no failure
+                log.debug("loading ended with the server", exc_info=error)
+                return
+            if isinstance(error, EngineEnded):
+                log.debug("the engine has ended, and this process is about to", exc_info=error)
+                return
+            log.error("the model %s could not be loaded: %s", self.settings.model, one_sentence(error))
+            log.debug("where loading ended", exc_info=error)
+            self.error = f"{type(error).__name__}: {error}"
+            if self._on_failure:
+                self._on_failure()
+            return
+        with self._lock:
+            self._serving = serving
+            draining = self._draining
+        if draining:
+            serving.engine.stop(drain=0)
+        able, slots = serving.able, int(serving.engine.stats()["slots"])
+        if (said := local.cut_length(self.settings, able)) is not None:
+            log.warning(said)
+        log.info(
+            "model %s is ready after %.1f s: a context of %d tokens, %d slots, %s on %s",
+            serving.name,
+            time.monotonic() - self._begun,
+            able.context_length,
+            slots,
+            " with ".join(filter(None, [able.dtype, able.quantization])),
+            able.device,
+        )
+
+    def _checked(self) -> Serving:
+        serving = self._loader(self.settings)
+        try:
+            for check in self.checks:
+                check(serving)
+        except Exception:
+            serving.engine.stop()
+            raise
+        return serving
+
+    @property
+    def state(self) -> State:
+        """Where the model stands now; "failed" also when its engine has died."""
+        if self._draining:
+            return "draining"
+        if self._serving is None:
+            return "loading" if self.error is None else "failed"
+        return "ready" if self._serving.engine.healthy else "failed"
+
+    @property
+    def loaded(self) -> Serving | None:
+        """What is loaded, whatever its state; None before."""
+        return self._serving
+
+    def serving(self) -> Serving:
+        """What serves requests; raises a 503 with Retry-After while nothing does."""
+        state = self.state
+        if state == "ready" and self._serving is not None:
+            return self._serving
+        message, retry = {
+            "loading": ("The model is still loading.", 2.0),
+            "draining": ("The server is shutting down.", 5.0),
+            "failed": ("The model is not available.", 30.0),
+        }[state]
+        headers = {"Connection": "close"} if state == "draining" else {}
+        raise ApiError(503, message, code=f"model_{state}", retry_after=retry, headers=headers)
+
+    def drain(self, seconds: float) -> None:
+        """Refuse new requests, let running ones finish for up to `seconds`, then stop the engine; returns when done."""
+        with self._lock:
+            self._draining = True
+            serving = self._serving
+        if serving is not None:
+            serving.engine.stop(drain=seconds)

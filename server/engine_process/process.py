@@ -1,0 +1,105 @@
+"""The engine's process: forked by the worker before that has threads, and gone as soon as the worker is."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+from server.engine import local
+from server.engine.progress import Tell
+from server.engine.resources import keep_what_is_loaded, share_interpreter
+from server.engine_process import host
+from server.engine_process.clock import StepClock
+from server.engine_process.link import Link
+from server.engine_process.reading import PromptReader
+from server.engine_process.remote import RemoteEngine, connected
+from server.settings import Settings
+
+log = logging.getLogger("helmsight")
+
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+class EngineProcess:
+    """What forks it can load the model in it, and serve it, after so many seconds to `wait`. Linux tells it when its parent
+    ends; elsewhere it finds that when it hears nothing more."""
+
+    def __init__(self, settings: Settings, wait: float = 0.0):
+        self._settings = settings
+        self._clock = StepClock()
+        ours, theirs = socket.socketpair()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                ours.close()
+                _detach(parent, theirs)
+                time.sleep(wait)
+                status = _serve(settings, Link(theirs), self._clock)
+            except BaseException:
+                log.exception("the engine's process failed")
+            finally:
+                logging.shutdown()
+                sys.stderr.flush()
+                os._exit(status)
+        theirs.close()
+        self._link = Link(ours)
+
+    def load(self, settings: Settings, tell: Tell) -> RemoteEngine:
+        """Its engine, as `server.engine.local.load` gives one of this process."""
+        engine = connected(self._link, self._clock, tell, local.longest_step(settings), self._ended)
+        engine.read = reader = PromptReader(settings, engine.capabilities)
+        engine.read_stats = reader.stats
+        return engine
+
+    def _ended(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+        local.end_process()
+
+
+def _detach(parent: int, link: socket.socket) -> None:
+    """Be a process of its own: with no sockets of the worker's, not ended by what ends that in its own time, but with it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGCHLD, signal.SIGABRT, signal.SIGWINCH):
+        signal.signal(number, signal.SIG_DFL)
+    for file in Path("/proc/self/fd").glob("*") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):
+            if os.readlink(file).startswith("socket:") and int(file.name) > 2 and int(file.name) != link.fileno():
+                os.close(int(file.name))  # a listener that is open here would take clients whom nobody answers
+
+
+def _serve(settings: Settings, link: Link, clock: StepClock) -> int:
+    share_interpreter()
+
+    def died() -> None:
+        """The worker hears of it, and both are replaced."""
+        served.flush()
+        logging.shutdown()
+        os._exit(1)
+
+    engine = host.load(link, lambda tell: local.load(settings, tell, preparing=nullcontext(), died=died))
+    if engine is None:
+        return 1
+    keep_what_is_loaded()
+    served = host.Host(link, engine, clock, alone=lambda: os._exit(0))
+    stepping = threading.Thread(target=served.run, name="helmsight-engine")
+    stepping.start()
+    stepping.join()
+    threading.Event().wait()  # until the worker has heard all, and is gone
+    return 0

@@ -1,0 +1,1 @@
+"""HTTP on one connection: reading requests from bytes, writing answers, and noticing clients that leave."""

@@ -1,1 +1,0 @@
-"""Keys that have names, roles and limits; their file, who asks with one, and how much he may."""

@@ -1,1 +1,0 @@
-"""Presets: what requests may ask for by the name of the model alone."""

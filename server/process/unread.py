@@ -1,0 +1,37 @@
+"""Answers to requests that the application has not read: as all others they have an id, and may be read by pages elsewhere
+that may read any."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from server.access import cors
+from server.http.intake import Refused
+from server.telemetry.logs import current, request_id
+
+log = logging.getLogger("helmsight")
+
+Field = Callable[[str], str | None]
+"""The value of a request's header field, None where it has none or it has not come."""
+
+
+def refused(refusal: Refused, app: Any, client: Any, field: Field) -> bytes:
+    """The answer to a request, logged and counted."""
+    fields = {"event": "refused", "status": refusal.status, "error": refusal.code}
+    token = current.set(request_id(field("X-Request-Id")))
+    try:
+        client = client or "a local client"
+        log.info("refused a request from %s: %d %s", client, refusal.status, refusal.code, extra={"fields": fields})
+        app.extensions["helmsight"].metrics.unread(refusal.status, refusal.code)
+        return answer(refusal, app, field)
+    finally:
+        current.reset(token)
+
+
+def answer(refusal: Refused, app: Any, field: Field) -> bytes:
+    """The answer to a request, with the id that the log has for it."""
+    named = current.get() or request_id(field("X-Request-Id"))
+    settings = app.extensions["helmsight"].settings
+    return refusal.response({"X-Request-Id": named, **cors.headers(settings, field("Origin"))})

@@ -1,0 +1,61 @@
+"""How large a request has its pictures made: its own bounds in pixels, and `detail` of single ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from server.engine.runtime import Serving
+from server.errors import BadRequest
+from server.requests.skipping import Skipping
+from server.settings import Settings
+from server.wire.chat import ChatRequest
+from server.wire.messages import MessagePart, image_urls
+from steering import Inapplicable
+
+LOW = 512 * 512
+"""Pixels of a picture whose `detail` is low, at most, as OpenAI has them."""
+
+Bounds = dict[str, int | str]
+"""`min_pixels`, `max_pixels` and `detail`, as parts of messages have them."""
+
+
+def bounds_of(
+    chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping
+) -> Callable[[MessagePart], Bounds]:
+    """What bounds each picture of a request. Raises Inapplicable where bounds that the request states cannot act on this
+    model's pictures; `detail` asks for nothing that has to be."""
+    stated = chat.pixels
+    for name, pixels in stated.items():
+        with skipping.of(name):
+            if serving.able.pixels is None:
+                raise Inapplicable(f"'{name}': {_why(serving)}", param=name, code="unsupported_value")
+            _affordable(name, pixels, len(list(image_urls(chat.messages))), settings)
+    kept = {name: pixels for name, pixels in stated.items() if not skipping.skips(name)}
+
+    def of_part(part: MessagePart) -> Bounds:
+        if part.detail == "high":
+            return {**kept, "detail": part.detail}
+        if part.detail != "low" or serving.able.pixels is None:
+            return {**kept}
+        most = min(LOW, kept.get("max_pixels", LOW))
+        return {**kept, "max_pixels": max(most, kept.get("min_pixels", most))}
+
+    return of_part
+
+
+def _why(serving: Serving) -> str:
+    size = serving.able.image_size
+    return (
+        f"this model sees every picture at {size[0]} x {size[1]} pixels."
+        if size
+        else "the processor of this model does not bound pictures by their pixels."
+    )
+
+
+def _affordable(name: str, pixels: int, pictures: int, settings: Settings) -> None:
+    """Raise a 400 where small pictures would be made larger than large ones may be."""
+    together = min(settings.max_image_pixels, settings.max_request_pixels // max(1, pictures))
+    if name == "min_pixels" and pixels > together:
+        raise BadRequest(
+            f"'{name}' may be at most {together} for {pictures} pictures; got {pixels}.", name, "image_too_large"
+        )

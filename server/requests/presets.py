@@ -1,0 +1,144 @@
+"""The presets of an application: those of its settings, and those that follow from what the model can do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from server.engine.runtime import Serving
+from server.errors import ApiError, BadRequest
+from server.images.load import ImageLoader
+from server.requests.preset import AT, PLAIN, Preset, built_in
+from server.requests.resolve import automatic, diagnose_of, ignored_variables, resolve, sampling_of
+from server.requests.skipping import Skipping
+from server.settings import Settings, SettingsError
+from server.wire.chat import Chat, ChatRequest
+from server.wire.parse import checked, read
+from server.wire.steering import SteeringForm
+from server.wire.strangers import LIKE, ignored_fields
+from steering import NAME, RequestError
+from steering.protocol.readout import REGISTRY as READOUTS
+from steering.protocol.request import RANGES
+
+log = logging.getLogger("helmsight")
+
+BESIDE = ("diagnostics", "baseline", "max_completion_tokens", "stop", "logprobs", "min_pixels", "max_pixels")
+"""Fields that a preset may have beside interventions and the sampling values that have a range."""
+LONGEST = 256
+"""Characters of a model's name for which a likely one is looked for."""
+
+
+@dataclass(frozen=True)
+class Presets:
+    """By name those of the settings, which go before others of the same name; `chats` reads requests."""
+
+    chats: type[ChatRequest]
+    own: Mapping[str, Preset] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: Settings, chats: type[ChatRequest]) -> Presets:
+        """Those of the settings; raises SettingsError naming the first field that is wrong, and where it stands."""
+        own = {name: Preset(name, table.fields, table.source) for name, table in settings.presets.items()}
+        for preset in own.values():
+            with _named(preset):
+                _check(preset, chats)
+        return cls(chats, own)
+
+    def at(self, serving: Serving) -> dict[str, Preset]:
+        """All of a model, as it is now: vectors come and go."""
+        return {**built_in(serving.able, serving.store), **self.own}
+
+    def read(self, body: bytes, kind: type[Chat], serving: Serving, parts: int | None = None) -> tuple[Chat, Skipping]:
+        """The request in a JSON body, with what its preset gives and it does not, and what of it may be left out or is
+        ignored; raises as `find` and `server.wire.parse`, and for what is ignored where it says `"strict": true`."""
+        given = read(body)
+        preset = self.find(serving, given.get("model"))
+        weak = preset.weak(given)
+        chat = checked({**given, **weak}, kind, parts)
+        ignored = [*ignored_fields(given, kind), *ignored_variables(chat, serving.able)]
+        if ignored and chat.strict:
+            raise BadRequest(f"'{ignored[0]}' is unknown, and 'strict' is true.", ignored[0], "unknown_parameter")
+        return chat, Skipping(preset.name, frozenset(weak), chat.strict is not False, ignored=ignored)
+
+    def find(self, serving: Serving, model: Any) -> Preset:
+        """The preset that a request's `model` names, `PLAIN` where that is the model alone; raises OpenAI's 404 where it is
+        neither."""
+        if not isinstance(model, str) or model in ("", serving.name):
+            return PLAIN
+        known, base = self.at(serving), serving.name + AT
+        name = model.removeprefix(base)
+        if name != model and name in known:
+            return known[name]
+        meant = _meant(model, serving.name, known)
+        raise ApiError(
+            404,
+            f"The model {model[:128]!r} does not exist; {f'did you mean {meant!r}? This' if meant else 'this'} server has "
+            f"{serving.name!r}, alone or with a preset behind it: {', '.join(AT + one for one in known)}.",
+            code="model_not_found",
+            param="model",
+        )
+
+    def vectors(self, preset: Preset) -> list[str]:
+        """The names of the steering vectors that one asks for."""
+        forms = [given.form for given in _chat(preset, self.chats).interventions.values()]
+        return [name for form in forms if isinstance(form, SteeringForm) for name in form.names]
+
+    def check(self, serving: Serving, settings: Settings) -> None:
+        """Ask of a model what those of the settings ask; raises SettingsError where a value is wrong for every request. What
+        does not apply to it, as a vector that is not there, is logged: it will be skipped."""
+        for preset in self.own.values():
+            chat = _chat(preset, self.chats).model_copy(update={"messages": []})
+            skipping = Skipping(preset.name, frozenset(preset.fields))
+            with _named(preset):
+                request = resolve(chat, serving, settings, ImageLoader(settings), skipping=skipping)
+                automatic(chat, serving, settings, skipping)
+                twins = [".".join(one.path) for one in request.asked.values() if one.twin]
+                if len(twins) > 1:
+                    raise RequestError(f"'{twins[0]}' and '{twins[1]}' both contrast an answer with a twin; keep one.")
+            for place, why in skipping.skipped.items():
+                log.warning("preset %r (%s) will be answered without '%s': %s", preset.name, preset.source, place, why)
+
+
+def _chat(preset: Preset, chats: type[ChatRequest]) -> ChatRequest:
+    """A request that has the fields of a preset."""
+    return checked({"messages": [{"role": "user", "content": "?"}], **preset.fields}, chats)
+
+
+def _check(preset: Preset, chats: type[ChatRequest]) -> None:
+    """Raise what is wrong with a preset whatever the model."""
+    if not NAME.fullmatch(preset.name):
+        raise RequestError(f"its name must match {NAME.pattern}.")
+    allowed = (*chats.asking, *BESIDE, *RANGES)
+    for name in preset.fields:
+        if name not in allowed:
+            close = get_close_matches(name, allowed, n=1, cutoff=LIKE)
+            meant = f"did you mean '{close[0]}'?" if close else f"allowed: {', '.join(allowed)}."
+            raise RequestError(f"'{name}' cannot be part of a preset; {meant}")
+    chat = _chat(preset, chats)
+    sampling_of(chat, {})
+    diagnose_of(chat.diagnostics, frozenset(READOUTS))
+
+
+@contextmanager
+def _named(preset: Preset) -> Iterator[None]:
+    """Have what is wrong name the preset, and where it stands."""
+    try:
+        yield
+    except (ApiError, RequestError) as error:
+        raise SettingsError(f"preset {preset.name!r} ({preset.source}): {error}") from error
+
+
+def _meant(model: str, name: str, known: Iterable[str]) -> str | None:
+    """The name that is probably meant. Behind the model's own only presets are compared: the rest is alike."""
+    if len(model) > LONGEST:
+        return None  # comparing takes the longer the longer it is
+    base, preset = name + AT, model.removeprefix(name + AT)
+    if preset != model:
+        close = [base + one for one in get_close_matches(preset, known, n=1)]
+    else:
+        close = get_close_matches(model, [name, *(base + one for one in known)], n=1, cutoff=LIKE)
+    return close[0] if close else None

@@ -1,0 +1,233 @@
+"""From a wire request to the engine's: names become vectors, URLs pictures, absent values the checkpoint's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from server.engine.runtime import Serving
+from server.engine.served import Capabilities
+from server.errors import BadRequest
+from server.images.load import ImageLoader
+from server.requests import steers
+from server.requests.pixels import Bounds, bounds_of
+from server.requests.skipping import Skipping
+from server.settings import Settings
+from server.wire.chat import ChatRequest
+from server.wire.diagnostics import Diagnostics
+from server.wire.messages import Message, MessagePart, image_urls
+from server.wire.steering import SteeringForm
+from server.wire.structured import tools_of
+from steering import (
+    RESERVED_VARIABLES,
+    Asked,
+    Auto,
+    Diagnose,
+    Earlier,
+    Inapplicable,
+    Request,
+    Sampling,
+    Steering,
+    Tools,
+)
+from steering.protocol.readout import cheap
+
+
+def resolve(
+    chat: ChatRequest,
+    serving: Serving,
+    settings: Settings,
+    images: ImageLoader,
+    earlier: Earlier | None = None,
+    skipping: Skipping | None = None,
+) -> Request:
+    """The engine's request; raises RequestError or BadRequest naming the field, of what may not be left out as `skipping`
+    says. `earlier` is the answer that drift is measured from. Pictures are loaded last, because all else is cheap."""
+    skipping = skipping or Skipping()
+    n = 1 if chat.n is None else chat.n
+    if not 1 <= n <= settings.max_choices:
+        raise BadRequest(f"'n' must be at least 1 and at most {settings.max_choices}; got {n}.", "n")
+    sampling = sampling_of(chat, serving.able.generation_defaults)
+    grammar = chat.grammar
+    if grammar is not None and not serving.able.grammars:
+        place = grammar.param.partition(".")[0]
+        raise BadRequest(f"'{place}' is not supported by this server's engine.", place, "unsupported_value")
+    tools: Tools | None = None
+    with skipping.of("tools"):
+        tools = _tools(chat, serving)
+    _check_calls(chat, serving)
+    interventions = _interventions(chat, serving, settings, skipping)
+    diagnose: Diagnose | None = None
+    with skipping.of("diagnostics"):
+        diagnose = diagnose_of(chat.diagnostics, serving.able.readouts, earlier)
+    bounds = bounds_of(chat, serving, settings, skipping)
+    variables = template_variables(chat, serving.able)
+    messages = [_message(message, f"messages[{i}]", images, bounds) for i, message in enumerate(chat.messages)]
+    forced = () if chat.force is None else chat.force
+    return Request(
+        messages,
+        sampling,
+        interventions,
+        diagnose,
+        n=n,
+        baseline=bool(chat.baseline),
+        forced=forced,
+        clamp=True,
+        grammar=grammar,
+        tools=tools,
+        cache_salt=chat.cache_salt or "",
+        chat_template_kwargs=variables,
+        continue_final_message=bool(chat.continue_final_message),
+    )
+
+
+def template_variables(chat: ChatRequest, able: Capabilities) -> dict[str, Any]:
+    """Return what a request tells the chat template, of what that reads; raises BadRequest for what the server tells it."""
+    given = chat.chat_template_kwargs or {}
+    continues = bool(chat.continue_final_message)
+    own = {"add_generation_prompt": not continues, "continue_final_message": continues, "tokenize": False}
+    for name, value in given.items():
+        if name in RESERVED_VARIABLES and not (name in own and value is own[name]):
+            at = f"chat_template_kwargs.{name}"
+            raise BadRequest(f"'{at}' is the server's to set.", at, "unsupported_value")
+    return {name: value for name, value in given.items() if name in able.template_variables}
+
+
+def ignored_variables(chat: ChatRequest, able: Capabilities) -> list[str]:
+    """Return the paths of what a request tells the chat template, and what that does not read."""
+    known = able.template_variables | RESERVED_VARIABLES
+    return [f"chat_template_kwargs.{name[:64]}" for name in chat.chat_template_kwargs or {} if name not in known]
+
+
+def _tools(chat: ChatRequest, serving: Serving) -> Tools | None:
+    tools = tools_of(chat.tools or [], chat.tool_choice, chat.parallel_tool_calls is not False)
+    if tools is not None and not serving.able.tools:
+        raise Inapplicable(_without_tools("tools"), param="tools", code="unsupported_value")
+    return tools
+
+
+def _check_calls(chat: ChatRequest, serving: Serving) -> None:
+    """Raise a 400 for earlier calls and what came of them, which no template of the model can show it: without them the
+    prompt would be another one, so that they are never skipped."""
+    if not serving.able.tools:
+        for i, one in enumerate(chat.messages):
+            if one.role == "tool" or one.tool_calls:
+                raise BadRequest(_without_tools(f"messages[{i}]"), f"messages[{i}]", "unsupported_value")
+
+
+def _without_tools(place: str) -> str:
+    return f"'{place}' cannot be used: this model's chat template knows no tools, or none of a known format."
+
+
+def automatic(chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping | None = None) -> Auto | None:
+    """Steering whose way the engine is to find; None where it is stated, or nothing is to be steered."""
+    skipping = skipping or Skipping()
+    for name, given in chat.interventions.items():
+        if isinstance(given.form, SteeringForm) and given.form.toward == "auto" and not skipping.skips(name):
+            with skipping.of(name):
+                return steers.automatic(given.form, serving, settings)
+    return None
+
+
+def _interventions(chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping) -> list[Asked]:
+    pictures = len(list(image_urls(chat.messages))) if chat.messages else None
+    found: list[Asked] = []
+    for name, given in chat.interventions.items():
+        for one in given.asked:
+            with skipping.of(place := ".".join(one.path)):
+                _supported(place, one.kind, one.name(), serving)
+                found.append(one)
+        if given.form is not None:
+            with skipping.of(name):
+                _supported(name, "", name, serving)
+                if isinstance(given.form, SteeringForm):
+                    stated = steers.stated(given.form, serving, settings, pictures, skipping.may(name))
+                    found += [Steering(stated)] if stated else []
+    return skipping.one_contrast(found)
+
+
+def _supported(param: str, kind: str, name: str, serving: Serving) -> None:
+    if name not in serving.able.interventions:
+        of_kind = f" of kind {kind}" if kind else ""
+        raise Inapplicable(
+            f"'{param}'{of_kind} is not supported by this server's engine.", param=param, code="unsupported_value"
+        )
+
+
+def sampling_of(chat: ChatRequest, defaults: Mapping[str, Any]) -> Sampling:
+    """How tokens are chosen, by a checkpoint's `defaults` where nothing is said; raises RequestError."""
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise BadRequest("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+
+    def either(value: float | None, name: str, neutral: float) -> float:
+        return float(defaults.get(name, neutral)) if value is None else value
+
+    top_k = int(either(chat.top_k, "top_k", 0))
+    return Sampling(
+        max_tokens=chat.longest,
+        temperature=either(chat.temperature, "temperature", 1.0),
+        top_p=either(chat.top_p, "top_p", 1.0),
+        top_k=0 if top_k == -1 else top_k,  # -1 is how other servers spell "off"
+        min_p=chat.min_p or 0.0,
+        repetition_penalty=either(chat.repetition_penalty, "repetition_penalty", 1.0),
+        frequency_penalty=chat.frequency_penalty or 0.0,
+        presence_penalty=chat.presence_penalty or 0.0,
+        logit_bias=dict(chat.logit_bias or {}),
+        seed=chat.seed,
+        stop=tuple(chat.stop or ()),
+        logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+        min_tokens=chat.min_tokens or 0,
+        ignore_eos=bool(chat.ignore_eos),
+    )
+
+
+def diagnose_of(wire: Diagnostics | None, readouts: frozenset[str], earlier: Earlier | None = None) -> Diagnose | None:
+    """The readouts of a request, of those that an engine has; raises RequestError."""
+    if wire is None:
+        return None
+    include = frozenset(cheap() & readouts if wire.include is None else wire.include)
+    if wire.compare_to is not None:
+        include |= {"drift"}
+    layers = tuple(wire.layers) if isinstance(wire.layers, list) else None
+    last = wire.layers["last"] if isinstance(wire.layers, dict) else None
+    diagnose = Diagnose(
+        include,
+        layers,
+        last,
+        wire.heatmaps,
+        wire.causal,
+        wire.discount_sinks,
+        wire.target_image,
+        wire.spans,
+        wire.residual_rows,
+        wire.drift_rows,
+        earlier,
+    )
+    for one in diagnose.readouts:
+        if one.name not in readouts:
+            beside = one.name not in include and one.name in Diagnostics.model_fields
+            param = f"diagnostics.{one.name if beside else 'include'}"
+            raise Inapplicable(
+                f"'{param}': the readout {one.name!r} is not supported by this server's engine.",
+                param=param,
+                code="unsupported_value",
+            )
+    return diagnose
+
+
+def _message(
+    message: Message, param: str, images: ImageLoader, bounds: Callable[[MessagePart], Bounds]
+) -> dict[str, Any]:
+    head = message.model_dump(include={"role", "tool_calls", "tool_call_id"}, exclude_none=True)
+    if isinstance(message.content, str):
+        return {**head, "content": message.content}
+    parts: list[dict[str, Any]] = []
+    for i, part in enumerate(message.content):
+        if part.type == "image":
+            assert part.image is not None
+            where = f"{param}.content[{i}].image_url"
+            parts.append({"type": "image", "image": images.load(part.image, where), **bounds(part)})
+        else:
+            span = {"span": part.span} if part.span else {}
+            parts.append({"type": "text", "text": part.text, **span})
+    return {**head, "content": parts}

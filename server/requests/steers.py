@@ -1,0 +1,144 @@
+"""What is asked of steering: names become vectors, and their strengths are held to the limit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from server.engine.runtime import Serving
+from server.errors import BadRequest
+from server.settings import Settings
+from server.wire.steering import AutoForm, NamedVector, SteeringForm
+from steering import (
+    Auto,
+    Criterion,
+    Inapplicable,
+    RequestError,
+    Steer,
+    SteeringVector,
+    VectorError,
+    VectorStore,
+)
+
+SLACK = 1.5
+"""What vectors really add may be so many times the limit: magnitudes differ between prompts, and a vector that is what it
+says meets the limit on its strength first."""
+
+
+@contextmanager
+def entry(i: int) -> Iterator[None]:
+    """Have what is wrong with one of `steering.vectors` name it."""
+    place = f"steering.vectors[{i}]"
+    try:
+        yield
+    except RequestError as error:
+        if error.param is None or not error.param.startswith("steering.") or error.param.startswith("steering.vectors"):
+            raise
+        key = error.param.removeprefix("steering.")
+        param = f"{place}.{'name' if key == 'vector' else key}"
+        raise type(error)(str(error).replace(f"'{error.param}'", f"'{param}'"), param=param, code=error.code) from error
+
+
+def stated(
+    wire: SteeringForm, serving: Serving, settings: Settings, images: int | None, lenient: bool = False
+) -> tuple[Steer, ...]:
+    """The vectors of a request of so many images, None where that is not known; none where the way is to be found.
+    lenient: whether what does not apply may be left out; then a preference between modalities needs both."""
+    if wire.toward == "auto":
+        return ()  # see `automatic`
+    if wire.vectors is None:
+        steer = _short(wire, serving.store).toward(wire.toward)
+        _check_strengths((steer,), ("steering.strength",), serving, settings.max_strength)
+        if lenient and images == 0 and steer.vector.positive is not None:
+            raise Inapplicable(
+                f"'steering.toward': '{wire.toward}' prefers one modality, but the request holds no image.",
+                param="steering.toward",
+            )
+        return (steer,)
+    if len(wire.vectors) > settings.max_vectors:
+        raise BadRequest(f"'steering.vectors' may hold at most {settings.max_vectors} vectors.", "steering.vectors")
+    steers = tuple(_named(item, i, serving.store) for i, item in enumerate(wire.vectors))
+    for i, steer in enumerate(steers):
+        with entry(i):
+            serving.engine.check_steer(steer, images)
+    params = [f"steering.vectors[{i}].scale" for i in range(len(steers))]
+    _check_strengths(steers, params, serving, settings.max_strength)
+    return steers
+
+
+def automatic(wire: SteeringForm, serving: Serving, settings: Settings) -> Auto:
+    """Steering whose way the engine is to find."""
+    auto = _short(wire, serving.store)
+    _check_strengths((auto.toward("vision"),), ("steering.strength",), serving, settings.max_strength)
+    return auto
+
+
+def _short(wire: SteeringForm, store: VectorStore) -> Auto:
+    """The short form, whatever its way."""
+    layers = None if wire.layers is None else tuple(wire.layers)
+    how = wire.auto or AutoForm()
+    return Auto(
+        _vector(store, wire.vector, "steering.vector"),
+        wire.strength,
+        layers,
+        wire.apply.tokens,
+        Criterion(how.criterion, how.bound, how.one_degraded),
+    )
+
+
+def _named(item: NamedVector, i: int, store: VectorStore) -> Steer:
+    vector = _vector(store, item.name, f"steering.vectors[{i}].name")
+    with entry(i):
+        return Steer(vector, item.scale, None if item.layers is None else tuple(item.layers), item.apply.tokens)
+
+
+def _vector(store: VectorStore, name: str, param: str) -> SteeringVector:
+    try:
+        return store.get(name)
+    except VectorError as error:
+        raise VectorError(str(error), param=param, code=error.code) from error
+
+
+def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Serving, limit: float) -> None:
+    """Hold steering to the limit, which is in published units, whatever a vector says about itself.
+
+    A vector's strength times its `published` (1 where it has none) is bounded first, as a vector and at each layer: naming
+    it several times must not get past it. What all vectors really add at a layer, measured in the model's own magnitudes, is
+    bounded too, with some slack: neither does scaling a vector up, or telling less of it than it is.
+    """
+    nominal: defaultdict[tuple[str, int], float] = defaultdict(float)
+    added = torch.zeros(serving.able.layers)
+    for steer, param in zip(steers, params, strict=True):
+        vector, size = steer.vector, abs(steer.scale)
+        unit = vector.published or 1.0
+        if size * unit > limit * (1 + 1e-9):
+            raise _exceeded(
+                f"'{param}' must be at most {limit / unit:g} in size for {vector.name!r}, whose strength 1 is {unit:g} in "
+                f"published units (at most {limit:g}); got {size:g}.",
+                param,
+            )
+        serving.engine.check_steer(steer)
+        index = list(steer.touched_layers)
+        added[index] += size * vector.sizes(serving.magnitudes)[index]
+        for layer in index:
+            nominal[vector.name, layer] += size * unit
+            if nominal[vector.name, layer] > limit * (1 + 1e-9):
+                raise _exceeded(
+                    f"'steering.vectors': the scales of {vector.name!r} at layer {layer} must be at most {limit / unit:g} "
+                    f"together, which is {limit:g} in published units.",
+                    "steering.vectors",
+                )
+    if float(added.max()) > SLACK * limit:
+        layer = int(added.argmax())
+        raise _exceeded(
+            f"'steering' would add {float(added[layer]):.3g} times the mean magnitude of the model's states at layer "
+            f"{layer}; at most {SLACK * limit:g} is allowed, whatever a vector says its strength is.",
+            params[0] if len(params) == 1 else "steering.vectors",
+        )
+
+
+def _exceeded(message: str, param: str) -> BadRequest:
+    return BadRequest(message, param, "steering_strength_exceeded")

@@ -1,0 +1,102 @@
+"""The narrow protocol between the server and an engine, and what becomes of requests for what an engine cannot do."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Protocol
+
+import pytest
+from flask.testing import FlaskClient
+
+import steering
+from server.app import create_app
+from server.engine import served as protocols
+from server.engine.local import LocalEngine, LocalTurn, adapted
+from server.engine_process.remote import RemoteCompletion, RemoteEngine, RemoteTurn
+from server.settings import Settings
+from tests.server.conftest import ask, data_uri
+from tests.server.fakes import FakeCompletion, FakeEngine
+
+
+def methods(kind: type) -> dict[str, Any]:
+    """The functions that a protocol asks for."""
+    return {name: one for name, one in vars(kind).items() if inspect.isfunction(one) and not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "kinds"),
+    [
+        (protocols.ServedEngine, (LocalEngine, RemoteEngine, FakeEngine)),
+        (protocols.ServedTurn, (LocalTurn, RemoteTurn, FakeEngine)),
+        (protocols.ServedCompletion, (steering.Completion, RemoteCompletion, FakeCompletion)),
+    ],
+)
+def test_own_and_fake_take_what_the_protocol_says(protocol: type[Protocol], kinds: tuple[type, ...]) -> None:
+    for kind in kinds:
+        for name, asked in methods(protocol).items():
+            found, wanted = (list(inspect.signature(one).parameters.values()) for one in (getattr(kind, name), asked))
+            assert [(one.name, one.default) for one in found] == [(one.name, one.default) for one in wanted], name
+
+
+def test_own_and_fake_are_engines(engine: steering.Engine, fake: FakeEngine) -> None:
+    assert not isinstance(engine, protocols.ServedEngine)
+    for one in (adapted(engine), fake):
+        assert isinstance(one, protocols.ServedEngine)
+        with one.turn() as turn:
+            assert isinstance(turn, protocols.ServedTurn)
+            completion = turn.submit(
+                steering.Request([{"role": "user", "content": "hi"}], steering.Sampling(max_tokens=2))
+            )
+            assert isinstance(completion, protocols.ServedCompletion)
+            assert completion.result().choices
+    assert adapted(fake) is fake
+
+
+def test_capabilities_are_the_models(engine: steering.Engine) -> None:
+    able, mllm = adapted(engine).capabilities, engine.mllm
+    assert (able.name, able.fingerprint, able.layers, able.hidden_size) == (
+        mllm.name, mllm.fingerprint, mllm.num_layers, mllm.hidden_size,
+    )  # fmt: skip
+    assert (able.device, able.dtype, able.folder) == ("cpu", "float32", mllm.path)
+    assert (able.context_length, able.text.tokens) == (engine.max_length, engine.max_length)
+
+
+@pytest.fixture
+def poor(fake: FakeEngine) -> FlaskClient:
+    """An engine that can neither contrast nor see into attention."""
+    fake.can(interventions=frozenset({"sage.think"}), readouts=frozenset({"residual"}))
+    return create_app(Settings(journal="off"), engine=fake).test_client()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "what"),
+    [
+        ({"sage": True}, "sage.see", "'sage.see' is not supported by this server's engine."),
+        ({"contrast": {"kind": "vcd"}}, "contrast", "'contrast' of kind vcd is not supported by this server's engine."),
+        ({"steering": True}, "steering", "'steering' is not supported by this server's engine."),
+        ({"steering": {"toward": "auto"}}, "steering", "'steering' is not supported by this server's engine."),
+        (
+            {"diagnostics": {"include": ["residual", "tam"]}},
+            "diagnostics.include",
+            "the readout 'tam' is not supported",
+        ),
+        ({"diagnostics": {"heatmaps": True}}, "diagnostics.heatmaps", "the readout 'heatmaps' is not supported"),
+    ],
+)
+def test_what_an_engine_cannot_do_names_the_field(
+    poor: FlaskClient, fake: FakeEngine, fields: dict[str, Any], param: str, what: str
+) -> None:
+    response = ask(poor, data_uri(), "hi", **fields)
+    error = response.json["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, "unsupported_value")
+    assert what in error["message"]
+    assert not fake.requests
+
+
+def test_what_it_can_do_is_served_and_listed(poor: FlaskClient, fake: FakeEngine) -> None:
+    assert ask(poor, sage={"see": False, "generate": False}, diagnostics=True).status_code == 200
+    assert list(fake.requests[-1].asked) == ["sage.think"]
+    assert fake.requests[-1].diagnose.include == frozenset(), "none of the cheap ones"
+    model, *_ = poor.get("/v1/models").json["data"]
+    assert [one["name"] for one in model["interventions"]] == ["sage.think"]
+    assert model["readouts"] == ["residual"]
