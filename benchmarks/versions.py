@@ -1,8 +1,10 @@
-"""Two checkouts side by side: `python -m benchmarks.versions OLD NEW` prints how NEW compares.
+"""Compare two checkouts: `python -m benchmarks.versions OLD NEW` prints a table of NEW's times by OLD's.
 
 Both are alive at once and run each workload in turns, a fraction of a second each, because a machine changes its speed
 within minutes; the median of the ratios of CPU time counts. Several pairs of processes, because one may be luckier than
-another.
+another. The workloads are answers without interventions, steered ones, ones with all readouts and ones under SAGE, one and
+16 at once, of the embedded and of a wide model; `--compiled` runs compiled steps, as servers do on a CPU. `--http` starts a
+server of each checkout and compares their tokens/s.
 """
 
 from __future__ import annotations
@@ -10,31 +12,46 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from statistics import median, quantiles
+from threading import Thread
 
 TOKENS = 64
 
 
-def workloads() -> Iterator[tuple[str, Callable[[], object]]]:
-    """What is timed, by name, on the embedded model; with whichever checkout is imported."""
-    from PIL import Image  # noqa: PLC0415 -- the process that starts the others needs neither
+def workloads(model: str, compiled: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield what is timed, by name, with whichever checkout is imported. model: "demo", or the folder of the wide one."""
+    import torch  # noqa: PLC0415 -- the process that starts the others needs none of these
+    from PIL import Image  # noqa: PLC0415
 
     import steering  # noqa: PLC0415
 
-    folder = Path(steering.__file__).parents[1] / "demo" / "checkpoint"
-    engine = steering.Engine(steering.load(folder, device="cpu"), slots=16, self_check=False, threads=1)
-    picture = Image.linear_gradient("L").convert("RGB")
-    sampling = steering.Sampling(max_tokens=TOKENS, ignore_eos=True)
-    flat = "interventions" in steering.Request.__dataclass_fields__
-    sage = steering.Sage(steering.See(), steering.Think(), steering.Generate())
+    wide = model != "demo"
+    folder = Path(model) if wide else Path(steering.__file__).parents[1] / "demo" / "checkpoint"
+    mllm = steering.load(folder, device="cpu")
+    engine = steering.Engine(mllm, slots=16, max_length=1024, self_check=False, threads=1, compiled=compiled)
+    picture = Image.linear_gradient("L").convert("RGB").resize((420, 420) if wide else (256, 256))
+    sampling = steering.Sampling(max_tokens=TOKENS // 4 if wide else TOKENS, ignore_eos=True)
+    directions = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
+    weights = (torch.ones(mllm.num_layers),) * 3
+    vector = steering.SteeringVector("v", directions, *weights, tuple(range(2, mllm.num_layers)), mllm.fingerprint)
+    sage = [steering.See(), steering.Generate()] if wide else [steering.See(), steering.Think(), steering.Generate()]
     observed = frozenset({"focus", "modality", "decay", "residual", "patches", "tam", "flags"})
+    kinds: dict[str, dict[str, object]] = {
+        "plain": {},
+        "steered": {"interventions": steering.Steer(vector, 0.1)},
+        "readouts": {"diagnose": steering.Diagnose(observed)},
+        "SAGE": {"interventions": steering.Sage(*sage)},
+    }
 
     def requests(count: int, **options: object) -> list[steering.Request]:
         chats = (
@@ -43,22 +60,22 @@ def workloads() -> Iterator[tuple[str, Callable[[], object]]]:
         )
         return [steering.Request([{"role": "user", "content": chat}], sampling, **options) for chat in chats]
 
-    for name, asked in (
-        ("one request", requests(1)),
-        ("16 requests", requests(16)),
-        ("one, focus + modality + decay", requests(1, diagnose=steering.Diagnose())),
-        ("16, focus + modality + decay", requests(16, diagnose=steering.Diagnose())),
-        ("one, seven readouts", requests(1, diagnose=steering.Diagnose(observed))),
-        ("4 under SAGE", requests(4, **{"interventions" if flat else "sage": sage})),
-    ):
-        yield name, lambda asked=asked: engine.generate(asked)
+    for kind, options in kinds.items():
+        for count in (1, 16):
+            asked = requests(count, **options)
+            yield f"{'wide' if wide else 'demo'}, {kind}, {count}", lambda asked=asked: engine.generate(asked)
 
 
-def serve(of: str, postgres: str | None) -> None:
-    """Run the workload that each line of the input names once, and say the seconds that it returns, or else those of CPU
+def serve(arguments: argparse.Namespace) -> None:
+    """Run the workload that each line of the input names once, and print the seconds that it returns, or else those of CPU
     time that it took."""
     # By the folder of this file: the package is the other checkout's.
-    known = dict(import_module("journal").workloads(postgres) if of == "journal" else workloads())
+    if arguments.of == "journal":
+        known = dict(import_module("journal").workloads(arguments.postgres))
+    else:
+        known = {}
+        for model in arguments.models:
+            known |= workloads(model, arguments.compiled)
     for run in known.values():
         run()
     print(json.dumps(list(known)), flush=True)
@@ -75,7 +92,7 @@ class Side:
         environment = os.environ | {"PYTHONPATH": str(folder.resolve()), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, __file__, *arguments], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
+            text=True,
         )  # fmt: skip
         self.names: list[str] = json.loads(self._said())
 
@@ -94,23 +111,36 @@ class Side:
         return self._process.stdout.readline()
 
 
-def main() -> None:
-    """Measure both checkouts in turns and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("checkouts", nargs="*", type=Path, metavar="FOLDER", help="the old one and the new one")
-    parser.add_argument("--of", choices=("engine", "journal"), default="engine", help="what runs (default %(default)s)")
-    parser.add_argument("--postgres", metavar="URL", help="of an empty database, for a journal in PostgreSQL, too")
-    parser.add_argument("--processes", type=int, default=4, help="pairs of processes")
-    parser.add_argument("--rounds", type=int, default=20, help="of each workload in each pair")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="workloads by name (default: all)")
-    arguments = parser.parse_args()
-    if not arguments.checkouts:
-        serve(arguments.of, arguments.postgres)
-        return
-    passed = ["--of", arguments.of, *(["--postgres", arguments.postgres] if arguments.postgres else [])]
+def served(checkouts: Sequence[Path], clients: Sequence[int], rounds: int) -> None:
+    """Start a server of each checkout and print a table of both under the same loads, a new picture a request."""
+    from benchmarks.load import run  # noqa: PLC0415
+
+    with ExitStack() as ends:
+        names = []
+        for name, folder in zip(("old", "new"), checkouts, strict=True):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--journal", "off"]
+            environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
+            process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+            ends.callback(process.wait)
+            ends.callback(process.terminate)
+            assert process.stderr is not None
+            while "steps are compiled" not in (line := process.stderr.readline()):
+                if not line:
+                    raise SystemExit(f"the server of {folder} has ended")
+            Thread(target=process.stderr.read, daemon=True).start()
+            names.append(f"{name}=http://127.0.0.1:{port}/v1=helmsight-demo")
+        loads = ["--workloads", "picture", "--tokens", str(TOKENS), "--repeats", str(rounds)]
+        run.main([*names, *loads, "--clients", *map(str, clients)])
+
+
+def compared(checkouts: Sequence[Path], passed: Sequence[str], arguments: argparse.Namespace) -> None:
+    """Run both checkouts' workloads in turns and print a table."""
     taken: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(arguments.processes):
-        old, new = (Side(folder, passed) for folder in arguments.checkouts)
+        old, new = (Side(folder, passed) for folder in checkouts)
         for turn in range(arguments.rounds):
             for name in arguments.only or old.names:
                 if turn % 2:
@@ -120,11 +150,40 @@ def main() -> None:
                 taken[name].append((before, after))
         old.close()
         new.close()
-    print("| what | new / old | middle half | old | new |\n|---|---|---|---|---|")
+    print("| what | new / old | middle half | old (ms) | new (ms) |\n|---|---|---|---|---|")
     for name, pairs in taken.items():
         low, middle, high = quantiles((after / before for before, after in pairs), n=4)
-        milliseconds = " | ".join(f"{1000 * median(side):.1f} ms" for side in zip(*pairs, strict=True))
-        print(f"| {name} | **{middle:.3f}** | {low:.3f}-{high:.3f} | {milliseconds} |")
+        milliseconds = " | ".join(f"{1000 * median(side):.1f}" for side in zip(*pairs, strict=True))
+        print(f"| {name} | {middle:.3f} | {low:.3f} to {high:.3f} | {milliseconds} |")
+
+
+def main() -> None:
+    """Measure both checkouts in turns and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("checkouts", nargs="*", type=Path, metavar="FOLDER", help="the old one and the new one")
+    parser.add_argument("--of", choices=("engine", "journal"), default="engine", help="what runs (default: engine)")
+    parser.add_argument("--models", nargs="+", default=["demo", "wide"], help="demo, wide (default: both)")
+    parser.add_argument("--compiled", action="store_true", help="run compiled steps; each process compiles for minutes")
+    parser.add_argument("--http", nargs="+", type=int, metavar="CLIENTS", help="compare servers, at so many clients")
+    parser.add_argument("--postgres", metavar="URL", help="of an empty database, for a journal in PostgreSQL, too")
+    parser.add_argument("--processes", type=int, default=2, help="pairs of processes (default: 2)")
+    parser.add_argument("--rounds", type=int, default=5, help="of each workload in each pair (default: 5)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="workloads by name (default: all)")
+    arguments = parser.parse_args()
+    if not arguments.checkouts:
+        serve(arguments)
+    elif arguments.http:
+        served(arguments.checkouts, arguments.http, arguments.rounds)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            models = [folder if model == "wide" else model for model in arguments.models]
+            if folder in models:
+                subprocess.run(
+                    [sys.executable, "-m", "benchmarks.models", folder], check=True, stdout=subprocess.DEVNULL
+                )
+            passed = ["--of", arguments.of, "--models", *models, *(["--compiled"] if arguments.compiled else [])]
+            passed += ["--postgres", arguments.postgres] if arguments.postgres else []
+            compared(arguments.checkouts, passed, arguments)
 
 
 if __name__ == "__main__":
