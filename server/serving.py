@@ -124,6 +124,9 @@ def import_ahead() -> None:
     bound_memory()
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU is told without using it
     gc.disable()  # nothing of what is imported goes away again, and looking takes a sixth of the time
+    import server.app
+    import server.engine.runtime
+    import server.engine_process.process  # noqa: F401
 
     gc.freeze()
     gc.enable()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import steering
+from server import serving
 from tests.test_house import files, parsed
 
 ROOT = Path(__file__).parents[2]
@@ -82,3 +85,9 @@ def test_no_pickle_anywhere() -> None:
     for path in files(*ROOMS):
         for module, _ in imports(path):
             assert module.partition(".")[0] not in {"pickle", "dill", "joblib", "shelve", "marshal"}, path
+
+
+def test_what_takes_seconds_to_import_is_imported_before_processes_are_forked() -> None:
+    tree = ast.parse(inspect.getsource(serving.import_ahead))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert imported >= {"server.app", "server.engine.runtime", "server.engine_process.process"}
