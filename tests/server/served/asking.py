@@ -26,7 +26,7 @@ from tests.server.served.kinds import Kind, Pictures
 from tests.server.served.serving import Inside, Plain, Served, Withheld
 
 CLIENTS = 12
-TOP = 5
+TOP = 20
 """Candidates of each token that are told."""
 LEAVES = 6
 """Of so many clients of a mixed load, one leaves."""

@@ -20,12 +20,12 @@ LAYERS = 2
 VECTOR = "modality-preference"
 
 
-def served_model(folder: Path) -> Path:
-    """Build the checkpoint in a folder, and return that."""
+def served_model(folder: Path, tame: float = 2.0) -> Path:
+    """Build the checkpoint in a folder, and return that. tame: what all logits are divided by."""
     told, call, specials = KINDS["hermes"]
     build(FAMILY, folder, specials=specials, layers=LAYERS)
     (folder / "chat_template.jinja").write_text(template(told, call))
-    _tame(folder / "model.safetensors")
+    _tame(folder / "model.safetensors", tame)
     mllm = steering.load(folder, device="cpu")
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(LAYERS, mllm.hidden_size, generator=generator)
@@ -39,10 +39,10 @@ def served_model(folder: Path) -> Path:
     return folder
 
 
-def _tame(weights: Path) -> None:
-    """Halve all logits: what rounds in them rounds in log-probabilities, which are compared with 1e-5."""
+def _tame(weights: Path, by: float) -> None:
+    """Divide all logits: what rounds in them rounds in log-probabilities, which are compared with 1e-5."""
     tensors = load_file(weights)
-    tensors["lm_head.weight"] = tensors["lm_head.weight"] / 2
+    tensors["lm_head.weight"] = tensors["lm_head.weight"] / by
     save_file(tensors, weights, metadata={"format": "pt"})
 
 
