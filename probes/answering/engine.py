@@ -40,9 +40,9 @@ class InProcess:
     @property
     def identity(self) -> str:
         mllm = self.engine.mllm
-        return " ".join(
-            (mllm.fingerprint, str(mllm.quantization or mllm.dtype), *versions().values(), *_thresholds(mllm))
-        )
+        template = hashlib.sha256(mllm.chat.text.encode()).hexdigest()[:16]
+        about = mllm.fingerprint, template, str(mllm.quantization or mllm.dtype)
+        return " ".join((*about, *versions().values(), *_thresholds(mllm)))
 
     def answers(self, questions: Iterable[Question]) -> Iterator[Reply]:
         ways: deque[Reliability | Surprise | None] = deque()

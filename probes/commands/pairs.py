@@ -18,6 +18,7 @@ from probes.harness.options import (
     Quiet,
     Seed,
     Slots,
+    Template,
     Threads,
     file_option,
     goes_on,
@@ -36,6 +37,7 @@ def build(
     model: Model = None,
     seed: Seed = 0,
     device: Device = "auto",
+    chat_template: Template = None,
     threads: Threads = None,
     slots: Slots = 32,
     quiet: Quiet = False,
@@ -73,7 +75,7 @@ def build(
     is the published weight, which may be too much. Run again after an interruption, it goes on where it was."""
     log_warnings()
     defaults: Defaults = context.obj
-    asked = ModelOptions.of(defaults, model, device, threads, slots)
+    asked = ModelOptions.of(defaults, model, device, threads, slots, chat_template)
     asked.check()
     called = pairs.stem.lower() if name is None else name
     with goes_on():

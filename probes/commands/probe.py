@@ -19,6 +19,7 @@ from probes.harness.options import (
     Quiet,
     Seed,
     Slots,
+    Template,
     Threads,
     file_option,
     goes_on,
@@ -43,6 +44,7 @@ def probe(
     model: Model = None,
     seed: Seed = 0,
     device: Device = "auto",
+    chat_template: Template = None,
     threads: Threads = None,
     slots: Slots = 32,
     quiet: Quiet = False,
@@ -124,7 +126,7 @@ def probe(
     if part is None and markdown is not None and measured != "flags":
         raise ValueError("--markdown goes with --calibrate-flags; a probe's report is in the folder of --report")
     defaults: Defaults = context.obj
-    asked = ModelOptions.of(defaults, model, device, threads, slots)
+    asked = ModelOptions.of(defaults, model, device, threads, slots, chat_template)
     data = Data.of(defaults, mc2, images, tasks, seed)
     with goes_on():
         if part is not None:

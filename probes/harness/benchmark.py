@@ -20,6 +20,7 @@ from probes.harness.options import (
     Quiet,
     Seed,
     Slots,
+    Template,
     Threads,
     file_option,
     flag,
@@ -94,6 +95,7 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
         model: Model = None,
         seed: Seed = 0,
         device: Device = "auto",
+        chat_template: Template = None,
         threads: Threads = None,
         slots: Slots = 32,
         quiet: Quiet = False,
@@ -104,7 +106,7 @@ def register(app: typer.Typer, benchmark: Benchmark) -> None:
     ) -> None:
         check_statistics()  # before torch is imported, which takes seconds
         log_warnings()
-        asked = ModelOptions.of(context.obj, model, device, threads, slots)
+        asked = ModelOptions.of(context.obj, model, device, threads, slots, chat_template)
         setup = Setup(asked, limit, seed, quiet, out, base_url, json, markdown)
         options = benchmark.options(setup, context.obj, **own)
         setup.check()

@@ -35,6 +35,10 @@ Model = Annotated[
     model_option(metavar="PATH", help="checkpoint folder, hub name or demo:NAME (default: the embedded model)"),
 ]
 Device = Annotated[str, model_option(help="cpu, cuda, ...")]
+Template = Annotated[
+    str | None,
+    model_option("--chat-template", metavar="FILE", help="a Jinja chat template in the place of the checkpoint's own"),
+]
 Threads = Annotated[int | None, model_option(min=1, metavar="N", help="CPU threads")]
 Slots = Annotated[int, model_option(min=1, metavar="N", help="prompts in a batch")]
 Seed = Annotated[int, Option(help="seed of everything random")]
@@ -102,15 +106,25 @@ class ModelOptions:
     look: Callable[[str, str], None] = field(default=_anything, compare=False)
     engines: dict[ModelOptions, Engine] | None = field(default=None, compare=False)
     vectors: Callable[[], Sequence[Path]] = field(default=own_vectors, compare=False)
+    chat_template: str | None = None
 
     @classmethod
-    def of(cls, defaults: Defaults, model: str | None, device: str, threads: int | None, slots: int) -> ModelOptions:
+    def of(
+        cls,
+        defaults: Defaults,
+        model: str | None,
+        device: str,
+        threads: int | None,
+        slots: int,
+        chat_template: str | None = None,
+    ) -> ModelOptions:
         """Those of the command line; raises ValueError where no model is named and none is the default."""
         path = defaults.model if model is None else defaults.locate(model)
         if path is None:
             raise ValueError("--model is needed")
         own = str(path) == str(defaults.model)
-        return cls(str(path), device, threads, slots, own, defaults.look, defaults.engines, defaults.vectors)
+        known = own, defaults.look, defaults.engines, defaults.vectors
+        return cls(str(path), device, threads, slots, *known, chat_template)
 
     @property
     def calibrations(self) -> Path:
@@ -129,7 +143,9 @@ class ModelOptions:
         import steering
 
         with _without_bars() if quiet else nullcontext():
-            loaded = steering.load(self.path, device=self.device, calibrations=self.calibrations)
+            loaded = steering.load(
+                self.path, device=self.device, calibrations=self.calibrations, chat_template=self.chat_template
+            )
         engine = steering.Engine(loaded, slots=self.slots, threads=self.threads)
         if self.engines is not None:
             self.engines.clear()  # one model at a time is in memory

@@ -18,6 +18,7 @@ from probes.answering import engine as answering
 from probes.answering.base import Chat, Push, Question, Reply
 from probes.answering.engine import InProcess
 from probes.conflicts.samples import messages
+from probes.harness.options import ModelOptions
 from steering import (
     DROP,
     Auto,
@@ -257,6 +258,18 @@ def test_the_identity_is_that_of_the_weights_and_their_type(tiny: Engine) -> Non
     assert tiny.mllm.fingerprint in identity
     assert "float32" in identity
     assert torch.__version__ in identity
+
+
+def test_a_chat_template_of_the_command_line_asks_otherwise_and_is_no_longer_the_same(
+    root: Path, tmp_path: Path
+) -> None:
+    folder = families.checkpoint("qwen2_vl", root)
+    file = tmp_path / "loud.jinja"
+    plain = InProcess(ModelOptions(str(folder), "cpu", slots=2).engine(quiet=True))
+    file.write_text("LOUD " + plain.engine.mllm.chat.text)
+    loud = InProcess(ModelOptions(str(folder), "cpu", slots=2, chat_template=str(file)).engine(quiet=True))
+    assert loud.engine.mllm.chat.text == file.read_text()
+    assert plain.identity != loud.identity, "an earlier run's answers are not taken for these"
 
 
 def test_a_model_that_needs_images_is_shown_a_gray_one(root: Path) -> None:
