@@ -88,7 +88,7 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For commands that run again and again: a model is read once, unless its calibration has changed, and not checked, as
     other tests do."""
 
-    def load(path: str, *, device: str, calibrations: Path) -> steering.MLLM:
+    def load(path: str, *, device: str, calibrations: Path, chat_template: None) -> steering.MLLM:
         files = [Path(path) / "calibration.json", *sorted(calibrations.glob("*.json"))]
         return _loaded(path, device, calibrations, tuple(file.read_bytes() for file in files if file.exists()))
 
