@@ -338,6 +338,19 @@ class MLLM:
         """Logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""
         return self._head(hidden).float().to(self.device)
 
+    def normalised(self, hidden: torch.Tensor) -> torch.Tensor:
+        """States of the residual stream (..., d) behind the decoder's final norm, as `head` takes them."""
+        norm = self._final_norm
+        return norm(hidden.to(next(norm.parameters()).device)).to(self.device)
+
+    @cached_property
+    def _final_norm(self) -> nn.Module:
+        """The one child of the decoder whose weight has an element for each dimension of the residual stream."""
+        norms = [one for one in self.decoder.children() if getattr(getattr(one, "weight", None), "ndim", 0) == 1]
+        if len(norms) != 1:
+            raise RequestError(f"The final norm of {self.name} is not known.", code="unsupported_value")
+        return norms[0]
+
     def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """(..., d): what the output embedding multiplies states with for tokens (...)."""
         weight = self.model.get_output_embeddings().weight
