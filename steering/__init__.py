@@ -27,17 +27,17 @@ from steering.errors import (
 from steering.grammar.grammar import Grammar
 from steering.interventions import registry as _interventions  # noqa: F401
 from steering.interventions.contrast import Contrast, Icd, Vcd
-from steering.interventions.generate import Generate
+from steering.interventions.generate import Generate, Sage
 from steering.interventions.pai import Pai
 from steering.interventions.refusal import RefusalPrompt
-from steering.interventions.sage import Sage
 from steering.interventions.see import See
-from steering.interventions.steer import TOKENS, TOWARD, Steer, Steering, check_steer, planned
+from steering.interventions.steer import TOWARD, Steer, Steering, check_steer, planned
 from steering.interventions.think import Think
 from steering.model.chat.template import RESERVED_VARIABLES
 from steering.model.loading import load, refuse_structure
 from steering.model.mllm import MLLM
 from steering.prompt.bounds import TextBounds
+from steering.prompt.tokens import TOKENS
 from steering.protocol.asked import Asked, Options
 from steering.protocol.readout import Diagnose, Earlier
 from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, Timing, TokenLogprob

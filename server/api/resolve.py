@@ -12,7 +12,7 @@ from server.images.pixels import Bounds, bounds_of
 from server.presets.skipping import Skipping
 from server.process.runtime import Serving
 from server.settings import Settings
-from server.vectors import steers
+from server.vectors import names, steers
 from server.wire.chat import ChatRequest
 from server.wire.diagnostics import Diagnostics
 from server.wire.messages import Message, MessagePart, image_urls
@@ -136,7 +136,7 @@ def _interventions(chat: ChatRequest, serving: Serving, settings: Settings, skip
         for one in given.asked:
             with skipping.of(place := ".".join(one.path)):
                 _supported(place, one.kind, one.name(), serving)
-                found.append(one)
+                found.append(names.resolved(one, place, serving.store))
         if given.form is not None:
             with skipping.of(name):
                 _supported(name, "", name, serving)

@@ -11,6 +11,7 @@ import torch
 from server.errors import BadRequest
 from server.process.runtime import Serving
 from server.settings import Settings
+from server.vectors.names import lookup
 from server.wire.steering import AutoForm, NamedVector, SteeringForm
 from steering import (
     Auto,
@@ -18,8 +19,6 @@ from steering import (
     Inapplicable,
     RequestError,
     Steer,
-    SteeringVector,
-    VectorError,
     VectorStore,
 )
 
@@ -81,7 +80,7 @@ def _short(wire: SteeringForm, store: VectorStore) -> Auto:
     layers = None if wire.layers is None else tuple(wire.layers)
     how = wire.auto or AutoForm()
     return Auto(
-        _vector(store, wire.vector, "steering.vector"),
+        lookup(wire.vector, "steering.vector", store),
         wire.strength,
         layers,
         wire.apply.tokens,
@@ -90,16 +89,9 @@ def _short(wire: SteeringForm, store: VectorStore) -> Auto:
 
 
 def _named(item: NamedVector, i: int, store: VectorStore) -> Steer:
-    vector = _vector(store, item.name, f"steering.vectors[{i}].name")
+    vector = lookup(item.name, f"steering.vectors[{i}].name", store)
     with entry(i):
         return Steer(vector, item.scale, None if item.layers is None else tuple(item.layers), item.apply.tokens)
-
-
-def _vector(store: VectorStore, name: str, param: str) -> SteeringVector:
-    try:
-        return store.get(name)
-    except VectorError as error:
-        raise VectorError(str(error), param=param, code=error.code) from error
 
 
 def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Serving, limit: float) -> None:

@@ -20,6 +20,24 @@ LAYERS = "x-layers"
 """In a field's `json_schema_extra`: its maximum, as the model's number of layers plus this."""
 
 
+class _NamesAVector:
+    """Marks, among the annotations of a field, that it holds a steering vector (`steering.vectors.option.Vector`)."""
+
+
+NAMES_A_VECTOR = _NamesAVector()
+
+
+def vector_fields(model: type[BaseModel]) -> list[str]:
+    """Return the names of a model's own fields that hold steering vectors."""
+    return [name for name, field in model.model_fields.items() if NAMES_A_VECTOR in field.metadata]
+
+
+def vector_names(model: BaseModel) -> list[str]:
+    """Return the names of the steering vectors that a model's own fields hold, or name."""
+    values = [getattr(model, name) for name in vector_fields(type(model))]
+    return [getattr(value, "name", value) for value in values]
+
+
 def _says_something(value: str) -> str:
     if not value.strip():
         raise PydanticCustomError("empty", "must not be empty")
@@ -70,6 +88,11 @@ class Asked(ABC):
     def toward(self) -> Iterable[str]:
         """A label for each thing that it pushes, which says whither."""
         return [""]
+
+    @property
+    def vectors(self) -> Sequence[str]:
+        """The names of its steering vectors."""
+        return ()
 
     @property
     def texts(self) -> Sequence[str]:
@@ -137,6 +160,10 @@ class Options(BaseModel, Asked):
             super().__init__(**given)
         except ValidationError as error:
             raise refused(error, type(self), self.param) from None
+
+    @property
+    def vectors(self) -> Sequence[str]:
+        return vector_names(self)
 
     @classmethod
     def param(cls, key: str) -> str:
