@@ -15,17 +15,19 @@ Model = TypeVar("Model", bound=BaseModel)
 def resolved(model: Model, place: str, store: VectorStore) -> Model:
     """Return options with vectors in the place of names, of their own fields; raises VectorError, which names the field.
     place: where the options stand in a request."""
-    names = {name: getattr(model, name) for name in vector_fields(type(model))}
+    values = {name: getattr(model, name) for name in vector_fields(type(model))}
     vectors = {
         name: lookup(value, f"{place}.{type(model).model_fields[name].alias or name}", store)
-        for name, value in names.items()
+        for name, value in values.items()
+        if value is not None
     }
     return model.model_copy(update=vectors) if vectors else model
 
 
 def known(model: type[BaseModel], store: VectorStore, fingerprint: str) -> bool:
     """Return whether the store has, for a model with this fingerprint, each vector that options name by default."""
-    return all(has(store, model.model_fields[name].default, fingerprint) for name in vector_fields(model))
+    defaults = [model.model_fields[name].default for name in vector_fields(model)]
+    return all(name is None or has(store, name, fingerprint) for name in defaults)
 
 
 def has(store: VectorStore, name: str, fingerprint: str, preference: bool = False) -> bool:

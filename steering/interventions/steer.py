@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from steering.errors import Inapplicable, RequestError
+from steering.errors import RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.prompt.tokens import ALLOWED, TokenChoice
-from steering.protocol.asked import Asked, Part
-from steering.protocol.wording import counted, is_number, must, shown, whole_numbers
+from steering.protocol.asked import Asked, Part, check_choice
+from steering.protocol.wording import is_number, must, shown, whole_numbers
 from steering.vectors.option import check_vector
 from steering.vectors.vector import PREFERENCE, SteeringVector
 
@@ -195,11 +195,8 @@ def check_steer(mllm: MLLM, steer: Steer, images: int | None = None) -> None:
     """Raise VectorError or RequestError unless a vector can be added to the states of a model, whose prompt has `images`
     images; None where the prompt is not known."""
     check_vector(mllm, steer.vector, "steering.vector")
-    if images is not None and steer.chosen.image is not None and steer.chosen.image > images:
-        raise Inapplicable(
-            f"'steering.apply.tokens' is {steer.tokens!r}, but the request holds {counted(images, 'image')}.",
-            param="steering.apply.tokens",
-        )
+    if images is not None:
+        check_choice(steer.chosen, images, "steering.apply.tokens")
 
 
 @dataclass(frozen=True)

@@ -339,17 +339,15 @@ class MLLM:
         return self._head(hidden).float().to(self.device)
 
     def normalised(self, hidden: torch.Tensor) -> torch.Tensor:
-        """States of the residual stream (..., d) behind the decoder's final norm, as `head` takes them."""
-        norm = self._final_norm
-        return norm(hidden.to(next(norm.parameters()).device)).to(self.device)
+        """States of the residual stream (..., d) behind the `final_norm`, as `head` takes them, on the model's `device`."""
+        assert self.final_norm is not None
+        return self.final_norm(hidden.to(next(self.final_norm.parameters()).device)).to(self.device)
 
     @cached_property
-    def _final_norm(self) -> nn.Module:
-        """The one child of the decoder whose weight has an element for each dimension of the residual stream."""
+    def final_norm(self) -> nn.Module | None:
+        """The one child of the decoder that has a number for each dimension of a state; None where that is not one."""
         norms = [one for one in self.decoder.children() if getattr(getattr(one, "weight", None), "ndim", 0) == 1]
-        if len(norms) != 1:
-            raise RequestError(f"The final norm of {self.name} is not known.", code="unsupported_value")
-        return norms[0]
+        return norms[0] if len(norms) == 1 else None
 
     def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """(..., d): what the output embedding multiplies states with for tokens (...)."""

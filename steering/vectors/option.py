@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from steering.errors import RequestError, VectorError
+from steering.errors import VectorError
 from steering.model.mllm import MLLM
 from steering.protocol.asked import NAMES_A_VECTOR
 from steering.protocol.wording import must
@@ -51,13 +51,3 @@ def check_vector(mllm: MLLM, vector: Any, param: str) -> SteeringVector:
             code="wrong_shape",
         )
     return vector
-
-
-def check_layers(layers: list[int] | tuple[int, ...] | None, count: int, param: str) -> None:
-    """Raise RequestError, naming the field, unless these are different layers of a model with so many, one at least."""
-    if layers is None:
-        return
-    if not layers or len(set(layers)) < len(layers) or not all(0 <= layer < count for layer in layers):
-        raise RequestError(
-            f"'{param}' must be different layer numbers from 0 to {count - 1}; got {list(layers)!r:.64}.", param=param
-        )
