@@ -6,6 +6,7 @@ from __future__ import annotations
 from steering.interventions.contrast import Icd, Vcd
 from steering.interventions.generate import Generate, GenerateSlots
 from steering.interventions.pai import Pai, PaiSlots
+from steering.interventions.project_out import ProjectOut, ProjectOutSlots
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See, SeeSlots
 from steering.interventions.steer import Steering
@@ -16,6 +17,7 @@ from steering.protocol.intervention import register
 register(See, SeeSlots)
 register(Think, ThinkSlots)
 register(Steering, SteerSlots)
+register(ProjectOut, ProjectOutSlots)
 register(Generate, GenerateSlots)
 register(Vcd)
 register(Icd)
