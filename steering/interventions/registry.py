@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from steering.interventions.contrast import Icd, Vcd
 from steering.interventions.generate import Generate, GenerateSlots
+from steering.interventions.look_at import LookAt, LookAtSlots
 from steering.interventions.pai import Pai, PaiSlots
 from steering.interventions.project_out import ProjectOut, ProjectOutSlots
 from steering.interventions.refusal import RefusalPrompt
@@ -14,6 +15,7 @@ from steering.interventions.steer_rows import SteerSlots
 from steering.interventions.think import Think, ThinkSlots
 from steering.protocol.intervention import register
 
+register(LookAt, LookAtSlots)
 register(See, SeeSlots)
 register(Think, ThinkSlots)
 register(Steering, SteerSlots)

@@ -10,6 +10,7 @@ from flask.testing import FlaskClient
 from PIL import Image
 
 import steering
+from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
 from tests.server.conftest import ask, data_uri
 
@@ -55,6 +56,15 @@ def test_a_direction_is_projected_out_by_its_vectors_name(
     assert applied["project_out"]["removed"] > 0
 
 
+@pytest.mark.parametrize("value", [True, {"box": [0, 0, 0.5, 1], "bias": 6, "layers": [1], "heads": [0, 2]}])
+def test_a_picture_or_a_box_is_looked_at(value: Any, client: FlaskClient, engine: steering.Engine) -> None:
+    options = {} if value is True else value
+    text, applied = in_the_library(engine, LookAt(**options))
+    assert over_http(client, look_at=value) == (text, applied)
+    patches, layers = (9, [2, 3, 4]) if value is True else (6, [1])
+    assert (applied["look_at"]["patches"], applied["look_at"]["layers"]) == (patches, layers)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code", "message"),
     [
@@ -73,6 +83,15 @@ def test_a_direction_is_projected_out_by_its_vectors_name(
             "must be one of all, prompt, generated, image, text, or image:1, image:2 and so on for one image; "
             "got 'pictures'.",
         ),
+        (
+            {"look_at": {"box": [0, 0, 0, 1]}},
+            "look_at.box",
+            "invalid_value",
+            "must be [x0, y0, x1, y1] with x0 < x1 and y0 < y1; got [0.0, 0.0, 0.0, 1.0].",
+        ),
+        ({"look_at": {"bias": 50}}, "look_at.bias", "invalid_value", "must be from -20 to 20; got 50"),
+        ({"look_at": {"image": 2}}, "look_at.image", "invalid_value", "the request holds 1 image."),
+        ({"look_at": {"heads": [6]}}, "look_at.heads", "invalid_value", "from 0 to 5; got [6]."),
         ({"project_out": {"tokens": "image:2"}}, "project_out.tokens", "invalid_value", "the request holds 1 image."),
         (
             {"project_out": {"layers": [8]}},

@@ -31,6 +31,7 @@ from steering import (
     Think,
     Vcd,
 )  # fmt: skip
+from steering.interventions.look_at import LookAt
 from steering.runner import choice
 from tests import families
 from tests.steering.conftest import MakeEngine
@@ -46,6 +47,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "vcd": {"interventions": [Vcd()]},
     "icd": {"interventions": [Icd()]},
     "pai": {"interventions": [Pai()]},
+    "looking": {"interventions": [LookAt(bias=2.0)]},
     "three": {"n": 3, "sampling": replace(SAMPLING, temperature=1.5, seed=3)},
     "three contrasted": {"n": 2, "interventions": CONTRASTED},
     "baseline": {"baseline": True, "interventions": [Vcd()]},
