@@ -4,6 +4,7 @@ line here."""
 from __future__ import annotations
 
 from steering.interventions.contrast import Icd, Vcd
+from steering.interventions.dola import Dola, DolaSlots
 from steering.interventions.generate import Generate, GenerateSlots
 from steering.interventions.look_at import LookAt, LookAtSlots
 from steering.interventions.pai import Pai, PaiSlots
@@ -25,3 +26,4 @@ register(Vcd)
 register(Icd)
 register(Pai, PaiSlots)
 register(RefusalPrompt)
+register(Dola, DolaSlots)

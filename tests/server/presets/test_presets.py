@@ -28,7 +28,7 @@ from tests.toys.nudge import Nudge, NudgeSlots
 
 DEMO = "helmsight-demo"
 WAYS = ["vision", "text", "auto"]
-OF_REGISTRY = ["look_at", "sage", "sage.see", "sage.think", "project_out", "sage.generate", "vcd", "icd", "pai"]
+OF_REGISTRY = ["look_at", "sage", "sage.see", "sage.think", "project_out", "sage.generate", "vcd", "icd", "pai", "dola"]
 
 
 def written(**presets: Mapping[str, Any]) -> Settings:

@@ -10,6 +10,7 @@ from flask.testing import FlaskClient
 from PIL import Image
 
 import steering
+from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
 from tests.server.conftest import ask, data_uri
@@ -65,6 +66,15 @@ def test_a_picture_or_a_box_is_looked_at(value: Any, client: FlaskClient, engine
     assert (applied["look_at"]["patches"], applied["look_at"]["layers"]) == (patches, layers)
 
 
+@pytest.mark.parametrize("value", [True, {"premature": [0, 3, 6], "relative_top": 0.3, "normalise": True}])
+def test_early_layers_are_contrasted(value: Any, client: FlaskClient, engine: steering.Engine) -> None:
+    options = {} if value is True else value
+    text, applied = in_the_library(engine, Dola(**options))
+    assert over_http(client, dola=value) == (text, applied)
+    assert sum(applied["dola"]["chosen"].values()) > 0
+    assert applied["dola"]["premature"] == options.get("premature", [2])
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code", "message"),
     [
@@ -89,6 +99,13 @@ def test_a_picture_or_a_box_is_looked_at(value: Any, client: FlaskClient, engine
             "invalid_value",
             "must be [x0, y0, x1, y1] with x0 < x1 and y0 < y1; got [0.0, 0.0, 0.0, 1.0].",
         ),
+        (
+            {"dola": {"premature": [8]}},
+            "dola.premature",
+            "invalid_value",
+            "must be numbers from 0, the embeddings, to 7",
+        ),
+        ({"dola": {"bucket": "mid"}}, "dola.bucket", "invalid_value", "must be one of low, high; got 'mid'."),
         ({"look_at": {"bias": 50}}, "look_at.bias", "invalid_value", "must be from -20 to 20; got 50"),
         ({"look_at": {"image": 2}}, "look_at.image", "invalid_value", "the request holds 1 image."),
         ({"look_at": {"heads": [6]}}, "look_at.heads", "invalid_value", "from 0 to 5; got [6]."),

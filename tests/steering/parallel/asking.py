@@ -15,6 +15,7 @@ from PIL import Image
 
 import steering
 from steering import Diagnose, Generate, Grammar, Icd, Pai, Request, Sage, Sampling, See, Steer, Think, Vcd
+from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.interventions.project_out import ProjectOut
 from steering.model.alarm import Alarm
@@ -99,6 +100,7 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "vcd": ask(one, Vcd()),
         "icd": ask(one, Icd(), diagnose=True),
         "pai": ask(two, Pai()),
+        "dola": ask(one, Dola(premature=[0, 2, 5], normalise=True)),
         "looking": ask(two, LookAt(bias=4.0, image=2, heads=[0, 3]), diagnose=["patches"]),
         "projected out": ask(two, ProjectOut(vector=vector, layers=[0, 3]), diagnose=["residual"]),
         "told that it may refuse": ask(one, steering.RefusalPrompt(place="system"), diagnose=["focus"]),

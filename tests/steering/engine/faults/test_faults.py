@@ -31,6 +31,7 @@ from steering import (
     Think,
     Vcd,
 )  # fmt: skip
+from steering.interventions.dola import Dola
 from steering.interventions.look_at import LookAt
 from steering.runner import choice
 from tests import families
@@ -47,6 +48,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "vcd": {"interventions": [Vcd()]},
     "icd": {"interventions": [Icd()]},
     "pai": {"interventions": [Pai()]},
+    "dola": {"interventions": [Dola(premature=[0, 1])]},
+    "dola contrasted": {"interventions": [Dola(premature=[0, 1]), Vcd()]},
     "looking": {"interventions": [LookAt(bias=2.0)]},
     "three": {"n": 3, "sampling": replace(SAMPLING, temperature=1.5, seed=3)},
     "three contrasted": {"n": 2, "interventions": CONTRASTED},
@@ -74,6 +77,7 @@ STAGES_OF = {
     "vcd": ALWAYS | TWINS,
     "icd": ALWAYS | TWINS,
     "pai": ALWAYS | TWINS,
+    "dola contrasted": ALWAYS | TWINS,
     "three": ALWAYS | {"fork"},
     "three contrasted": ALWAYS | TWINS | {"mask", "fork"},
     "baseline": ALWAYS | TWINS,
