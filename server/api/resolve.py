@@ -21,13 +21,11 @@ from server.wire.structured import tools_of
 from steering import (
     RESERVED_VARIABLES,
     Asked,
-    Auto,
     Diagnose,
     Earlier,
     Inapplicable,
     Request,
     Sampling,
-    Steering,
     Tools,
 )
 from steering.protocol.readout import cheap
@@ -119,16 +117,6 @@ def _without_tools(place: str) -> str:
     return f"'{place}' cannot be used: this model's chat template knows no tools, or none of a known format."
 
 
-def automatic(chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping | None = None) -> Auto | None:
-    """Steering whose way the engine is to find; None where it is stated, or nothing is to be steered."""
-    skipping = skipping or Skipping()
-    for name, given in chat.interventions.items():
-        if isinstance(given.form, SteeringForm) and given.form.toward == "auto" and not skipping.skips(name):
-            with skipping.of(name):
-                return steers.automatic(given.form, serving, settings)
-    return None
-
-
 def _interventions(chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping) -> list[Asked]:
     pictures = len(list(image_urls(chat.messages))) if chat.messages else None
     found: list[Asked] = []
@@ -141,8 +129,8 @@ def _interventions(chat: ChatRequest, serving: Serving, settings: Settings, skip
             with skipping.of(name):
                 _supported(name, "", name, serving)
                 if isinstance(given.form, SteeringForm):
-                    stated = steers.stated(given.form, serving, settings, pictures, skipping.may(name))
-                    found += [Steering(stated)] if stated else []
+                    steering = steers.asked(given.form, serving, settings, pictures, skipping.may(name))
+                    found += [] if steering is None else [steering]
     return skipping.one_contrast(found)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from server.api.resolve import automatic, diagnose_of, ignored_variables, resolve, sampling_of
+from server.api.resolve import diagnose_of, ignored_variables, resolve, sampling_of
 from server.errors import ApiError, BadRequest
 from server.images.load import ImageLoader
 from server.presets.preset import AT, PLAIN, Preset, built_in
@@ -96,7 +96,6 @@ class Presets:
             skipping = Skipping(preset.name, frozenset(preset.fields))
             with _named(preset):
                 request = resolve(chat, serving, settings, ImageLoader(settings), skipping=skipping)
-                automatic(chat, serving, settings, skipping)
                 twins = [".".join(one.path) for one in request.asked.values() if one.twin]
                 if len(twins) > 1:
                     raise RequestError(f"'{twins[0]}' and '{twins[1]}' both contrast an answer with a twin; keep one.")

@@ -227,17 +227,17 @@ def test_a_fault_while_the_way_is_found_is_that_request_s(
 ) -> None:
     engine = make_engine(FAMILY, slots=4)
     chat = families.example_messages(FAMILY, 1, text="Text context: it is closed.\nIs it open?")
-    request = Request(chat, SAMPLING)
-    expected = answers(engine, [steering.decide(engine, request, Auto(vector(engine)))])
+    request = Request(chat, SAMPLING, Auto(vector(engine)))
+    expected = answers(engine, [steering.decide(engine, request)])
     for at in (1, 2, 4):
         with monkeypatch.context() as patch:
             patch.setattr(engine._runner, "prefill", Once(engine._runner.prefill, at, behind=False))
             try:
-                assert answers(engine, [steering.decide(engine, request, Auto(vector(engine)))]) == expected
+                assert answers(engine, [steering.decide(engine, request)]) == expected
             except Fault:
                 engine.step()
         assert engine.stats()["running"] == engine.stats()["waiting"] == 0
-    assert answers(engine, [steering.decide(engine, request, Auto(vector(engine)))]) == expected
+    assert answers(engine, [steering.decide(engine, request)]) == expected
 
 
 def test_a_prompt_that_always_fails_ends_alone(
