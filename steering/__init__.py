@@ -40,7 +40,7 @@ from steering.model.mllm import MLLM
 from steering.prompt.bounds import TextBounds
 from steering.prompt.tokens import TOKENS
 from steering.protocol.asked import Asked, Options
-from steering.protocol.prelude import Prelude, in_place_of, next_prelude
+from steering.protocol.intervention import Prelude, in_place_of, next_prelude
 from steering.protocol.readout import Diagnose, Earlier
 from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, Timing, TokenLogprob
 from steering.readouts import registry as _readouts  # noqa: F401

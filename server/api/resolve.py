@@ -28,7 +28,7 @@ from steering import (
     Sampling,
     Tools,
 )
-from steering.protocol.readout import cheap
+from steering.protocol.readout import cheap, readout_options
 
 
 def resolve(
@@ -176,24 +176,14 @@ def diagnose_of(wire: Diagnostics | None, readouts: frozenset[str], earlier: Ear
     include = frozenset(cheap() & readouts if wire.include is None else wire.include)
     if wire.compare_to is not None:
         include |= {"drift"}
-    layers = tuple(wire.layers) if isinstance(wire.layers, list) else None
-    last = wire.layers["last"] if isinstance(wire.layers, dict) else None
-    diagnose = Diagnose(
-        include,
-        layers,
-        last,
-        wire.heatmaps,
-        wire.causal,
-        wire.discount_sinks,
-        wire.target_image,
-        wire.spans,
-        wire.residual_rows,
-        wire.drift_rows,
-        earlier,
-    )
+    options: dict[str, Any] = {}
+    for name, option in readout_options().items():
+        if option.written:
+            options |= option.keywords(getattr(wire, name))
+    diagnose = Diagnose(include, earlier=earlier, **options)
     for one in diagnose.readouts:
         if one.name not in readouts:
-            beside = one.name not in include and one.name in Diagnostics.model_fields
+            beside = one.name not in include and one.name in type(wire).model_fields
             param = f"diagnostics.{one.name if beside else 'include'}"
             raise Inapplicable(
                 f"'{param}': the readout {one.name!r} is not supported by this server's engine.",

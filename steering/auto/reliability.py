@@ -23,8 +23,8 @@ from steering.errors import Inapplicable, RequestError
 from steering.interventions.steer import Steer, Steering, check_steer
 from steering.model.mllm import MLLM
 from steering.prompt.chat import blanked, pictures_of, without_context, without_images
+from steering.protocol.intervention import Prelude, Rounds
 from steering.protocol.messages import chat_of
-from steering.protocol.prelude import Prelude, Rounds
 from steering.protocol.request import RENDERED_BY, Request, Result, Sampling
 from steering.vectors.vector import SteeringVector
 

@@ -22,7 +22,7 @@ from steering.prompt.layout import Layout, Prompt, build_prompt
 from steering.prompt.rendering import TemplateOptions
 from steering.prompt.tiles import tiling_of
 from steering.protocol.asked import Asked
-from steering.protocol.prelude import Prelude
+from steering.protocol.intervention import Prelude
 from steering.protocol.readout import Surroundings
 from steering.protocol.request import Request
 from steering.protocol.sequence import Pair, Sequence, Spec

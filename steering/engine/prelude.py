@@ -8,7 +8,7 @@ from typing import TypeVar
 from steering.engine.completion import Completion
 from steering.engine.engine import Engine
 from steering.engine.turn import Turn
-from steering.protocol.prelude import in_place_of, next_prelude
+from steering.protocol.intervention import in_place_of, next_prelude
 from steering.protocol.request import Request, Result
 
 Begun = Callable[[Completion], object]

@@ -10,7 +10,7 @@ import pytest
 import steering
 from steering import Prelude, Request, RequestError, Sampling, decide, decide_next
 from steering.protocol import intervention
-from steering.protocol.prelude import Rounds
+from steering.protocol.intervention import Rounds
 from tests import families
 from tests.steering.conftest import MakeEngine
 from tests.toys.nudge import Nudge, NudgeSlots
