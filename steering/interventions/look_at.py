@@ -139,8 +139,9 @@ class LookAtRows(AttentionHook):
     def changes(self, layer: int) -> bool:
         return self._biased is not None and layer in self._layers
 
-    def product(self, layer: int, value: torch.Tensor, exact: Product) -> torch.Tensor:
-        assert self._biased is not None
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> Any:
+        if self._biased is None or layer not in self._layers:
+            return None
         device = value.device
         patches = self._patches[:, None, : value.shape[2], None].to(device)  # (rows, 1, columns, 1)
         bias = self._bias[:, layer, :, None, None] * self._biased[:, None, :, None]  # (rows, heads, n, 1)
