@@ -13,8 +13,7 @@ from steering.bins import Bins
 from steering.engine.completion import Completion
 from steering.engine.engine import Engine
 from steering.engine.magnitudes import magnitudes
-from steering.engine.prelude import decide, decide_next
-from steering.engine.turn import Turn
+from steering.engine.turn import Turn, decide, decide_next
 from steering.errors import (
     Busy,
     ContextOverflow,

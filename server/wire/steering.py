@@ -9,15 +9,14 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Flag, Layers, Number, Strict
-from steering.prompt.tokens import PATTERN
-from steering.protocol.asked import vector_names
+from steering.protocol.asked import TokenWord, vector_names
 from steering.vectors.option import Vector
 
 
 class Apply(Strict):
     """What a vector is added to."""
 
-    tokens: str = Field("all", json_schema_extra={"pattern": PATTERN})
+    tokens: TokenWord = "all"
     """all, prompt, generated, image or text tokens, or `image:2` for those of the second picture alone."""
 
 

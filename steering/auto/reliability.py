@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 from steering.auto.surprise import Surprise, bound_of, surprising
 from steering.engine.engine import Engine
-from steering.engine.prelude import Begun, run_rounds
-from steering.engine.turn import Turn
+from steering.engine.turn import Begun, Turn, run_rounds
 from steering.errors import Inapplicable, RequestError
 from steering.interventions.steer import Steer, Steering, check_steer
 from steering.model.mllm import MLLM

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from steering.engine.engine import Engine
-from steering.engine.prelude import Begun, run_rounds
-from steering.engine.turn import Turn
+from steering.engine.turn import Begun, Turn, run_rounds
 from steering.errors import Inapplicable
 from steering.model.mllm import MLLM
 from steering.prompt.chat import contexts_of, without_context, without_images
