@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from steering.errors import RequestError
 from steering.model.mllm import MLLM
@@ -98,7 +98,7 @@ def _is_in_the_prompt(value: int | None, mllm: MLLM, layout: Layout) -> None:
 
 TARGET_IMAGE = ReadoutOption(
     "target_image",
-    Annotated[int, Field(strict=True)] | None,
+    Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1), WithJsonSchema({"type": "integer"})] | None,
     None,
     "The picture that should be looked at, counted from 1: the focus says whether it was.",
     _number_of_an_image,
