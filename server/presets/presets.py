@@ -85,8 +85,9 @@ class Presets:
     def vectors(self, preset: Preset) -> list[str]:
         """The names of the steering vectors that one asks for."""
         given = _chat(preset, self.chats).interventions.values()
-        own = [name for one in given for options in one.asked for name in options.vectors]
-        return own + [name for one in given if isinstance(one.form, SteeringForm) for name in one.form.names]
+        own = [name for field in given for options in field.asked for name in options.vectors]
+        forms = [field.form for field in given if isinstance(field.form, SteeringForm)]
+        return own + [name for form in forms for name in form.names]
 
     def check(self, serving: Serving, settings: Settings) -> None:
         """Ask of a model what those of the settings ask; raises SettingsError where a value is wrong for every request. What

@@ -1,4 +1,4 @@
-"""What a request may say of its readouts: which ones, and the options that they declare."""
+"""A request names its readouts, and sets the options that they declare."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One place in the queue for a caller who asks several times, because a request depends on what the one before it said; and
-preludes, which do."""
+"""One place in the queue serves a caller who asks several times, because a request depends on the one before it. Preludes,
+whose requests do, run here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Decided = TypeVar("Decided")
 
 
 class Generates(Protocol):
-    """What answers requests: an engine, or a turn of it."""
+    """Answers requests, as an engine does, or a turn of it."""
 
     mllm: MLLM
 

@@ -12,7 +12,7 @@ transformers' own former implementation shares:
 - states are numbered as there: 0 is the embeddings, l what l layers have made of them.
 The candidates of a `bucket` are transformers': every other state of the lower or of the upper half, of models with more
 than 40 layers of the first or the last 20, from the second layer on where the head is the embedding matrix.
-Unlike there each row chooses its own layer, not a batch one together.
+Unlike there each row chooses its own layer, where a batch chose one together.
 
 A grammar's mask and a twin's contrast come first: p is made of the logits that they leave, and q of the same tokens.
 Penalties, bias, temperature, log-probabilities and forced tokens come behind, as the authors' logits processors do.
@@ -80,11 +80,11 @@ class Dola(Options):
         return bucket(self.bucket, mllm.num_layers, bool(getattr(mllm.model.config, "tie_word_embeddings", False)))
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """What it did. taken: by state, for how many tokens it was the one."""
+        """Report the candidates and their choice. taken: by state, the number of tokens for which it was chosen."""
         return {
             **self.settings(),
             "premature": sorted(taken),
-            "chosen": {str(one): taken[one] for one in sorted(taken)},
+            "chosen": {str(state): taken[state] for state in sorted(taken)},
         }
 
     def brief(self, report: dict[str, Any]) -> dict[str, Any]:
@@ -124,15 +124,15 @@ class DolaRows(LayerHook):
     def __init__(self, states: list[int], last: torch.Tensor | None):
         self.states = states
         self._last = last
-        self._found: list[torch.Tensor] = []
+        self._gathered: list[torch.Tensor] = []
 
     def after(
         self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
     ) -> torch.Tensor:
         if layer == 0 and 0 in self.states:
-            self._found.append(self._at_last(before))
+            self._gathered.append(self._at_last(before))
         if layer + 1 in self.states:
-            self._found.append(self._at_last(hidden))
+            self._gathered.append(self._at_last(hidden))
         return hidden
 
     def _at_last(self, states: torch.Tensor) -> torch.Tensor:
@@ -142,8 +142,8 @@ class DolaRows(LayerHook):
         return states[torch.arange(len(last), device=states.device), last]
 
     def early(self, device: torch.device) -> torch.Tensor:
-        """What was gathered."""
-        return torch.stack([found.to(device) for found in self._found], 1)
+        """Return the gathered states, (rows, states, d)."""
+        return torch.stack([states.to(device) for states in self._gathered], 1)
 
 
 class DolaSlots(Slots):
@@ -192,12 +192,12 @@ class DolaSlots(Slots):
         kept[:, index] = batch.latest(hook.early(kept.device), kept[:, index])
 
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        rows = [(row, one) for row, one in enumerate(sequences) if _asked(one) is not None]
+        rows = [(row, sequence) for row, sequence in enumerate(sequences) if _asked(sequence) is not None]
         if not rows:
             return logits
-        places = torch.tensor([[row, one.slot, len(one.tokens)] for row, one in rows])
+        places = torch.tensor([[row, sequence.slot, len(sequence.tokens)] for row, sequence in rows])
         at, slot, token = sent(places, logits.device).unbind(1)
-        states = sent(torch.tensor(self._states([one for _, one in rows])), logits.device)
+        states = sent(torch.tensor(self._states([sequence for _, sequence in rows])), logits.device)
         last, early = logits[at].log_softmax(-1), self._early(rows, self.early[slot][:, states])
         early = early.masked_fill((last == -torch.inf)[:, None], -torch.inf).log_softmax(-1)
         far = divergences(last[:, None], early, self.released[slot])
@@ -215,8 +215,9 @@ class DolaSlots(Slots):
         return {state: counts[state] for state in dola.candidates(self.pool.mllm)}
 
     def _early(self, rows: list[tuple[int, Sequence]], hidden: torch.Tensor) -> torch.Tensor:
-        """(rows, states, vocabulary): what the head makes of early states (rows, states, d)."""
-        mllm, normalise = self.pool.mllm, [(dola := _asked(one)) is not None and dola.normalise for _, one in rows]
+        """Return logits (rows, states, vocabulary) of early states (rows, states, d)."""
+        mllm = self.pool.mllm
+        normalise = [(dola := _asked(sequence)) is not None and dola.normalise for _, sequence in rows]
         if any(normalise):
             which = sent(torch.tensor(normalise), hidden.device)[:, None, None]
             hidden = torch.where(which, mllm.normalised(hidden), hidden)
@@ -224,9 +225,8 @@ class DolaSlots(Slots):
 
     def _states(self, sequences: list[Sequence]) -> list[int]:
         mllm = self.pool.mllm
-        return sorted(
-            {state for one in sequences if (dola := _asked(one)) is not None for state in dola.candidates(mllm)}
-        )
+        dolas = [dola for sequence in sequences if (dola := _asked(sequence)) is not None]
+        return sorted({state for dola in dolas for state in dola.candidates(mllm)})
 
     def _rows(self, sequences: list[Sequence], last: torch.Tensor | None) -> DolaRows | None:
         states = self._states(sequences)

@@ -96,7 +96,7 @@ class LookAt(Options):
         return int(images[self.image - 1].columns.max()) + 1 if behind else 0
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """What it did. taken: how many patches were looked at, and the layers and heads."""
+        """Report where it looked. taken: the number of patches, the layers, and the heads."""
         patches, layers, heads = taken
         return {**self.settings(), "layers": layers, "heads": heads, "patches": patches}
 
@@ -211,7 +211,7 @@ class LookAtSlots(Slots):
         return len(look.columns(sequence.prompt)), look.chosen_layers(self.pool.layers), heads
 
     def _rows(self, rows: slice, sequences: list[Sequence], places: torch.Tensor | None) -> LookAtRows | None:
-        looks = [look for one in sequences if (look := _asked(one)) is not None and look.bias]
+        looks = [look for sequence in sequences if (look := _asked(sequence)) is not None and look.bias]
         if not looks:
             return None
         layers = frozenset().union(*(look.chosen_layers(self.pool.layers) for look in looks))

@@ -63,8 +63,8 @@ class ProjectOut(Options):
         check_choice(self.chosen, len(prompt.layout.images), "project_out.tokens")
 
     def report(self, taken: Any) -> dict[str, Any]:
-        """What it did. taken: `Removed`; `removed` is |h . v| / |h|, the share of a state's length along the direction, mean
-        over the touched tokens and layers; None where there were none."""
+        """Report what was removed. taken: `Removed`; `removed` is |h . v| / |h|, the share of a state's length along the
+        direction, mean over the touched tokens and layers; None where there were none."""
         values = taken.tokens * len(self.touched_layers)
         return {
             "vector": self.settings()["vector"],
@@ -76,7 +76,7 @@ class ProjectOut(Options):
 
 
 class Removed(NamedTuple):
-    """How many tokens were touched, and the sum over them and over layers of |h . v| / |h|."""
+    """Counts the touched tokens; `share` is the sum over them and over layers of |h . v| / |h|."""
 
     tokens: int
     share: float
@@ -176,7 +176,7 @@ class ProjectOutSlots(Slots):
         return Removed(tokens, float(share))
 
     def _rows(self, rows: slice, sequences: list[Sequence], touched: torch.Tensor) -> ProjectOutRows | None:
-        layers = [asked.touched_layers for one in sequences if (asked := _asked(one)) is not None]
+        layers = [asked.touched_layers for sequence in sequences if (asked := _asked(sequence)) is not None]
         if not layers:
             return None
         return ProjectOutRows(self.directions[rows], touched, frozenset().union(*layers))

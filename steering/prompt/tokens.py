@@ -1,4 +1,4 @@
-"""Which tokens of a prompt and of its answer an intervention touches: the words that say so, and the classes behind them."""
+"""Words choose the tokens of a prompt and of its answer that an intervention touches; prompts fall into classes for them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TokenChoice:
 
     @property
     def generated(self) -> bool:
-        """Whether generated tokens are touched."""
+        """True where generated tokens are touched."""
         return self.word in ("all", "generated")
 
     def classes(self, count: int) -> torch.Tensor:
@@ -64,8 +64,8 @@ class TokenChoice:
 
 
 def class_count(choices: Iterable[TokenChoice], images: int) -> int:
-    """How many classes the tokens of prompts with up to `images` images fall into: the text and the images, told apart
-    only where a choice is one of them."""
+    """Return the number of classes of tokens in prompts with up to `images` images: the text and the images, which are
+    apart only where a choice is one of them."""
     return max(1 + images if any(choice.image is not None for choice in choices) else 2, 2)
 
 

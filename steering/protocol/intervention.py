@@ -71,10 +71,12 @@ class Prelude(Asked):
 
 def next_prelude(request: Request) -> Prelude | None:
     """Return the first prelude of a request that is not decided yet; None where there is none."""
-    return next((one for one in request.asked.values() if isinstance(one, Prelude)), None)
+    return next((asked for asked in request.asked.values() if isinstance(asked, Prelude)), None)
 
 
 def in_place_of(request: Request, prelude: Prelude, decided: Sequence[Asked] = ()) -> Request:
     """Return the request with other interventions where a prelude stood."""
-    others = (decided if one is prelude else (one,) for one in request.asked.values())
-    return replace(request, interventions=[one for some in others for one in some])
+    interventions: list[Asked] = []
+    for asked in request.asked.values():
+        interventions += decided if asked is prelude else [asked]
+    return replace(request, interventions=interventions)

@@ -84,7 +84,7 @@ class ReadoutOption:
 
     @property
     def at_rest(self) -> Any:
-        """What a request has where it says nothing."""
+        """The value in a request that says nothing of it."""
         return self.default if self.unset is None else self.unset
 
     def keywords(self, value: Any) -> Mapping[str, Any]:
@@ -155,7 +155,9 @@ class Diagnose:
         checked = {name: known[name].check(value) for name, value in values.items()}
         object.__setattr__(self, "include", names)
         object.__setattr__(self, "earlier", earlier)
-        object.__setattr__(self, "given", {name: one for name, one in checked.items() if one != known[name].default})
+        object.__setattr__(
+            self, "given", {name: value for name, value in checked.items() if value != known[name].default}
+        )
 
     def __hash__(self) -> int:
         return hash((self.include, *self.given))

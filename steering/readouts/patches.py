@@ -90,7 +90,7 @@ def _read_layers(value: Any) -> dict[str, Any]:
 
 
 def _written_layers(options: Diagnose) -> Any:
-    """What a request gives for these keywords."""
+    """Return what a request gives for these keywords."""
     if options[LAST_LAYERS] is not None:
         return {"last": options[LAST_LAYERS]}
     return "all" if options[LAYERS] is None else list(options[LAYERS])
