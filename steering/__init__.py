@@ -7,13 +7,13 @@ Linux) or KMP_BLOCKTIME=0 (with Intel's or LLVM's) in the environment before tor
 threads spin while they wait for each other, and take the time from the very thread that they wait for.
 """
 
-from steering.auto.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, decide, find, measure
+from steering.auto.reliability import CRITERIA, DROP, Auto, Criterion, Reliability, check_auto, find, measure
 from steering.auto.surprise import Surprise, surprises
 from steering.bins import Bins
 from steering.engine.completion import Completion
 from steering.engine.engine import Engine
 from steering.engine.magnitudes import magnitudes
-from steering.engine.turn import Turn
+from steering.engine.turn import Turn, decide, decide_next
 from steering.errors import (
     Busy,
     ContextOverflow,
@@ -27,18 +27,19 @@ from steering.errors import (
 from steering.grammar.grammar import Grammar
 from steering.interventions import registry as _interventions  # noqa: F401
 from steering.interventions.contrast import Contrast, Icd, Vcd
-from steering.interventions.generate import Generate
+from steering.interventions.generate import Generate, Sage
 from steering.interventions.pai import Pai
 from steering.interventions.refusal import RefusalPrompt
-from steering.interventions.sage import Sage
 from steering.interventions.see import See
-from steering.interventions.steer import TOKENS, TOWARD, Steer, Steering, check_steer, planned
+from steering.interventions.steer import TOWARD, Steer, Steering, check_steer, planned
 from steering.interventions.think import Think
 from steering.model.chat.template import RESERVED_VARIABLES
 from steering.model.loading import load, refuse_structure
 from steering.model.mllm import MLLM
 from steering.prompt.bounds import TextBounds
+from steering.prompt.tokens import TOKENS
 from steering.protocol.asked import Asked, Options
+from steering.protocol.intervention import Prelude, in_place_of, next_prelude
 from steering.protocol.readout import Diagnose, Earlier
 from steering.protocol.request import MAX_TOP_LOGPROBS, Choice, Chunk, Request, Result, Sampling, Timing, TokenLogprob
 from steering.readouts import registry as _readouts  # noqa: F401
@@ -79,6 +80,7 @@ __all__ = [
     "Inapplicable",
     "Options",
     "Pai",
+    "Prelude",
     "RefusalPrompt",
     "Reliability",
     "Request",
@@ -106,11 +108,14 @@ __all__ = [
     "check_auto",
     "check_steer",
     "decide",
+    "decide_next",
     "drift",
     "find",
+    "in_place_of",
     "load",
     "magnitudes",
     "measure",
+    "next_prelude",
     "planned",
     "refuse_structure",
     "surprises",

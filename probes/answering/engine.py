@@ -81,7 +81,7 @@ class InProcess:
                 steers = (Steer(push.vector, SIGNS[push.toward] * push.strength, push.layers),)
             else:
                 auto = Auto(push.vector, push.strength, push.layers)
-                steers = (auto.toward(push.toward) if found is None else auto.steer(found),)
+                steers = (auto.stated(push.toward) if found is None else auto.steer(found),)
         return request(
             with_picture(self.engine.mllm, question.chat),
             (*steers, *question.interventions),

@@ -8,6 +8,7 @@ from typing import Any
 from probes.answering.base import SIGNS, Push
 from steering import DROP, Criterion, Diagnose, Options
 from steering.protocol.intervention import REGISTRY
+from steering.protocol.readout import readout_options
 
 
 def fields(interventions: Iterable[Options]) -> dict[str, Any]:
@@ -43,13 +44,11 @@ def diagnostics(asked: Diagnose) -> dict[str, Any]:
     """The field that asks for readouts; raises ValueError for a drift from an answer that no server knows."""
     if asked.earlier is not None:
         raise ValueError("A drift from an answer of this process cannot be asked of a server.")
-    said: dict[str, Any] = {"include": sorted(asked.include)}
-    if asked.last_layers is not None:
-        said["layers"] = {"last": asked.last_layers}
-    elif asked.layers is not None:
-        said["layers"] = list(asked.layers)
-    plain = ("heatmaps", "causal", "discount_sinks", "target_image", "spans", "residual_rows", "drift_rows")
-    return said | {name: getattr(asked, name) for name in plain if getattr(asked, name) != getattr(Diagnose, name)}
+    options = {name: option for name, option in readout_options().items() if option.written}
+    given = {name: option.wire(asked) for name, option in options.items()}
+    return {"include": sorted(asked.include)} | {
+        name: value for name, value in given.items() if value != options[name].at_rest
+    }
 
 
 def _criterion(criterion: Criterion) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from server.http.watcher import Watch, client_socket
 from server.journal.entry import Entry
 from server.openapi.examples import of_chat
 from server.openapi.operation import EVENTS, JSON, documented
-from server.requests.resolve import automatic, resolve
+from server.requests.resolve import resolve
 from server.requests.skipping import Skipping
 from server.wire.answers import ChatCompletion, ChatCompletionChunk, ErrorBody
 from server.wire.chat import ChatRequest
@@ -103,13 +103,11 @@ def submit(
 
             with pictures_turn(app, serving, chat) as images.check:
                 resolved = resolve(chat, serving, app.settings, images, earlier, skipping)
-                auto = automatic(chat, serving, app.settings, skipping)
-                if auto is None:
+                at_once = steering.next_prelude(resolved) is None
+                if at_once:
                     resolved, completion = submitted(resolved)
-            if auto is not None:  # takes several steps of the engine, so that nothing else may wait for it
-                with skipping.of(steering.Steering.name()):
-                    resolved = decided(app, turn, resolved, auto)
-                resolved, completion = submitted(resolved)
+            if not at_once:  # takes several steps of the engine, so that nothing else may wait for it
+                resolved, completion = submitted(decided(app, turn, resolved, skipping))
     except steering.Fault:
         app.runtime.serving()  # the engine has stopped meanwhile: 503 rather than 500
         raise
@@ -146,15 +144,19 @@ def pictures_turn(app: AppContext, serving: Serving, chat: ChatRequest) -> Itera
         yield check
 
 
-def decided(app: AppContext, turn: ServedTurn, asked: steering.Request, auto: steering.Auto) -> steering.Request:
-    """The request, steered the way that is found for it; what is measured for that ends when its client leaves."""
-    measuring = Measuring()
-    with watched(app, measuring.cancel) as check:
-        try:
-            return turn.decide(asked, auto, measuring.begun)
-        except steering.Fault:
-            check()
-            raise
+def decided(app: AppContext, turn: ServedTurn, asked: steering.Request, skipping: Skipping) -> steering.Request:
+    """The request once its preludes have run, without those that do not apply; what runs for them ends when its client
+    leaves."""
+    while (prelude := steering.next_prelude(asked)) is not None:
+        without, measuring = steering.in_place_of(asked, prelude), Measuring()
+        with skipping.of(".".join(prelude.path)), watched(app, measuring.cancel) as check:
+            try:
+                without = turn.decide(asked, measuring.begun)
+            except steering.Fault:
+                check()
+                raise
+        asked = without
+    return asked
 
 
 def deadline(app: AppContext) -> float:

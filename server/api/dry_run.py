@@ -9,7 +9,7 @@ import steering
 from server.api.answers import ignoring
 from server.context import AppContext
 from server.engine.runtime import Serving
-from server.requests.resolve import automatic, resolve
+from server.requests.resolve import resolve
 from server.requests.steers import entry
 from server.wire.messages import image_urls
 from server.wire.steering import SteeringForm as NamedSteering
@@ -24,11 +24,11 @@ def validate(body: bytes, serving: Serving, app: AppContext) -> dict[str, Any]:
     resolved = resolve(asked, serving, app.settings, app.image_loader(), skipping=skipping)
     found = resolved.asked.get(name := steering.Steering.name())
     steers = found.steers if isinstance(found, steering.Steering) else ()
-    auto = automatic(asked, serving, app.settings, skipping)
+    auto = found if isinstance(found, steering.Auto) else None
     if auto is not None:
         with skipping.of(name):
             serving.engine.check_auto(auto)
-            steers = (auto.toward("vision"),)
+            steers = (auto.stated("vision"),)
     forms = [given.form for given in asked.interventions.values()]
     listed = any(isinstance(form, NamedSteering) and form.vectors is not None for form in forms)
     for i, steer in enumerate(steers):

@@ -63,8 +63,8 @@ class LocalTurn:
         with self._preparing:
             return self._turn.submit(request, prompts.received(prompt))
 
-    def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
-        return steering.decide(self._turn, request, auto, begun)
+    def decide(self, request: Request, begun: Callable[[ServedCompletion], object]) -> Request:
+        return steering.decide_next(self._turn, request, begun)
 
 
 class LocalEngine:

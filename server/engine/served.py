@@ -100,9 +100,10 @@ class ServedTurn(Protocol):
         """Queue a request. Raises RequestError when it is wrong, Busy when the queue is full, Fault when the engine is
         closed."""
 
-    def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
-        """The request, steered the way that is found for it. `begun` is given everything that runs for that, so that it can
-        be cancelled; raises Fault then. Needed where `interventions` has "steering"."""
+    def decide(self, request: Request, begun: Callable[[ServedCompletion], object]) -> Request:
+        """Return the request with the intervention that its first prelude decides on (`steering.decide_next`). `begun` is
+        given everything that runs for that, so that it can be cancelled; raises Fault then. Needed where `interventions` has
+        "steering"."""
 
 
 @runtime_checkable

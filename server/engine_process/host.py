@@ -259,7 +259,7 @@ class Host:
     def _answer_check_auto(self, number: int, auto: Auto) -> None:
         self._engine.check_auto(auto)
 
-    def _answer_decide(self, number: int, turn: int, group: str, request: Request, auto: Auto) -> Any:
+    def _answer_decide(self, number: int, turn: int, group: str, request: Request) -> Any:
         self._deciding[number] = []
 
         def begun(completion: ServedCompletion) -> None:
@@ -271,7 +271,7 @@ class Host:
                 running.append(completion)
 
         try:
-            return self._turn(turn, group).decide(request, auto, begun).interventions
+            return self._turn(turn, group).decide(request, begun).interventions
         finally:
             del self._deciding[number]
 

@@ -54,10 +54,10 @@ class RemoteTurn:
                 return self._engine.submit(self, request)
         return self._engine.submit(self, request, prompt)
 
-    def decide(self, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]) -> Request:
-        """Have the other process find the way."""
+    def decide(self, request: Request, begun: Callable[[ServedCompletion], object]) -> Request:
+        """Have the other process run the first prelude."""
         self.known = True
-        return self._engine.decide(self, request, auto, begun)
+        return self._engine.decide(self, request, begun)
 
 
 class RemoteEngine:
@@ -151,13 +151,11 @@ class RemoteEngine:
         completion.prompt_tokens, completion.max_tokens = found
         return completion
 
-    def decide(
-        self, turn: RemoteTurn, request: Request, auto: Auto, begun: Callable[[ServedCompletion], object]
-    ) -> Request:
-        """The request, steered as the other process finds; `begun` is given what cancels that."""
+    def decide(self, turn: RemoteTurn, request: Request, begun: Callable[[ServedCompletion], object]) -> Request:
+        """The request as the other process decides; `begun` is given what cancels that."""
         number = next(self._numbers)
         begun(RemoteCompletion(self.send, number, 0, turn.group))
-        found = self._ask("call", "decide", [turn.number, turn.group, request, auto], number=number)
+        found = self._ask("call", "decide", [turn.number, turn.group, request], number=number)
         return replace(request, interventions=found)
 
     def stats(self) -> Mapping[str, float]:

@@ -136,7 +136,7 @@ def shared(
         "toward": toward,
         **{f"sage_{stage}": f"sage.{stage}" in asked for stage in STAGES},
         "contrast": next((clean(one.kind, 16) for one in asked.values() if one.path == ("contrast",)), "none"),
-        "vectors": listed(sorted({steer.vector.name for steer in steers})),
+        "vectors": listed(sorted({name for one in asked.values() for name in one.vectors})),
         "prompt_tokens": prompt_tokens,
         "images": sum(1 for _ in image_urls(chat.messages)),
         "answer_correct": {"true": True, "false": False}.get(right or ""),

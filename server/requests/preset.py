@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args
 
 from server.engine.served import Capabilities
+from server.vectors.names import has, known
 from server.wire.steering import SteeringForm
-from steering import Options, Steering, VectorError, VectorStore
+from steering import Options, Steering, VectorStore
 from steering.protocol.forms import KIND
 from steering.protocol.intervention import REGISTRY
 
@@ -45,9 +46,10 @@ def built_in(able: Capabilities, store: VectorStore) -> dict[str, Preset]:
     """A preset for each intervention that can be asked for and needs nothing to be said of it, for each group of them with
     its members alone, and, where the model has a vector for them, for each way to steer."""
     asked: dict[str, dict[str, Any]] = {}
-    if Steering.name() in able.interventions and _has_preference(store, able.fingerprint):
+    if Steering.name() in able.interventions and has(store, VECTOR, able.fingerprint, preference=True):
         asked |= {way: {Steering.name(): {"toward": way}} for way in WAYS}
-    kinds = [kind for name, (kind, _) in REGISTRY.items() if name in able.interventions and _is_complete(kind)]
+    whole = [kind for name, (kind, _) in REGISTRY.items() if name in able.interventions and _is_complete(kind)]
+    kinds = [kind for kind in whole if known(kind, store, able.fingerprint)]
     for kind in kinds:
         head, *rest = kind.path
         if not rest:
@@ -59,14 +61,6 @@ def built_in(able: Capabilities, store: VectorStore) -> dict[str, Preset]:
     return {name: Preset(name, fields) for name, fields in asked.items()}
 
 
-def _is_complete(kind: type[Any]) -> bool:
+def _is_complete(kind: type[Any]) -> TypeGuard[type[Options]]:
     """Whether all defaults make a request of it."""
     return issubclass(kind, Options) and not any(field.is_required() for field in kind.model_fields.values())
-
-
-def _has_preference(store: VectorStore, fingerprint: str) -> bool:
-    try:
-        vector = store.get(VECTOR)
-    except (VectorError, OSError):
-        return False
-    return vector.fingerprint == fingerprint and vector.positive is not None

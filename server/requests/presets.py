@@ -13,7 +13,7 @@ from server.engine.runtime import Serving
 from server.errors import ApiError, BadRequest
 from server.images.load import ImageLoader
 from server.requests.preset import AT, PLAIN, Preset, built_in
-from server.requests.resolve import automatic, diagnose_of, ignored_variables, resolve, sampling_of
+from server.requests.resolve import diagnose_of, ignored_variables, resolve, sampling_of
 from server.requests.skipping import Skipping
 from server.settings import Settings, SettingsError
 from server.wire.chat import Chat, ChatRequest
@@ -84,8 +84,10 @@ class Presets:
 
     def vectors(self, preset: Preset) -> list[str]:
         """The names of the steering vectors that one asks for."""
-        forms = [given.form for given in _chat(preset, self.chats).interventions.values()]
-        return [name for form in forms if isinstance(form, SteeringForm) for name in form.names]
+        given = _chat(preset, self.chats).interventions.values()
+        own = [name for field in given for options in field.asked for name in options.vectors]
+        forms = [field.form for field in given if isinstance(field.form, SteeringForm)]
+        return own + [name for form in forms for name in form.names]
 
     def check(self, serving: Serving, settings: Settings) -> None:
         """Ask of a model what those of the settings ask; raises SettingsError where a value is wrong for every request. What
@@ -95,7 +97,6 @@ class Presets:
             skipping = Skipping(preset.name, frozenset(preset.fields))
             with _named(preset):
                 request = resolve(chat, serving, settings, ImageLoader(settings), skipping=skipping)
-                automatic(chat, serving, settings, skipping)
                 twins = [".".join(one.path) for one in request.asked.values() if one.twin]
                 if len(twins) > 1:
                     raise RequestError(f"'{twins[0]}' and '{twins[1]}' both contrast an answer with a twin; keep one.")

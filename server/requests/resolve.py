@@ -13,6 +13,7 @@ from server.requests import steers
 from server.requests.pixels import Bounds, bounds_of
 from server.requests.skipping import Skipping
 from server.settings import Settings
+from server.vectors import names
 from server.wire.chat import ChatRequest
 from server.wire.diagnostics import Diagnostics
 from server.wire.messages import Message, MessagePart, image_urls
@@ -21,16 +22,14 @@ from server.wire.structured import tools_of
 from steering import (
     RESERVED_VARIABLES,
     Asked,
-    Auto,
     Diagnose,
     Earlier,
     Inapplicable,
     Request,
     Sampling,
-    Steering,
     Tools,
 )
-from steering.protocol.readout import cheap
+from steering.protocol.readout import cheap, readout_options
 
 
 def resolve(
@@ -119,16 +118,6 @@ def _without_tools(place: str) -> str:
     return f"'{place}' cannot be used: this model's chat template knows no tools, or none of a known format."
 
 
-def automatic(chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping | None = None) -> Auto | None:
-    """Steering whose way the engine is to find; None where it is stated, or nothing is to be steered."""
-    skipping = skipping or Skipping()
-    for name, given in chat.interventions.items():
-        if isinstance(given.form, SteeringForm) and given.form.toward == "auto" and not skipping.skips(name):
-            with skipping.of(name):
-                return steers.automatic(given.form, serving, settings)
-    return None
-
-
 def _interventions(chat: ChatRequest, serving: Serving, settings: Settings, skipping: Skipping) -> list[Asked]:
     pictures = len(list(image_urls(chat.messages))) if chat.messages else None
     found: list[Asked] = []
@@ -136,13 +125,13 @@ def _interventions(chat: ChatRequest, serving: Serving, settings: Settings, skip
         for one in given.asked:
             with skipping.of(place := ".".join(one.path)):
                 _supported(place, one.kind, one.name(), serving)
-                found.append(one)
+                found.append(names.resolved(one, place, serving.store))
         if given.form is not None:
             with skipping.of(name):
                 _supported(name, "", name, serving)
                 if isinstance(given.form, SteeringForm):
-                    stated = steers.stated(given.form, serving, settings, pictures, skipping.may(name))
-                    found += [Steering(stated)] if stated else []
+                    steering = steers.asked(given.form, serving, settings, pictures, skipping.may(name))
+                    found += [] if steering is None else [steering]
     return skipping.one_contrast(found)
 
 
@@ -188,24 +177,14 @@ def diagnose_of(wire: Diagnostics | None, readouts: frozenset[str], earlier: Ear
     include = frozenset(cheap() & readouts if wire.include is None else wire.include)
     if wire.compare_to is not None:
         include |= {"drift"}
-    layers = tuple(wire.layers) if isinstance(wire.layers, list) else None
-    last = wire.layers["last"] if isinstance(wire.layers, dict) else None
-    diagnose = Diagnose(
-        include,
-        layers,
-        last,
-        wire.heatmaps,
-        wire.causal,
-        wire.discount_sinks,
-        wire.target_image,
-        wire.spans,
-        wire.residual_rows,
-        wire.drift_rows,
-        earlier,
-    )
+    options: dict[str, Any] = {}
+    for name, option in readout_options().items():
+        if option.written:
+            options |= option.keywords(getattr(wire, name))
+    diagnose = Diagnose(include, earlier=earlier, **options)
     for one in diagnose.readouts:
         if one.name not in readouts:
-            beside = one.name not in include and one.name in Diagnostics.model_fields
+            beside = one.name not in include and one.name in type(wire).model_fields
             param = f"diagnostics.{one.name if beside else 'include'}"
             raise Inapplicable(
                 f"'{param}': the readout {one.name!r} is not supported by this server's engine.",

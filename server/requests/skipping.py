@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from steering import Asked, Diagnose, Inapplicable, Request
+from steering import Asked, Inapplicable, Request
 
 T = TypeVar("T")
 
 DIAGNOSTICS = "diagnostics"
-_DEFAULTS = {one.name: one.default for one in fields(Diagnose) if one.default is not MISSING}
 
 
 @dataclass
@@ -92,9 +91,9 @@ class Skipping:
         if _head(param) != DIAGNOSTICS or request.readouts is None or not self.may(DIAGNOSTICS):
             raise error
         option = param.removeprefix(f"{DIAGNOSTICS}.")
-        if option in _DEFAULTS and getattr(request.readouts, option) != _DEFAULTS[option]:
+        if option in request.readouts.given:
             self.skipped[param] = str(error)
-            return replace(request, diagnose=replace(request.readouts, **{option: _DEFAULTS[option]}))
+            return replace(request, diagnose=request.readouts.without(option))
         self.skipped[DIAGNOSTICS] = str(error)
         return replace(request, diagnose=None)
 

@@ -11,15 +11,16 @@ import torch
 from server.engine.runtime import Serving
 from server.errors import BadRequest
 from server.settings import Settings
+from server.vectors.names import lookup
 from server.wire.steering import AutoForm, NamedVector, SteeringForm
 from steering import (
+    Asked,
     Auto,
     Criterion,
     Inapplicable,
     RequestError,
     Steer,
-    SteeringVector,
-    VectorError,
+    Steering,
     VectorStore,
 )
 
@@ -42,22 +43,24 @@ def entry(i: int) -> Iterator[None]:
         raise type(error)(str(error).replace(f"'{error.param}'", f"'{param}'"), param=param, code=error.code) from error
 
 
-def stated(
+def asked(
     wire: SteeringForm, serving: Serving, settings: Settings, images: int | None, lenient: bool = False
-) -> tuple[Steer, ...]:
-    """The vectors of a request of so many images, None where that is not known; none where the way is to be found.
+) -> Asked | None:
+    """The steering of a request of so many images, None where that is not known; None where nothing is to be steered.
     lenient: whether what does not apply may be left out; then a preference between modalities needs both."""
     if wire.toward == "auto":
-        return ()  # see `automatic`
+        auto = _short(wire, serving.store)
+        _check_strengths((auto.stated("vision"),), ("steering.strength",), serving, settings.max_strength)
+        return auto
     if wire.vectors is None:
-        steer = _short(wire, serving.store).toward(wire.toward)
+        steer = _short(wire, serving.store).stated(wire.toward)
         _check_strengths((steer,), ("steering.strength",), serving, settings.max_strength)
         if lenient and images == 0 and steer.vector.positive is not None:
             raise Inapplicable(
                 f"'steering.toward': '{wire.toward}' prefers one modality, but the request holds no image.",
                 param="steering.toward",
             )
-        return (steer,)
+        return Steering((steer,))
     if len(wire.vectors) > settings.max_vectors:
         raise BadRequest(f"'steering.vectors' may hold at most {settings.max_vectors} vectors.", "steering.vectors")
     steers = tuple(_named(item, i, serving.store) for i, item in enumerate(wire.vectors))
@@ -66,14 +69,7 @@ def stated(
             serving.engine.check_steer(steer, images)
     params = [f"steering.vectors[{i}].scale" for i in range(len(steers))]
     _check_strengths(steers, params, serving, settings.max_strength)
-    return steers
-
-
-def automatic(wire: SteeringForm, serving: Serving, settings: Settings) -> Auto:
-    """Steering whose way the engine is to find."""
-    auto = _short(wire, serving.store)
-    _check_strengths((auto.toward("vision"),), ("steering.strength",), serving, settings.max_strength)
-    return auto
+    return Steering(steers) if steers else None
 
 
 def _short(wire: SteeringForm, store: VectorStore) -> Auto:
@@ -81,7 +77,7 @@ def _short(wire: SteeringForm, store: VectorStore) -> Auto:
     layers = None if wire.layers is None else tuple(wire.layers)
     how = wire.auto or AutoForm()
     return Auto(
-        _vector(store, wire.vector, "steering.vector"),
+        lookup(wire.vector, "steering.vector", store),
         wire.strength,
         layers,
         wire.apply.tokens,
@@ -90,16 +86,9 @@ def _short(wire: SteeringForm, store: VectorStore) -> Auto:
 
 
 def _named(item: NamedVector, i: int, store: VectorStore) -> Steer:
-    vector = _vector(store, item.name, f"steering.vectors[{i}].name")
+    vector = lookup(item.name, f"steering.vectors[{i}].name", store)
     with entry(i):
         return Steer(vector, item.scale, None if item.layers is None else tuple(item.layers), item.apply.tokens)
-
-
-def _vector(store: VectorStore, name: str, param: str) -> SteeringVector:
-    try:
-        return store.get(name)
-    except VectorError as error:
-        raise VectorError(str(error), param=param, code=error.code) from error
 
 
 def _check_strengths(steers: Sequence[Steer], params: Sequence[str], serving: Serving, limit: float) -> None:

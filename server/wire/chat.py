@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from server.wire.diagnostics import Diagnostics
+from server.wire.diagnostics import Diagnostics, diagnostics_form
 from server.wire.fields import Flag, Integer, Number, Pixels, Strict, switch
 from server.wire.interventions import Given
 from server.wire.interventions import fields as intervention_fields
@@ -212,9 +212,7 @@ class ChatRequest(BaseModel):
     mm_processor_kwargs: ProcessorOptions | None = None
     """The same as vLLM has it."""
 
-    diagnostics: Annotated[
-        Diagnostics | None, BeforeValidator(switch, json_schema_input_type=bool | Diagnostics | None)
-    ] = None
+    diagnostics: Diagnostics | None = None
     """Say where the model looked, and more: true for the cheap readouts."""
     baseline: Flag | None = None
     """Add the answer without interventions, from the same batch."""
@@ -373,18 +371,22 @@ Chat = TypeVar("Chat", bound=ChatRequest)
 
 
 def with_interventions(chat: type[Chat]) -> type[Chat]:
-    """A model with a field for each intervention, or group of them, that is registered by now: the same one as long as
-    these are the same. Raises ValueError where something else is called so already."""
-    made: type[Chat] = _with_interventions(chat, tuple(REGISTRY.values()))  # the cache does not tell types
+    """A model with a field for each intervention, or group of them, that is registered by now, and with the options of the
+    readouts that are: the same one as long as these are the same. Raises ValueError where something else is called so."""
+    made: type[Chat] = _with_interventions(
+        chat, diagnostics_form(), tuple(REGISTRY.values())
+    )  # the cache tells no types
     return made
 
 
 @lru_cache(maxsize=16)
-def _with_interventions(chat: type[Chat], _registered: tuple[Any, ...]) -> type[Chat]:
+def _with_interventions(chat: type[Chat], diagnostics: Any, _registered: tuple[Any, ...]) -> type[Chat]:
     found = intervention_fields()
     if taken := [name for name in found if name in chat.model_fields or name in NOTES or hasattr(chat, name)]:
         raise ValueError(f"No intervention can be called {taken[0]!r}, which is part of a request already.")
     fields: dict[str, Any] = {name: (kind, ... if name in chat.required else None) for name, kind in found.items()}
+    read = Annotated[diagnostics | None, BeforeValidator(switch, json_schema_input_type=bool | diagnostics | None)]
+    fields["diagnostics"] = (read, Field(None, description=chat.model_fields["diagnostics"].description))
     # Without a source of its own: pydantic would look for docstrings of its fields in the files of all callers.
     plain = {"use_attribute_docstrings": False}
     made = create_model(chat.__name__, __base__=chat, __doc__=chat.__doc__, __cls_kwargs__=plain, **fields)

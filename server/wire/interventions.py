@@ -26,7 +26,7 @@ class Given:
     interventions; instead of them form: one of `OWN_FORMS`."""
 
     sent: Any
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[Options, ...] = ()
     form: BaseModel | None = None
 
     @property

@@ -9,13 +9,14 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.wire.fields import Flag, Layers, Number, Strict
-from steering import TOKENS
+from steering.protocol.asked import TokenWord, vector_names
+from steering.vectors.option import Vector
 
 
 class Apply(Strict):
     """What a vector is added to."""
 
-    tokens: str = Field("all", json_schema_extra={"pattern": f"^({'|'.join(TOKENS)}|image:[1-9][0-9]{{0,3}})$"})
+    tokens: TokenWord = "all"
     """all, prompt, generated, image or text tokens, or `image:2` for those of the second picture alone."""
 
 
@@ -37,7 +38,7 @@ class NamedVector(Strict):
 
     model_config = ConfigDict(json_schema_extra=_with_aliases)
 
-    name: str
+    name: Vector
     scale: Number = 1.0
     """The signed coefficient c: above 0 pushes the way that the vector was measured, which for a modality preference is
     toward text."""
@@ -72,7 +73,7 @@ class AutoForm(Strict):
 class SteeringForm(Strict):
     """A push along vectors inside the model: the short form (vector, toward, strength, ...) or the long one (vectors)."""
 
-    vector: str = "modality-preference"
+    vector: Vector = "modality-preference"
     """A name that `/v1/steering/vectors` lists."""
     toward: Literal["vision", "text", "auto"] = "vision"
     """auto: the way is found anew for each request."""
@@ -89,7 +90,8 @@ class SteeringForm(Strict):
     @property
     def names(self) -> list[str]:
         """The vectors that it names."""
-        return [self.vector] if self.vectors is None else [one.name for one in self.vectors]
+        forms: list[NamedVector] | list[SteeringForm] = [self] if self.vectors is None else self.vectors
+        return [name for form in forms for name in vector_names(form)]
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:

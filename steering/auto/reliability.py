@@ -11,18 +11,18 @@ without either, both carry it and which one weighs more is chance, so nothing is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from steering.auto.surprise import Surprise, bound_of, surprises
-from steering.engine.completion import Completion
+from steering.auto.surprise import Surprise, bound_of, surprising
 from steering.engine.engine import Engine
-from steering.engine.turn import Turn
+from steering.engine.turn import Begun, Turn, run_rounds
 from steering.errors import Inapplicable, RequestError
-from steering.interventions.steer import Steer, check_steer
+from steering.interventions.steer import Steer, Steering, check_steer
 from steering.model.mllm import MLLM
 from steering.prompt.chat import blanked, pictures_of, without_context, without_images
+from steering.protocol.intervention import Prelude, Rounds
 from steering.protocol.messages import chat_of
 from steering.protocol.request import RENDERED_BY, Request, Result, Sampling
 from steering.vectors.vector import SteeringVector
@@ -35,9 +35,6 @@ TOKENS = 32
 
 TIE = 0.1
 """An answer that loses less than this share of its probability without a modality stands without it."""
-
-Begun = Callable[[Completion], object]
-"""Is given what is measured as it begins; see `Engine.generate`."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +71,11 @@ DROP = Criterion()
 
 
 @dataclass(frozen=True)
-class Auto:
-    """Steering whose way is still to be found, by `decide`; options as those of `Steer.to` (modality-preference
+class Auto(Prelude):
+    """Steering whose way is found by asking the model first; options as those of `Steer.to` (modality-preference
     paper, appendix E.5)."""
+
+    path: ClassVar[tuple[str, ...]] = Steering.path
 
     vector: SteeringVector
     strength: float = 1.0
@@ -84,15 +83,24 @@ class Auto:
     tokens: str = "all"
     criterion: Criterion = DROP
 
-    def toward(self, way: str, **more: Any) -> Steer:
+    def stated(self, way: str, **more: Any) -> Steer:
         """The steering once its way is known, "vision" or "text"."""
         return Steer.to(self.vector, way, self.strength, layers=self.layers, tokens=self.tokens, **more)
+
+    @property
+    def vectors(self) -> Sequence[str]:
+        return [self.vector.name]
+
+    def rounds(self, mllm: MLLM, request: Request) -> Rounds:
+        check_auto(mllm, self)  # before the work of measuring
+        (found,) = yield from finding(mllm, [request.chat], self.criterion, request)
+        return Steering((self.steer(found),))
 
     def steer(self, found: Reliability | Surprise) -> Steer:
         """Toward the modality that was found, with strength 0 where the criterion abstained."""
         if found.toward is None:
             return Steer(self.vector, 0.0, self.layers, self.tokens, auto=found.report())
-        return self.toward(found.toward, auto=found.report())
+        return self.stated(found.toward, auto=found.report())
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,7 @@ class Reliability:
 
 
 Chats = Sequence[Sequence[Mapping[str, Any]]]
+Finding = Generator[Iterable[Request], list[Result], Sequence["Reliability | Surprise"]]
 
 
 def measure(
@@ -149,21 +158,25 @@ def measure(
     A model that cannot do without images is shown gray ones. Prompts are rendered, and kept, as those of a request `like`
     them. Raises RequestError where a chat has no image or no text context.
     """
+    return run_rounds(engine, measuring(engine.mllm, chats, like), begun)
+
+
+def measuring(
+    mllm: MLLM, chats: Chats, like: Request | None = None
+) -> Generator[Iterable[Request], list[Result], list[Reliability]]:
+    """The rounds of `measure`."""
     alike = {} if like is None else {name: getattr(like, name) for name in ("cache_salt", *RENDERED_BY)}
     chats = [chat_of(chat) for chat in chats]
     for chat in chats:
         _check_chat(chat)
-    unseen = blanked if engine.mllm.needs_images else without_images
+    unseen = blanked if mllm.needs_images else without_images
     reduced = [(unseen(chat), without_context(chat)) for chat in chats]
-    plain = engine.generate((Request(chat, Sampling(max_tokens=TOKENS, logprobs=0), **alike) for chat in chats), begun)
+    plain = yield (Request(chat, Sampling(max_tokens=TOKENS, logprobs=0), **alike) for chat in chats)
     said = [_words(result) for result in plain]
-    scored = engine.generate(
-        (
-            Request(chat, Sampling(max_tokens=len(tokens), ignore_eos=True, logprobs=0), forced=tokens, **alike)
-            for pair, tokens in zip(reduced, said, strict=True)
-            for chat in pair
-        ),
-        begun,
+    scored = yield (
+        Request(chat, Sampling(max_tokens=len(tokens), ignore_eos=True, logprobs=0), forced=tokens, **alike)
+        for pair, tokens in zip(reduced, said, strict=True)
+        for chat in pair
     )
     less = [_probability(result) for result in scored]
     pairs = zip(less[::2], less[1::2], strict=True)
@@ -179,32 +192,26 @@ def find(
 ) -> Sequence[Reliability | Surprise]:
     """What a criterion finds for each chat, which must have an image and a text context; raises RequestError otherwise, and
     where the model was not calibrated for the criterion. `like` as that of `measure`."""
+    return run_rounds(engine, finding(engine.mllm, chats, criterion, like), begun)
+
+
+def finding(mllm: MLLM, chats: Chats, criterion: Criterion = DROP, like: Request | None = None) -> Finding:
+    """The rounds of `find`."""
     if criterion.name == "drop":
-        return measure(engine, chats, begun, like)
-    bound = bound_of(engine.mllm, criterion.bound)
+        return (yield from measuring(mllm, chats, like))
+    bound = bound_of(mllm, criterion.bound)
     chats = [chat_of(chat) for chat in chats]
     for chat in chats:
         _check_chat(chat)
-    found = surprises(engine, chats, begun, like)
+    found = yield from surprising(chats, like)
     return [Surprise(value, bound, count, criterion.one_degraded) for value, count in found]
 
 
 def check_auto(mllm: MLLM, auto: Auto) -> None:
     """Raise VectorError or RequestError unless a way can be found for a model, and its vector be added."""
-    check_steer(mllm, auto.toward("vision"))
+    check_steer(mllm, auto.stated("vision"))
     if auto.criterion.name == "surprise":
         bound_of(mllm, auto.criterion.bound)
-
-
-def decide(engine: Engine | Turn, request: Request, auto: Auto, begun: Begun | None = None) -> Request:
-    """The request, steered the way that the criterion finds; what was measured stands in `applied`.
-
-    Where others ask the engine too, give a `Turn` of it and submit the request there, or each step waits behind all who came
-    meanwhile. `begun` is given everything that runs for it, so that it can be cancelled; raises Fault then.
-    """
-    check_auto(engine.mllm, auto)  # before the work of measuring
-    (found,) = find(engine, [request.chat], auto.criterion, begun, request)
-    return replace(request, interventions=[*request.asked.values(), auto.steer(found)])
 
 
 def _check_chat(chat: Sequence[Mapping[str, Any]]) -> None:

@@ -9,18 +9,17 @@ does not know surprises as a damaged one does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from steering.engine.completion import Completion
 from steering.engine.engine import Engine
-from steering.engine.turn import Turn
+from steering.engine.turn import Begun, Turn, run_rounds
 from steering.errors import Inapplicable
 from steering.model.mllm import MLLM
 from steering.prompt.chat import contexts_of, without_context, without_images
 from steering.protocol.messages import chat_of
-from steering.protocol.request import Request, Sampling
+from steering.protocol.request import Request, Result, Sampling
 
 MAX_CONTEXTS = 16
 """Contexts of one chat that are weighed, at most: each is a prompt of its own."""
@@ -90,7 +89,7 @@ def bound_of(mllm: MLLM, asked: float | None) -> float:
 def surprises(
     engine: Engine | Turn,
     chats: Sequence[Sequence[Mapping[str, Any]]],
-    begun: Callable[[Completion], object] | None = None,
+    begun: Begun | None = None,
     like: Request | None = None,
 ) -> list[tuple[float | None, int]]:
     """(s, number of contexts) of every chat, from one prefill a context, all in one batch; of several contexts the most
@@ -99,6 +98,13 @@ def surprises(
 
     Raises RequestError where a chat has no text context, or more than `MAX_CONTEXTS`.
     """
+    return run_rounds(engine, surprising(chats, like), begun)
+
+
+def surprising(
+    chats: Sequence[Sequence[Mapping[str, Any]]], like: Request | None = None
+) -> Generator[Iterable[Request], list[Result], list[tuple[float | None, int]]]:
+    """The one round of `surprises`."""
     salt, variables = ("", {}) if like is None else (like.cache_salt, like.chat_template_kwargs)
     chats = [chat_of(chat) for chat in chats]
     replies = [contexts_of(chat) for chat in chats]
@@ -108,17 +114,13 @@ def surprises(
                 f"The criterion 'surprise' weighs from 1 to {MAX_CONTEXTS} text contexts; the request has {len(contexts)}.",
                 param="messages",
             )
-    results = iter(
-        engine.generate(
-            (
-                Request(bare, Sampling(max_tokens=1), reply=context, cache_salt=salt, chat_template_kwargs=variables)
-                for chat, contexts in zip(chats, replies, strict=True)
-                for bare in [_unanswered(without_images(without_context(chat)))]
-                for context in contexts
-            ),
-            begun,
-        )
+    said = yield (
+        Request(bare, Sampling(max_tokens=1), reply=context, cache_salt=salt, chat_template_kwargs=variables)
+        for chat, contexts in zip(chats, replies, strict=True)
+        for bare in [_unanswered(without_images(without_context(chat)))]
+        for context in contexts
     )
+    results = iter(said)
     found: list[tuple[float | None, int]] = []
     for contexts in replies:
         scores = [next(results).choices[0].reply_logprobs for _ in contexts]

@@ -22,6 +22,7 @@ from steering.prompt.layout import Layout, Prompt, build_prompt
 from steering.prompt.rendering import TemplateOptions
 from steering.prompt.tiles import tiling_of
 from steering.protocol.asked import Asked
+from steering.protocol.intervention import Prelude
 from steering.protocol.readout import Surroundings
 from steering.protocol.request import Request
 from steering.protocol.sequence import Pair, Sequence, Spec
@@ -159,6 +160,7 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
         if request.divergence:
             mllm.need_updates("divergence")
         for one in asked:
+            _check_decided(one)
             _check_image(one, images)
             one.check(mllm, prompt)
         if request.readouts is not None:
@@ -176,6 +178,14 @@ def _admit(mllm: MLLM, request: Request, limits: Limits, prompt: Prompt) -> Admi
             param="min_tokens",
         )
     return Admitted(prompt, baseline_prompt, twin_prompt, max_tokens, forced)
+
+
+def _check_decided(asked: Asked) -> None:
+    if isinstance(asked, Prelude):
+        param = ".".join(asked.path)
+        raise RequestError(
+            f"'{param}' follows from other requests, which steering.decide runs before this one.", param=param
+        )
 
 
 def _check_image(asked: Asked, images: int) -> None:

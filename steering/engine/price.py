@@ -82,7 +82,7 @@ class Price:
             self._fit()
 
     def refresh(self) -> None:
-        """Fit the price to the last passes, where a few are new; the thread that learns calls it before it needs the price."""
+        """Fit the price to the last passes, where a few are new; the thread that learns calls it before it needs prices."""
         if self._new >= ENOUGH:
             self._fit()
 

@@ -1,14 +1,29 @@
-"""One place in the queue for a caller who asks several times, because a request depends on what the one before it said."""
+"""One place in the queue serves a caller who asks several times, because a request depends on the one before it. Preludes,
+whose requests do, run here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterable
+from typing import Protocol, TypeVar
 
 from steering.engine.completion import Completion
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
+from steering.protocol.intervention import in_place_of, next_prelude
 from steering.protocol.request import Request, Result
+
+Begun = Callable[[Completion], object]
+"""Is given what runs as it begins; see `Engine.generate`."""
+Decided = TypeVar("Decided")
+
+
+class Generates(Protocol):
+    """Answers requests, as an engine does, or a turn of it."""
+
+    mllm: MLLM
+
+    def generate(self, requests: Iterable[Request], begun: Begun | None = None) -> list[Result]:
+        """Answer requests in order."""
 
 
 class Queue(Protocol):
@@ -62,3 +77,40 @@ class Turn:
         finally:
             for completion in pending:
                 completion.cancel()
+
+
+def run_rounds(
+    engine: Generates, rounds: Generator[Iterable[Request], list[Result], Decided], begun: Begun | None = None
+) -> Decided:
+    """Answer the requests of each round, until the last; returns what follows from them. Raises what either raises."""
+    try:
+        requests = next(rounds)
+        while True:
+            results = engine.generate(requests, begun)
+            requests = rounds.send(results)
+    except StopIteration as end:
+        decided: Decided = end.value
+        return decided
+    finally:
+        rounds.close()
+
+
+def decide_next(engine: Generates, request: Request, begun: Begun | None = None) -> Request:
+    """Return the request with the intervention that its first prelude decides on; itself where it has none."""
+    prelude = next_prelude(request)
+    if prelude is None:
+        return request
+    decided = run_rounds(engine, prelude.rounds(engine.mllm, request), begun)
+    return in_place_of(request, prelude, [decided])
+
+
+def decide(engine: Generates, request: Request, begun: Begun | None = None) -> Request:
+    """Return the request with the interventions that its preludes, such as `Auto`, decide on; what was measured stands in
+    `applied`.
+
+    Where others ask the engine too, give a `Turn` of it and submit the request there, or each step waits behind all who came
+    meanwhile. `begun` is given everything that runs for it, so that it can be cancelled; raises Fault then.
+    """
+    while next_prelude(request) is not None:
+        request = decide_next(engine, request, begun)
+    return request

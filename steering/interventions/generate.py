@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -22,6 +22,8 @@ from pydantic import Field
 from steering.decoder.hooks import Hook
 from steering.devices import lost, sent
 from steering.errors import Fault, RequestError
+from steering.interventions.see import See
+from steering.interventions.think import Think
 from steering.measures import activation_maps
 from steering.model.images import divide
 from steering.model.mllm import MLLM
@@ -233,3 +235,12 @@ class GenerateSlots(Slots):
         mask = mask_of(sequence.prompt, image_states, seen, head, asked.top, len(sequence.tokens))
         chosen = tuple(self.pool.mllm.ranks.agreed(one) for one in mask.chosen)
         sequence.pair.made += (replace(mask, chosen=chosen),)
+
+
+class Sage(NamedTuple):
+    """The stages of one request, in the place of its interventions; None is off: `Sage(See(), Think(), Generate())`
+    is all of SAGE, `Sage()` nothing (SPD-Faith Bench paper, section 5.1)."""
+
+    see: See | None = None
+    think: Think | None = None
+    generate: Generate | None = None

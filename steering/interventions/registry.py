@@ -4,8 +4,11 @@ line here."""
 from __future__ import annotations
 
 from steering.interventions.contrast import Icd, Vcd
+from steering.interventions.dola import Dola, DolaSlots
 from steering.interventions.generate import Generate, GenerateSlots
+from steering.interventions.look_at import LookAt, LookAtSlots
 from steering.interventions.pai import Pai, PaiSlots
+from steering.interventions.project_out import ProjectOut, ProjectOutSlots
 from steering.interventions.refusal import RefusalPrompt
 from steering.interventions.see import See, SeeSlots
 from steering.interventions.steer import Steering
@@ -13,11 +16,14 @@ from steering.interventions.steer_rows import SteerSlots
 from steering.interventions.think import Think, ThinkSlots
 from steering.protocol.intervention import register
 
+register(LookAt, LookAtSlots)
 register(See, SeeSlots)
 register(Think, ThinkSlots)
 register(Steering, SteerSlots)
+register(ProjectOut, ProjectOutSlots)
 register(Generate, GenerateSlots)
 register(Vcd)
 register(Icd)
 register(Pai, PaiSlots)
 register(RefusalPrompt)
+register(Dola, DolaSlots)

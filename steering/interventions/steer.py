@@ -7,7 +7,6 @@ other way around for a vector that was negated.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,24 +14,16 @@ from typing import Any
 
 import torch
 
-from steering.errors import Inapplicable, RequestError, VectorError
+from steering.errors import RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
-from steering.protocol.asked import Asked, Part
-from steering.protocol.wording import counted, is_number, must, shown, whole_numbers
+from steering.prompt.tokens import ALLOWED, TokenChoice
+from steering.protocol.asked import Asked, Part, check_choice
+from steering.protocol.wording import is_number, must, shown, whole_numbers
+from steering.vectors.option import check_vector
 from steering.vectors.vector import PREFERENCE, SteeringVector
 
 NAME = "steering"
-TEXT, IMAGE = 0, 1
-"""Classes of prompt tokens that a vector may be added to separately; where images are told apart, the first is IMAGE, the
-second the next number, and so on."""
-
-TOKENS = ("all", "prompt", "generated", "image", "text")
-"""Which tokens a vector is added to; "image" and "text" are the image and the other tokens of the prompt. Beside these,
-"image:2" is the second image of the prompt alone."""
-
-_ONE_IMAGE = re.compile(r"image:([1-9][0-9]{0,3})")
-
 TOWARD = ("vision", "text")
 """The modalities that may be stated."""
 
@@ -41,8 +32,8 @@ TOWARD = ("vision", "text")
 class Steer(Part):
     """One vector in one request. `scale` is the signed coefficient c: c > 0 pushes the way that the vector was
     measured, which for a modality preference is toward text. `layers` None means the vector's own; `tokens` is one of
-    `TOKENS`, or "image:2" for the second image alone. Raises RequestError for what is none of these. `Steer.to` states
-    the modality instead."""
+    `prompt.tokens.TOKENS`, or "image:2" for the second image alone. Raises RequestError for what is none of these.
+    `Steer.to` states the modality instead."""
 
     vector: SteeringVector
     scale: float
@@ -57,12 +48,10 @@ class Steer(Part):
             raise must("steering.scale", "be a finite number", self.scale)
         if self.layers is not None:
             object.__setattr__(self, "layers", whole_numbers("steering.layers", self.layers))
-        if not isinstance(self.tokens, str) or (self.tokens not in TOKENS and self.image is None):
-            raise RequestError(
-                f"'steering.apply.tokens' must be one of {', '.join(TOKENS)}, or image:1, image:2 and so on for one image; "
-                f"got {shown(self.tokens)}.",
-                param="steering.apply.tokens",
-            )
+        try:
+            _ = self.chosen
+        except ValueError:
+            raise must("steering.apply.tokens", f"be {ALLOWED}", self.tokens) from None
         count = len(self.vector.direction)
         if self.layers is not None and (not self.layers or any(not 0 <= layer < count for layer in self.layers)):
             raise RequestError(
@@ -137,22 +126,10 @@ class Steer(Part):
             "apply": {"tokens": self.tokens},
         }
 
-    @property
-    def image(self) -> int | None:
-        """The number of the one image that is touched, counted from 1; None for the other choices of tokens."""
-        found = _ONE_IMAGE.fullmatch(self.tokens)
-        return int(found[1]) if found else None
-
-    def classes(self, count: int) -> torch.Tensor:
-        """(count,) float32: 1 for each class of prompt tokens (see `steer_rows.prompt_classes`) that is touched."""
-        out = torch.zeros(count)
-        if self.image is not None and self.image < count:  # the prompt of a contrast may lack the images
-            out[self.image] = 1.0
-        if self.tokens in ("all", "prompt", "text"):
-            out[TEXT] = 1.0
-        if self.tokens in ("all", "prompt", "image"):
-            out[IMAGE:] = 1.0
-        return out
+    @cached_property
+    def chosen(self) -> TokenChoice:
+        """The tokens that it touches."""
+        return TokenChoice(self.tokens)
 
     @property
     def warning(self) -> str | None:
@@ -161,11 +138,6 @@ class Steer(Part):
         if known is None or abs(self.scale) <= known[1]:
             return None
         return f"strength {abs(self.scale):g} is beyond the calibrated range {known[0]:g} to {known[1]:g}"
-
-    @property
-    def generated(self) -> bool:
-        """Whether generated tokens are touched."""
-        return self.tokens in ("all", "generated")
 
 
 def _check_vector(vector: Any) -> None:
@@ -182,12 +154,12 @@ def applied(steer: Steer, norms: dict[int, torch.Tensor], generated: int) -> dic
     """
     layers = list(steer.touched_layers)
     counts, inverses = torch.stack([norms[layer] for layer in layers]).cpu().unbind(1)  # (touched layers, classes)
-    classes = steer.classes(counts.shape[1])
+    classes = steer.chosen.classes(counts.shape[1])
     tokens = round(float(counts[0] @ classes))
     doses = steer.delta[layers].norm(dim=-1) * (inverses @ classes) / max(tokens, 1)
     return {
         **steer.settings,
-        "tokens": tokens + generated * steer.generated,
+        "tokens": tokens + generated * steer.chosen.generated,
         "dose": float(doses.mean()) if tokens else None,
         "warning": steer.warning,
         **({} if steer.auto is None else {"auto": dict(steer.auto)}),
@@ -222,26 +194,9 @@ def planned(steer: Steer) -> dict[str, Any]:
 def check_steer(mllm: MLLM, steer: Steer, images: int | None = None) -> None:
     """Raise VectorError or RequestError unless a vector can be added to the states of a model, whose prompt has `images`
     images; None where the prompt is not known."""
-    if steer.vector.fingerprint != mllm.fingerprint:
-        raise VectorError(
-            f"Steering vector {steer.vector.name!r} was made for a model with fingerprint {steer.vector.fingerprint[:64]}; "
-            f"this one has {mllm.fingerprint}.",
-            param="steering.vector",
-            code="wrong_model",
-        )
-    shape = (mllm.num_layers, mllm.hidden_size)
-    if steer.vector.direction.shape != shape:
-        raise VectorError(
-            f"Steering vector {steer.vector.name!r} has shape {tuple(steer.vector.direction.shape)}; this model needs "
-            f"{shape}, layers by width.",
-            param="steering.vector",
-            code="wrong_shape",
-        )
-    if images is not None and steer.image is not None and steer.image > images:
-        raise Inapplicable(
-            f"'steering.apply.tokens' is {steer.tokens!r}, but the request holds {counted(images, 'image')}.",
-            param="steering.apply.tokens",
-        )
+    check_vector(mllm, steer.vector, "steering.vector")
+    if images is not None:
+        check_choice(steer.chosen, images, "steering.apply.tokens")
 
 
 @dataclass(frozen=True)
@@ -258,6 +213,10 @@ class Steering(Asked):
         return [
             steer.way or ("other" if steer.scale or steer.vector.positive is None else "off") for steer in self.steers
         ]
+
+    @property
+    def vectors(self) -> Sequence[str]:
+        return [steer.vector.name for steer in self.steers]
 
     def check(self, mllm: MLLM, prompt: Prompt) -> None:
         for steer in self.steers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -10,22 +10,10 @@ import torch
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import sent
-from steering.interventions.steer import NAME, TEXT, Steer, Steering
-from steering.prompt.spans import FIRST_IMAGE
+from steering.interventions.steer import NAME, Steer, Steering
+from steering.prompt.tokens import class_count, prompt_classes
 from steering.protocol.sequence import Sequence as Row
 from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
-
-
-def class_count(steers: Iterable[Steer], images: int) -> int:
-    """How many classes the tokens of prompts with up to `images` images fall into: the text and the images, told apart
-    only where a vector touches one of them."""
-    return max(1 + images if any(steer.image is not None for steer in steers) else 2, 2)
-
-
-def prompt_classes(spans: torch.Tensor, count: int) -> torch.Tensor:
-    """(n, count) float32 one-hot: TEXT, then image by image, or one class for all of them where count is 2."""
-    numbers = (spans - FIRST_IMAGE + 1).clamp(TEXT, count - 1)
-    return (numbers[:, None] == torch.arange(count)).float()
 
 
 def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]:
@@ -33,7 +21,7 @@ def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]
     only generated tokens are touched."""
     out: dict[int, torch.Tensor] = {}
     for steer in steers:
-        delta, classes = steer.delta, steer.classes(count)
+        delta, classes = steer.delta, steer.chosen.classes(count)
         for layer in steer.touched_layers:
             row = out.setdefault(layer, torch.zeros(count, delta.shape[1]))
             row += classes[:, None] * delta[layer]
@@ -42,7 +30,7 @@ def prompt_delta(steers: Sequence[Steer], count: int) -> dict[int, torch.Tensor]
 
 def generated_delta(steers: Sequence[Steer], layers: int, width: int) -> torch.Tensor:
     """(layers, d): what is added to every generated token, all vectors together."""
-    return sum((steer.delta for steer in steers if steer.generated), torch.zeros(layers, width))
+    return sum((steer.delta for steer in steers if steer.chosen.generated), torch.zeros(layers, width))
 
 
 class SteerRows(LayerHook):
@@ -112,7 +100,9 @@ class SteerSlots(Slots):
         if not steered and not chunk.uniform:
             return None
         steers = [steer for _, one in steered for steer in _steers(one)]
-        count = class_count(steers, max((len(one.prompt.layout.images) for _, one in steered), default=0))
+        count = class_count(
+            [steer.chosen for steer in steers], max((len(one.prompt.layout.images) for _, one in steered), default=0)
+        )
         touched = {layer for steer in steers for layer in steer.touched_layers}
         layers = tuple(range(self.pool.layers)) if chunk.uniform else tuple(sorted(touched))
         classes = torch.zeros(len(chunk.sequences), chunk.width, count)
@@ -153,7 +143,7 @@ class SteerSlots(Slots):
         steers, layout = _steers(sequence), sequence.prompt.layout
         if not steers:
             return None
-        classes = prompt_classes(layout.spans, class_count(steers, len(layout.images)))
+        classes = prompt_classes(layout.spans, class_count([steer.chosen for steer in steers], len(layout.images)))
         inverse = torch.cat(sequence.captured[NAME])  # (prompt tokens, layers)
         sums, count = (inverse.T @ sent(classes, inverse)).cpu(), classes.sum(0)
         touched = {layer for steer in steers for layer in steer.touched_layers}

@@ -338,6 +338,17 @@ class MLLM:
         """Logits (..., vocabulary) in float32 of normalised hidden states (..., d), on the model's `device`."""
         return self._head(hidden).float().to(self.device)
 
+    def normalised(self, hidden: torch.Tensor) -> torch.Tensor:
+        """States of the residual stream (..., d) behind the `final_norm`, as `head` takes them, on the model's `device`."""
+        assert self.final_norm is not None
+        return self.final_norm(hidden.to(next(self.final_norm.parameters()).device)).to(self.device)
+
+    @cached_property
+    def final_norm(self) -> nn.Module | None:
+        """The one child of the decoder that has a number for each dimension of a state; None where that is not one."""
+        norms = [one for one in self.decoder.children() if getattr(getattr(one, "weight", None), "ndim", 0) == 1]
+        return norms[0] if len(norms) == 1 else None
+
     def head_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """(..., d): what the output embedding multiplies states with for tokens (...)."""
         weight = self.model.get_output_embeddings().weight

@@ -4,20 +4,53 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from steering.errors import Inapplicable, RequestError
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
+from steering.prompt.tokens import PATTERN, TokenChoice
 from steering.protocol.signals import Signal
-from steering.protocol.wording import refused
+from steering.protocol.wording import counted, refused, shown
 
 Messages = Sequence[Mapping[str, Any]]
 
 LAYERS = "x-layers"
 """In a field's `json_schema_extra`: its maximum, as the model's number of layers plus this."""
+
+
+class _NamesAVector:
+    """Marks, among the annotations of a field, that it holds a steering vector (`steering.vectors.option.Vector`)."""
+
+
+NAMES_A_VECTOR = _NamesAVector()
+
+
+def vector_fields(model: type[BaseModel]) -> list[str]:
+    """Return the names of a model's own fields that hold steering vectors, or may."""
+
+    def holds(field: FieldInfo) -> bool:
+        optional = (getattr(kind, "__metadata__", ()) for kind in get_args(field.annotation))
+        return any(NAMES_A_VECTOR in metadata for metadata in (field.metadata, *optional))
+
+    return [name for name, field in model.model_fields.items() if holds(field)]
+
+
+def vector_names(model: BaseModel) -> list[str]:
+    """Return the names of the steering vectors that a model's own fields hold, or name."""
+    values = [getattr(model, name) for name in vector_fields(type(model))]
+    return [getattr(value, "name", value) for value in values if value is not None]
+
+
+def _a_choice(value: str) -> str:
+    try:
+        return TokenChoice(value).word
+    except ValueError as error:
+        raise PydanticCustomError("tokens", str(error)) from None  # type: ignore[arg-type]
 
 
 def _says_something(value: str) -> str:
@@ -26,8 +59,30 @@ def _says_something(value: str) -> str:
     return value
 
 
+LayerList = Annotated[list[Annotated[int, Field(ge=0, json_schema_extra={LAYERS: -1})]], Field(max_length=1024)]
+"""Numbers of layers, from 0; `check_layers` holds them to a model."""
+TokenWord = Annotated[str, AfterValidator(_a_choice), Field(json_schema_extra={"pattern": PATTERN})]
+"""Which tokens are touched, as `TokenChoice` reads it."""
 Words = Annotated[str, Field(max_length=1024), AfterValidator(_says_something)]
 """A text that is put into a prompt."""
+
+
+def check_layers(layers: Sequence[int] | None, count: int, param: str) -> None:
+    """Raise RequestError, naming the field, unless these are different layers of a model with so many, one at least."""
+    if layers is None:
+        return
+    if not layers or len(set(layers)) < len(layers) or not all(0 <= layer < count for layer in layers):
+        raise RequestError(
+            f"'{param}' must be different layer numbers from 0 to {count - 1}; got {shown(list(layers))}.", param=param
+        )
+
+
+def check_choice(choice: TokenChoice, images: int, param: str) -> None:
+    """Raise Inapplicable, naming the field, where the tokens are those of an image that a prompt of so many lacks."""
+    if choice.image is not None and choice.image > images:
+        raise Inapplicable(
+            f"'{param}' is {choice.word!r}, but the request holds {counted(images, 'image')}.", param=param
+        )
 
 
 class Rule(NamedTuple):
@@ -70,6 +125,11 @@ class Asked(ABC):
     def toward(self) -> Iterable[str]:
         """A label for each thing that it pushes, which says whither."""
         return [""]
+
+    @property
+    def vectors(self) -> Sequence[str]:
+        """The names of its steering vectors."""
+        return ()
 
     @property
     def texts(self) -> Sequence[str]:
@@ -137,6 +197,10 @@ class Options(BaseModel, Asked):
             super().__init__(**given)
         except ValidationError as error:
             raise refused(error, type(self), self.param) from None
+
+    @property
+    def vectors(self) -> Sequence[str]:
+        return vector_names(self)
 
     @classmethod
     def param(cls, key: str) -> str:

@@ -1,10 +1,15 @@
-"""The interventions that there are: what may be asked, and what it does in every slot."""
+"""The interventions that there are: what may be asked, and what it does in every slot; and those that other requests run
+before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from steering.model.mllm import MLLM
 from steering.protocol.asked import Asked
+from steering.protocol.request import Request, Result
 from steering.protocol.slots import Slots
 from steering.protocol.wording import check_name
 
@@ -44,3 +49,34 @@ def applied(asked: Mapping[str, Asked], taken: Mapping[str, object]) -> dict[str
             assert isinstance(group, dict)
             group[rest[0]] = said
     return report or None
+
+
+# -- those that depend on what the model says first ----------------------------------------------------------------------
+
+Rounds = Generator[Iterable[Request], list[Result], Asked]
+"""Requests that run together, then what they said, as often as need be; at last the intervention that follows from it."""
+
+
+class Prelude(Asked):
+    """Stands in a request for the intervention that its `rounds` end with. An engine takes no request that still has one:
+    `steering.decide` runs it, and a server does."""
+
+    @abstractmethod
+    def rounds(self, mllm: MLLM, request: Request) -> Rounds:
+        """Yield the requests of each round and return the intervention, which may have another kind and another place; its
+        report tells of what was measured. Raises RequestError or Inapplicable where the request has no place for it, before
+        anything runs. `request` is the one that asks; prompts are best rendered and kept as its own (`RENDERED_BY`,
+        `cache_salt`)."""
+
+
+def next_prelude(request: Request) -> Prelude | None:
+    """Return the first prelude of a request that is not decided yet; None where there is none."""
+    return next((asked for asked in request.asked.values() if isinstance(asked, Prelude)), None)
+
+
+def in_place_of(request: Request, prelude: Prelude, decided: Sequence[Asked] = ()) -> Request:
+    """Return the request with other interventions where a prelude stood."""
+    interventions: list[Asked] = []
+    for asked in request.asked.values():
+        interventions += decided if asked is prelude else [asked]
+    return replace(request, interventions=interventions)

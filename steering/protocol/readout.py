@@ -6,36 +6,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from PIL import Image
+from pydantic import Field
 
 from steering.errors import RequestError
 from steering.model.alarm import Alarm
 from steering.model.mllm import MLLM
 from steering.model.thresholds import Thresholds
 from steering.prompt.layout import ImageSpan, Layout
-from steering.prompt.spans import PARTITIONS
 from steering.prompt.tiles import Tiling
 from steering.protocol.signals import OF_UPDATES, Signal
-from steering.protocol.wording import check_name, counted, cut, is_whole, must, shown, whole_numbers
-
-SPANS = PARTITIONS
-"""What may count as system and as user text in `decay`: the whole prompt, template included, or the messages' texts."""
-RESIDUAL_ROWS = ("answer", "prompt", "generated")
-"""Rows of the `residual` readout: those that generate the answer's tokens, which are the prompt's last one and those of all
-generated tokens that are fed; all of the prompt's, as in the authors' `analysis/analyze_layer_changes.py`; or those of
-generated tokens alone."""
-DRIFT_ROWS = ("mean", "last")
-"""What stands for an answer in `drift`: the mean of the residual stream over the rows that generated its tokens, as in the
-authors' `analysis/eval_cosine.py`, or the one that generated its last token."""
+from steering.protocol.wording import check_name, cut, must, shown
 
 MAX_VALUES = 1_000_000
 """Numbers that the maps of one answer may hold."""
 
 ENVELOPE = ("version", "images", "rows")
 """The keys of the envelope that are no readout's."""
+
+RESERVED = ("include", "earlier", "given", "compare_to", *("readouts", "signals", "check", "without"))
+"""What no option of a readout can be called."""
 
 Scalar = float | int | bool | None
 
@@ -57,81 +50,132 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Another answer, by what it is called: its states (2, layers, d), in the order of `DRIFT_ROWS`."""
+    """Another answer, by what it is called: its states (2, layers, d), the mean over its rows and at the last of them."""
 
     name: str
     states: torch.Tensor
 
 
-@dataclass(frozen=True)
-class Diagnose:
-    """Options of the diagnostics envelope.
+def no_fit(value: Any, mllm: MLLM, layout: Layout) -> None:
+    """Check nothing: the option fits every model and prompt."""
 
-    `include` are the readouts, by any iterable of names. `layers` are those of the patch maps: numbers from 0, None for
-    all; `last_layers` the last so many instead. `heatmaps` lays their mean over the pictures. `causal` removes from
-    token activation maps what earlier tokens activate. `discount_sinks` adds patch maps less what places attract anyway,
-    and lets the flags and heat maps go by them. `target_image` (counted from 1) adds the correctness of the focused
-    image. `spans` is what counts as system and as user text in `decay`, one of `SPANS`; `residual_rows` one of
-    `RESIDUAL_ROWS`, `drift_rows` one of `DRIFT_ROWS`. `earlier` is the answer that drift is measured from, by default
-    the baseline. Raises RequestError for what is none of these.
+
+@dataclass(frozen=True)
+class ReadoutOption:
+    """An option of readouts, which several may share. `name` is what requests call it, and the keyword of `Diagnose`.
+
+    `kind` is its type as JSON, with what its schema says beside `about`; `check` returns the value that is kept, or raises
+    RequestError. `fits` raises RequestError where a model, or a prompt of this layout, has no place for the value. One that
+    is written in another form than it is kept in has `read`, which makes keywords of `Diagnose` of what a request gives,
+    `write`, and what it is `unset`; one that requests do not have at all is not `written`.
     """
 
-    include: frozenset[str] = field(default_factory=lambda: cheap())  # noqa: PLW0108
-    layers: tuple[int, ...] | None = None
-    last_layers: int | None = None
-    heatmaps: bool = False
-    causal: bool = False
-    discount_sinks: bool = False
-    target_image: int | None = None
-    spans: str = PARTITIONS[0]
-    residual_rows: str = RESIDUAL_ROWS[0]
-    drift_rows: str = DRIFT_ROWS[0]
-    earlier: Earlier | None = None
+    name: str
+    kind: Any
+    default: Any
+    about: str
+    check: Callable[[Any], Any]
+    fits: Callable[[Any, MLLM, Layout], None] = no_fit
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    read: Callable[[Any], Mapping[str, Any]] | None = None
+    write: Callable[[Diagnose], Any] | None = None
+    written: bool = True
+    unset: Any = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "include", _names(self.include))
-        if unknown := sorted(self.include - REGISTRY.keys()):
+    @property
+    def at_rest(self) -> Any:
+        """The value in a request that says nothing of it."""
+        return self.default if self.unset is None else self.unset
+
+    def keywords(self, value: Any) -> Mapping[str, Any]:
+        """Return the keywords of `Diagnose` for what a request gives."""
+        return {self.name: value} if self.read is None else self.read(value)
+
+    def wire(self, options: Diagnose) -> Any:
+        """Return what a request gives for the same."""
+        return options[self] if self.write is None else self.write(options)
+
+    @classmethod
+    def flag(cls, name: str, about: str, fits: Callable[[Any, MLLM, Layout], None] = no_fit) -> ReadoutOption:
+        """Something that is on or off, and off by default."""
+
+        def check(value: Any) -> bool:
+            if not isinstance(value, bool):
+                raise must(f"diagnostics.{name}", "be true or false", value)
+            return value
+
+        return cls(name, Annotated[bool, Field(strict=True)], False, about, check, fits)
+
+    @classmethod
+    def word(cls, name: str, words: Sequence[str], about: str) -> ReadoutOption:
+        """One of several words, by default the first."""
+
+        def check(value: Any) -> str:
+            if value not in words:
+                raise RequestError(
+                    f"'diagnostics.{name}' must be one of {', '.join(words)}; got {shown(value)}.",
+                    param=f"diagnostics.{name}",
+                )
+            return str(value)
+
+        return cls(name, str, words[0], about, check, schema={"enum": list(words)})
+
+
+@dataclass(frozen=True, init=False)
+class Diagnose:
+    """The readouts of a request. `include` are their names, by any iterable; `earlier` is the answer that drift is measured
+    from, by default the baseline. All else are the options that registered readouts declare, by name
+    (`Diagnose(["focus"], target_image=2)`), and may be read as attributes; `given` are those that are not at their
+    defaults. Raises RequestError for what is none of these."""
+
+    include: frozenset[str]
+    earlier: Earlier | None
+    given: Mapping[str, Any]
+
+    def __init__(
+        self,
+        include: Iterable[str] | None = None,
+        *,
+        earlier: Earlier | None = None,
+        given: Mapping[str, Any] | None = None,
+        **options: Any,
+    ):
+        names = _names(cheap() if include is None else include)
+        if unknown := sorted(names - REGISTRY.keys()):
             raise RequestError(
                 f"'diagnostics.include' does not know {cut(', '.join(unknown))}; allowed: {', '.join(REGISTRY)}.",
                 param="diagnostics.include",
             )
-        for name, word, known in (
-            ("spans", self.spans, PARTITIONS),
-            ("residual_rows", self.residual_rows, RESIDUAL_ROWS),
-            ("drift_rows", self.drift_rows, DRIFT_ROWS),
-        ):
-            if word not in known:
+        known, values = readout_options(), {**(given or {}), **options}
+        for name in values:
+            if name not in known:
                 raise RequestError(
-                    f"'diagnostics.{name}' must be one of {', '.join(known)}; got {shown(word)}.",
-                    param=f"diagnostics.{name}",
+                    f"'diagnostics.{name}' is unknown; allowed: {', '.join(known)}.", param=f"diagnostics.{name}"
                 )
-        for name, number in (("layers.last", self.last_layers), ("target_image", self.target_image)):
-            if number is not None and not is_whole(number):
-                raise must(f"diagnostics.{name}", "be a whole number", number)
-        if self.layers is not None:
-            object.__setattr__(self, "layers", whole_numbers("diagnostics.layers", self.layers))
-        if self.target_image is not None and self.target_image < 1:
-            raise RequestError(
-                f"'diagnostics.target_image' counts from 1; got {shown(self.target_image)}.",
-                param="diagnostics.target_image",
-            )
+        checked = {name: known[name].check(value) for name, value in values.items()}
+        object.__setattr__(self, "include", names)
+        object.__setattr__(self, "earlier", earlier)
+        object.__setattr__(
+            self, "given", {name: value for name, value in checked.items() if value != known[name].default}
+        )
 
-    def chosen_layers(self, count: int) -> tuple[int, ...]:
-        """The layers of the patch maps of a model with `count`; raises RequestError where it has none such."""
-        if self.last_layers is not None:
-            if not 1 <= self.last_layers <= count:
-                raise RequestError(
-                    f"'diagnostics.layers.last' must be from 1 to {count}; got {shown(self.last_layers)}.",
-                    param="diagnostics.layers",
-                )
-            return tuple(range(count - self.last_layers, count))
-        chosen = tuple(range(count)) if self.layers is None else self.layers
-        if not chosen or len(set(chosen)) < len(chosen) or any(not 0 <= layer < count for layer in chosen):
-            raise RequestError(
-                f"'diagnostics.layers' must be different layer numbers from 0 to {count - 1}; got {shown(list(chosen))}.",
-                param="diagnostics.layers",
-            )
-        return chosen
+    def __hash__(self) -> int:
+        return hash((self.include, *self.given))
+
+    def __getattr__(self, name: str) -> Any:
+        option = None if name.startswith("_") else readout_options().get(name)
+        if option is None:
+            raise AttributeError(name)
+        return self.given.get(name, option.default)
+
+    def __getitem__(self, option: ReadoutOption) -> Any:
+        """The value of an option."""
+        return self.given.get(option.name, option.default)
+
+    def without(self, name: str) -> Diagnose:
+        """The same with an option at its default."""
+        given = {other: value for other, value in self.given.items() if other != name}
+        return Diagnose(self.include, earlier=self.earlier, given=given)
 
     @property
     def readouts(self) -> tuple[Readout, ...]:
@@ -145,22 +189,11 @@ class Diagnose:
 
     def check(self, mllm: MLLM, layout: Layout, tokens: int) -> None:
         """Raise RequestError where it does not fit a model, or a prompt of this layout and an answer of up to `tokens`."""
-        images = len(layout.images)
-        if self.target_image is not None and self.target_image > images:
-            raise RequestError(
-                f"'diagnostics.target_image' is {self.target_image}, but the request holds {counted(images, 'image')}.",
-                param="diagnostics.target_image",
-            )
-        if self.discount_sinks and (mllm.calibration is None or mllm.calibration.sinks is None):
-            raise RequestError(
-                f"{mllm.name} was not calibrated for 'diagnostics.discount_sinks'; run 'helmsight probe --calibrate-sinks' "
-                "on it.",
-                param="diagnostics.discount_sinks",
-            )
+        for option in readout_options().values():
+            option.fits(self[option], mllm, layout)
         for one in self.readouts:
             if not OF_UPDATES.isdisjoint(one.signals(self)):
                 mllm.need_updates(f"diagnostics.{one.name}")
-        self.chosen_layers(mllm.num_layers)
         values = sum(one.values(self, mllm.num_layers, len(layout.image_columns), tokens) for one in self.readouts)
         if values > MAX_VALUES:
             raise RequestError(
@@ -212,9 +245,11 @@ class FinishedAnswer:
 
 class Readout(ABC):
     """One key of the envelope beside an answer; one that is `part_of` another is said by that, and never read. `cheap`
-    ones are those that `diagnostics: true` asks for; `needs_pictures` those that read `Surroundings.pictures`."""
+    ones are those that `diagnostics: true` asks for; `needs_pictures` those that read `Surroundings.pictures`. `options` are
+    those that it reads from an answer's `Diagnose`; readouts that share one declare the same object."""
 
     name: ClassVar[str]
+    options: ClassVar[Sequence[ReadoutOption]] = ()
     cheap: ClassVar[bool] = False
     part_of: ClassVar[str | None] = None
     needs_pictures: ClassVar[bool] = False
@@ -255,7 +290,16 @@ def register(readout: Readout) -> None:
     taken = {scalar for other in REGISTRY.values() for scalar in other.scalars}
     if readout.name in (*REGISTRY, *ENVELOPE) or taken & set(readout.scalars):
         raise ValueError(f"There is a readout {readout.name!r} already, or one with a scalar of the same name.")
+    for option in readout.options:
+        check_name(option.name, f"The names of the options of {type(readout).__name__}")
+        if option.name in RESERVED or readout_options().get(option.name, option) is not option:
+            raise ValueError(f"There is another option {option.name!r} of readouts already.")
     REGISTRY[readout.name] = readout
+
+
+def readout_options() -> dict[str, ReadoutOption]:
+    """The options of registered readouts by name."""
+    return {option.name: option for readout in REGISTRY.values() for option in readout.options}
 
 
 def cheap() -> frozenset[str]:

@@ -69,6 +69,10 @@ class PrefillChunk:
     def width(self) -> int:
         return max(self.lengths)
 
+    def latest(self, new: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        """Return what `Slots.prepare_logits` writes for its rows, (rows, ...) both: everything is new."""
+        return new
+
     @cached_property
     def last(self) -> torch.Tensor:
         """(rows,) int64 on the CPU: the index of each row's last token."""
@@ -105,6 +109,13 @@ class DecodeBatch:
     @property
     def rows(self) -> slice:
         return slice(0, len(self.sequences))
+
+    def latest(self, new: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        """Return what `Slots.prepare_logits` writes for its rows, (rows, ...) both: what was kept, where a row's step is for
+        nothing."""
+        if not any(sequence.held for sequence in self.sequences):
+            return new
+        return torch.where(self.active.view(-1, *[1] * (new.ndim - 1)) > 0, new, kept)
 
     @cached_property
     def written(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -210,9 +221,20 @@ class Slots:
     def record(self, batch: DecodeBatch, hook: Hook | None, computed: Computed) -> None:
         """Keep what a decode measured, now that it is known to count."""
 
+    def prepare_logits(self, batch: PrefillChunk | DecodeBatch, hook: Hook | None, computed: Computed) -> None:
+        """Write into the slots what `logits` needs to know of each row's last token.
+
+        Called behind every pass that ends with logits, of prompts and of generated tokens alike, and always before
+        `logits`, which may come steps later (a leader that waits for its twin) or for another slot (a copy of a prompt:
+        name the tensor in `measured`). A step that raised is run again, so it overwrites and never counts; of a decode it
+        keeps the rows that `latest` keeps.
+        """
+
     def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Logits (rows, vocabulary) of the next tokens of some slots, as the sampler is to see them. What is given stays
-        as it is: a leader that waits is contrasted with it."""
+        as it is: a leader that waits is contrasted with it. They come masked by the rows' grammars, then contrasted with
+        their twins', then as the interventions registered before this one left them; penalties, temperature, forced tokens
+        and log-probabilities come behind."""
         return logits
 
     def take(self, sequence: Sequence) -> Any:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from steering.protocol.readout import REGISTRY, SPANS, Diagnose, FinishedAnswer, Readout, Scalar
+from steering.protocol.readout import REGISTRY, Diagnose, FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
+from steering.readouts.decay import SPANS
 
 READ = ("confidence", "focus", "modality", "decay")
 """The readouts that an alarm goes by: next to free, so that it can stand beside every answer."""
@@ -51,13 +52,14 @@ class AlarmReadout(Readout):
     and with spans of the decay that it was not made with."""
 
     name = "alarm"
+    options = (SPANS,)
     scalars: ClassVar[dict[str, type]] = {"alarm": bool}
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset().union(*(REGISTRY[name].signals(options) for name in READ))
 
     def read(self, answer: FinishedAnswer) -> dict[str, Any]:
-        alarm = answer.around.alarm if answer.options.spans == SPANS[0] else None
+        alarm = answer.around.alarm if answer.options[SPANS] == SPANS.default else None
         if alarm is None:
             return {"alarm": None, "score": None, "threshold": None, "numbers": None, "calibration": None}
         found: dict[str, Any] = {}

@@ -8,10 +8,17 @@ import numpy as np
 import torch
 
 from steering.measures import known
-from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
+from steering.prompt.spans import PARTITIONS
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, ReadoutOption, Scalar
 from steering.protocol.signals import Signal
 from steering.recorders.attention import NAME, Attention
 
+SPANS = ReadoutOption.word(
+    "spans",
+    PARTITIONS,
+    "What counts as system and as user text in the decay: the whole prompt, or the messages' texts alone.",
+)
+"""The whole prompt, template included, or the messages' texts; see `prompt.spans.PARTITIONS`."""
 PARTS = ("vision", "system", "user")
 BY_LAYER = "decay_layers"
 
@@ -32,6 +39,7 @@ class DecayReadout(Readout):
 
     name = "decay"
     cheap = True
+    options = (SPANS,)
     scalars: ClassVar[dict[str, type]] = {"decay_slope": float}
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
@@ -45,7 +53,7 @@ class DecayReadout(Readout):
         shares = taken.decay  # (steps, layers, 3)
         mean = shares.nanmean(1)
         out: dict[str, Any] = dict(zip(PARTS, known(mean.T), strict=True))
-        out["spans"] = answer.options.spans
+        out["spans"] = answer.options[SPANS]
         out["slope"] = slope(mean[:, 0]) if answer.images else None
         if BY_LAYER in answer.options.include:
             out["by_layer"] = dict(zip(PARTS, known(shares.permute(2, 0, 1)), strict=True))

@@ -6,9 +6,16 @@ from typing import Any
 
 import torch
 
-from steering.protocol.readout import DRIFT_ROWS, Diagnose, FinishedAnswer, Readout
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, ReadoutOption
 from steering.protocol.signals import Signal
 from steering.recorders.residual import NAME, Residual
+
+DRIFT_ROWS = ("mean", "last")
+"""What stands for an answer: the mean of the residual stream over the rows that generated its tokens, as in the authors'
+`analysis/eval_cosine.py`, or the one that generated its last token."""
+ROWS = ReadoutOption.word(
+    "drift_rows", DRIFT_ROWS, "What stands for an answer in the drift: the mean over its rows, or the last one."
+)
 
 
 def drift(one: torch.Tensor, other: torch.Tensor, rows: str = DRIFT_ROWS[0]) -> list[float]:
@@ -21,13 +28,14 @@ class DriftReadout(Readout):
     """How far an answer is from the one that it is compared with: an earlier one, or its baseline."""
 
     name = "drift"
+    options = (ROWS,)
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.STREAM})
 
     def read(self, answer: FinishedAnswer) -> dict[str, Any] | None:
         taken: Residual = answer.taken[NAME]
-        rows, earlier = answer.options.drift_rows, answer.options.earlier
+        rows, earlier = answer.options[ROWS], answer.options.earlier
         if earlier is not None:
             name, other = earlier.name, earlier.states
         elif answer.baseline is not None:

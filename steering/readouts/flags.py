@@ -17,7 +17,7 @@ import torch
 from steering.model.thresholds import FLAGS, Thresholds
 from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
 from steering.protocol.signals import Signal
-from steering.readouts.maps import judged_maps, maps
+from steering.readouts.maps import DISCOUNT_SINKS, judged_maps, maps
 from steering.recorders import states
 
 TOP = 0.2
@@ -74,6 +74,7 @@ class FlagsReadout(Readout):
     maps whose sinks are discounted."""
 
     name = "flags"
+    options = (DISCOUNT_SINKS,)
     scalars: ClassVar[dict[str, type]] = dict.fromkeys(FLAGS, bool)
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
@@ -85,7 +86,7 @@ class FlagsReadout(Readout):
             return None
         attention = torch.cat([map_.everything for map_ in judged_maps(answer)], 1).mean(0)
         activation = torch.cat([map_.everything for map_ in maps(answer, taken.plain.sum(0))])
-        return flags(attention, activation, None if answer.options.discount_sinks else answer.around.flags)
+        return flags(attention, activation, None if answer.options[DISCOUNT_SINKS] else answer.around.flags)
 
     def summary(self, said: Any) -> dict[str, Scalar]:
         return {name: said[name] for name in FLAGS}

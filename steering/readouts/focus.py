@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field, WithJsonSchema
 
+from steering.errors import RequestError
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Layout
 from steering.prompt.spans import FIRST_IMAGE
-from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, ReadoutOption, Scalar
 from steering.protocol.signals import Signal
+from steering.protocol.wording import counted, is_whole, must, shown
 from steering.recorders.attention import NAME, Attention
 
 
@@ -71,11 +76,43 @@ def _number(index: int | None) -> int | None:
     return None if index is None else index + 1
 
 
+def _number_of_an_image(value: Any) -> int | None:
+    if value is None:
+        return None
+    if not is_whole(value):
+        raise must("diagnostics.target_image", "be a whole number", value)
+    if value < 1:
+        raise RequestError(
+            f"'diagnostics.target_image' counts from 1; got {shown(value)}.", param="diagnostics.target_image"
+        )
+    return int(value)
+
+
+def _is_in_the_prompt(value: int | None, mllm: MLLM, layout: Layout) -> None:
+    if value is not None and value > len(layout.images):
+        raise RequestError(
+            f"'diagnostics.target_image' is {value}, but the request holds {counted(len(layout.images), 'image')}.",
+            param="diagnostics.target_image",
+        )
+
+
+TARGET_IMAGE = ReadoutOption(
+    "target_image",
+    Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1), WithJsonSchema({"type": "integer"})] | None,
+    None,
+    "The picture that should be looked at, counted from 1: the focus says whether it was.",
+    _number_of_an_image,
+    _is_in_the_prompt,
+    {"minimum": 1},
+)
+
+
 class FocusReadout(Readout):
     """Which image the answer looked at."""
 
     name = "focus"
     cheap = True
+    options = (TARGET_IMAGE,)
     scalars: ClassVar[dict[str, type]] = {
         "focused_image": int, "focus_share": float, "target_image": int, "correct": bool,
     }  # fmt: skip
@@ -89,7 +126,7 @@ class FocusReadout(Readout):
         taken: Attention = answer.taken[NAME]
         sums = taken.sums[:, FIRST_IMAGE : FIRST_IMAGE + len(answer.images)]
         sigma = image_attention_factor(sums, sum(taken.rows), answer.image_tokens)
-        return focus(sigma, answer.around.focus_layers, answer.options.target_image)
+        return focus(sigma, answer.around.focus_layers, answer.options[TARGET_IMAGE])
 
     def summary(self, said: Any) -> dict[str, Scalar]:
         keys = {"focused_image": "image", "focus_share": "share", "target_image": "target_image", "correct": "correct"}

@@ -16,10 +16,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from steering.prompt.layout import ImageSpan
+from steering.errors import RequestError
+from steering.model.mllm import MLLM
+from steering.prompt.layout import ImageSpan, Layout
 from steering.prompt.tiles import Tiling
-from steering.protocol.readout import FinishedAnswer
+from steering.protocol.readout import FinishedAnswer, ReadoutOption
 from steering.recorders.attention import NAME, Attention
+
+
+def _is_calibrated(value: bool, mllm: MLLM, layout: Layout) -> None:
+    if value and (mllm.calibration is None or mllm.calibration.sinks is None):
+        raise RequestError(
+            f"{mllm.name} was not calibrated for 'diagnostics.discount_sinks'; run 'helmsight probe --calibrate-sinks' on "
+            "it.",
+            param="diagnostics.discount_sinks",
+        )
+
+
+DISCOUNT_SINKS = ReadoutOption.flag(
+    "discount_sinks", "Add patch maps less what places attract whatever they show.", _is_calibrated
+)
 
 
 def attraction(maps: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -93,4 +109,4 @@ def attention_maps(answer: FinishedAnswer) -> list[Map]:
 def judged_maps(answer: FinishedAnswer) -> list[Map]:
     """The same as they are to be judged: sinks discounted where that is asked for."""
     found = attention_maps(answer)
-    return [map_.without(answer.around.sinks) for map_ in found] if answer.options.discount_sinks else found
+    return [map_.without(answer.around.sinks) for map_ in found] if answer.options[DISCOUNT_SINKS] else found

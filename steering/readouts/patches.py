@@ -5,15 +5,23 @@ from __future__ import annotations
 import base64
 import io
 import zlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import BaseModel, ConfigDict, PlainValidator
+from pydantic_core import PydanticCustomError
 
-from steering.protocol.readout import Diagnose, FinishedAnswer, Readout
+from steering.errors import RequestError
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Layout
+from steering.protocol.asked import check_layers
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, ReadoutOption
 from steering.protocol.signals import Signal
-from steering.readouts.maps import attention_maps, judged_maps
+from steering.protocol.wording import is_whole, must, shown, whole_numbers
+from steering.readouts.maps import DISCOUNT_SINKS, attention_maps, judged_maps
 from steering.recorders.attention import NAME
 
 SIDE = 512
@@ -50,16 +58,97 @@ def data_url(picture: Image.Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
+def _numbers(value: Any) -> tuple[int, ...] | None:
+    return None if value is None else whole_numbers("diagnostics.layers", value)
+
+
+def _how_many(value: Any) -> int | None:
+    if value is not None and not is_whole(value):
+        raise must("diagnostics.layers.last", "be a whole number", value)
+    return None if value is None else int(value)
+
+
+def _are_layers(value: Sequence[int] | None, mllm: MLLM, layout: Layout) -> None:
+    _layers_of(value, None, mllm.num_layers)
+
+
+def _are_last_layers(value: int | None, mllm: MLLM, layout: Layout) -> None:
+    _layers_of(None, value, mllm.num_layers)
+
+
+def _form_of_layers(value: Any) -> Any:
+    numbers = isinstance(value, list) and all(type(item) is int for item in value)
+    last = isinstance(value, dict) and value.keys() == {"last"} and type(value["last"]) is int
+    if value != "all" and not numbers and not last:
+        raise PydanticCustomError("layers", "must be 'all', a list of layer numbers or {{'last': how many}}")
+    return value
+
+
+def _read_layers(value: Any) -> dict[str, Any]:
+    """Keywords of `Diagnose` of what a request gives."""
+    return {"last_layers": value["last"]} if isinstance(value, dict) else {} if value == "all" else {"layers": value}
+
+
+def _written_layers(options: Diagnose) -> Any:
+    """Return what a request gives for these keywords."""
+    if options[LAST_LAYERS] is not None:
+        return {"last": options[LAST_LAYERS]}
+    return "all" if options[LAYERS] is None else list(options[LAYERS])
+
+
+class LastLayers(BaseModel):
+    """Layers counted from the end."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+
+    last: int
+    """How many."""
+
+
+LAYERS = ReadoutOption(
+    "layers",
+    Annotated[Any, PlainValidator(_form_of_layers, json_schema_input_type=Literal["all"] | list[int] | LastLayers)],
+    None,
+    "Those of the patch maps, numbered from 0.",
+    _numbers,
+    _are_layers,
+    read=_read_layers,
+    write=_written_layers,
+    unset="all",
+)
+LAST_LAYERS = ReadoutOption(
+    "last_layers", int | None, None, "So many from the end instead.", _how_many, _are_last_layers, written=False
+)
+HEATMAPS = ReadoutOption.flag("heatmaps", "Lay the patch maps over the pictures, as PNG.")
+
+
+def chosen_layers(options: Diagnose, count: int) -> tuple[int, ...]:
+    """The layers of the patch maps of a model with `count`; raises RequestError where it has none such."""
+    return _layers_of(options[LAYERS], options[LAST_LAYERS], count)
+
+
+def _layers_of(layers: Sequence[int] | None, last: int | None, count: int) -> tuple[int, ...]:
+    if last is not None:
+        if not 1 <= last <= count:
+            raise RequestError(
+                f"'diagnostics.layers.last' must be from 1 to {count}; got {shown(last)}.", param="diagnostics.layers"
+            )
+        return tuple(range(count - last, count))
+    check_layers(layers, count, "diagnostics.layers")
+    return tuple(range(count)) if layers is None else tuple(layers)
+
+
 class PatchesReadout(Readout):
     """The maps of the chosen layers; beside them, where that is asked for, less what places attract anyway."""
 
     name = "patches"
+    options = (LAYERS, LAST_LAYERS, DISCOUNT_SINKS)
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.PATCHES})
 
     def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
-        return len(options.chosen_layers(layers)) * patches * (1 + options.discount_sinks)
+        return len(chosen_layers(options, layers)) * patches * (1 + options[DISCOUNT_SINKS])
 
     def read(self, answer: FinishedAnswer) -> list[dict[str, Any]]:
         layers = _layers(answer)
@@ -67,7 +156,7 @@ class PatchesReadout(Readout):
             {"image": number, "layers": layers, **map_.at(layers).json("rho")}
             for number, map_ in enumerate(attention_maps(answer), start=1)
         ]
-        if answer.options.discount_sinks:
+        if answer.options[DISCOUNT_SINKS]:
             for one, map_ in zip(out, judged_maps(answer), strict=True):
                 one["discounted"] = map_.whole[layers].tolist()
         return out
@@ -77,13 +166,14 @@ class HeatmapsReadout(Readout):
     """Overlays of rho, mean over the chosen layers, on the pictures; None for an image whose tokens are no single grid."""
 
     name = "heatmaps"
+    options = (HEATMAPS, LAYERS, LAST_LAYERS, DISCOUNT_SINKS)
     needs_pictures = True
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
         return frozenset({Signal.PATCHES})
 
     def asked_beside(self, options: Diagnose) -> bool:
-        return options.heatmaps
+        return bool(options[HEATMAPS])
 
     def read(self, answer: FinishedAnswer) -> list[dict[str, Any]]:
         layers, out = _layers(answer), []
@@ -96,4 +186,4 @@ class HeatmapsReadout(Readout):
 
 
 def _layers(answer: FinishedAnswer) -> list[int]:
-    return list(answer.options.chosen_layers(len(answer.taken[NAME].patches)))
+    return list(chosen_layers(answer.options, len(answer.taken[NAME].patches)))

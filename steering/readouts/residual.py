@@ -8,15 +8,22 @@ from typing import Any, ClassVar
 import torch
 
 from steering.measures import known, mean
-from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, Scalar
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, ReadoutOption, Scalar
 from steering.protocol.signals import Signal
 from steering.recorders.residual import NAME, NAMES, Residual
+
+RESIDUAL_ROWS = ("answer", "prompt", "generated")
+"""Rows that are read: those that generate the answer's tokens, which are the prompt's last one and those of all generated
+tokens that are fed; all of the prompt's, as in the authors' `analysis/analyze_layer_changes.py`; or those of generated
+tokens alone."""
+ROWS = ReadoutOption.word("residual_rows", RESIDUAL_ROWS, "Which rows the residual readout is about.")
 
 
 class ResidualReadout(Readout):
     """Means over the rows that were asked for, by layer, beside the share of active neurons."""
 
     name = NAME
+    options = (ROWS,)
     scalars: ClassVar[dict[str, type]] = {"kl": float}
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
@@ -24,7 +31,7 @@ class ResidualReadout(Readout):
 
     def read(self, answer: FinishedAnswer) -> dict[str, Any]:
         taken: Residual = answer.taken[NAME]
-        kind = answer.options.residual_rows
+        kind = answer.options[ROWS]
         rows = {"answer": answer.fed + 1, "prompt": len(answer.layout.spans), "generated": answer.fed}[kind]
         return residual(taken.sums, rows, taken.neurons if answer.fed else taken.neurons * math.nan, kind)
 

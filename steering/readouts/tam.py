@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from steering.protocol.readout import Diagnose, FinishedAnswer, Readout
+from steering.protocol.readout import Diagnose, FinishedAnswer, Readout, ReadoutOption
 from steering.protocol.signals import Signal
 from steering.readouts.maps import maps
 from steering.recorders.states import NAME, TokenMaps
+
+CAUSAL = ReadoutOption.flag("causal", "Remove from token activation maps what earlier tokens activate.")
 
 
 class TamReadout(Readout):
     """For each token of the answer and each image, how far its tokens would say that token."""
 
     name = "tam"
+    options = (CAUSAL,)
 
     def signals(self, options: Diagnose) -> frozenset[Signal]:
-        return frozenset({Signal.IMAGE_STATES} | ({Signal.TEXT_STATES} if options.causal else set()))
+        return frozenset({Signal.IMAGE_STATES} | ({Signal.TEXT_STATES} if options[CAUSAL] else set()))
 
     def values(self, options: Diagnose, layers: int, patches: int, tokens: int) -> int:
         return tokens * patches

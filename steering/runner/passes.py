@@ -45,6 +45,11 @@ class Passed(NamedTuple):
     hooks: Made
     computed: Computed
 
+    def prepare_logits(self, batch: PrefillChunk | DecodeBatch) -> None:
+        """Have whatever acts write down what its `logits` needs of this pass."""
+        for part in self.concerned.acting:
+            part.prepare_logits(batch, self.hooks.get(part.name), self.computed)
+
 
 class Passes:
     """Runs what it is given through the decoder, and writes nothing but the columns of these tokens. steps: those that are

@@ -143,6 +143,8 @@ class Runner:
     def _kept(self, chunk: PrefillChunk, passed: Passed) -> Computed:
         """Keep what was measured of a chunk."""
         self.prefixes.measured(chunk, passed.hooks, passed.computed)
+        if chunk.complete:
+            passed.prepare_logits(chunk)
         for part in passed.concerned.keeping:
             part.keep(chunk, passed.hooks.get(part.name), passed.computed)
         return passed.computed
@@ -212,6 +214,7 @@ class Runner:
         batch, passed = self._decode(running)
         logits = passed.computed.logits
         assert logits is not None
+        passed.prepare_logits(batch)
         logits = self.choice.masked(running, logits)
         combined: Combined = twins.combine(running, logits)
         rows, acting = batch.rows, passed.concerned.acting

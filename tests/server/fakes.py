@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from server.engine.served import Capabilities
-from steering import Auto, Bins, Busy, Choice, Chunk, Request, Result, Steer, TextBounds
+from steering import Auto, Bins, Busy, Choice, Chunk, Request, Result, Steer, TextBounds, in_place_of, next_prelude
 from steering.protocol import intervention, readout
 
 
@@ -120,8 +120,9 @@ class FakeEngine:
         self.completions.append(FakeCompletion(self.script, self.diagnostics))
         return self.completions[-1]
 
-    def decide(self, request: Request, auto: Auto, begun: Callable[[Any], object]) -> Request:
-        return request
+    def decide(self, request: Request, begun: Callable[[Any], object]) -> Request:
+        prelude = next_prelude(request)
+        return request if prelude is None else in_place_of(request, prelude)
 
     def can(self, **able: Any) -> None:
         """Change what it can do."""
@@ -134,7 +135,7 @@ class FakeEngine:
         assert steer.vector.fingerprint == self.capabilities.fingerprint
 
     def check_auto(self, auto: Auto) -> None:
-        self.check_steer(auto.toward("vision"))
+        self.check_steer(auto.stated("vision"))
 
     def stats(self) -> dict[str, float]:
         return dict(self.numbers)

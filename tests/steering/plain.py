@@ -78,7 +78,7 @@ class Plain:
         """Generate greedily, or along `forced` tokens, with vectors added by forward hooks."""
         inputs = self.inputs(messages) if inputs is None else inputs
         ids = inputs["input_ids"][0]
-        processors = LogitsProcessorList([] if forced is None else [_Force(len(ids), forced)])
+        processors = LogitsProcessorList([] if forced is None else [Force(len(ids), forced)])
         with self._hooked(ids == self.model.config.image_token_id, add) as hidden:
             out = self.model.generate(
                 **inputs,
@@ -135,7 +135,7 @@ def uncached(model: Any, inputs: Mapping[str, torch.Tensor], tokens: Sequence[in
     return out
 
 
-class _Force(LogitsProcessor):
+class Force(LogitsProcessor):
     """Leaves only the next of the given tokens possible."""
 
     def __init__(self, prompt: int, tokens: Sequence[int]):

@@ -150,7 +150,7 @@ def measuring(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """An engine in which what is measured for "auto" does not end by itself."""
     fake.script = (threading.Event(),)
 
-    def decide(asked: Any, auto: steering.Auto, begun: Callable[[Any], object]) -> NoReturn:
+    def decide(asked: Any, begun: Callable[[Any], object]) -> NoReturn:
         completion = fake.submit(asked)
         begun(completion)
         list(completion)

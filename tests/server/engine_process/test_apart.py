@@ -200,13 +200,13 @@ def test_what_was_cancelled_says_how_far_it_came(apart: Make, diagnose: Diagnose
 
 def test_the_way_is_found_there(model: steering.MLLM, apart: Make) -> None:
     auto = Auto(VectorStore(str(model.path) + "/vectors").get("modality-preference"))
-    request = Request(chat(picture(200, 30, 40)), Sampling(max_tokens=4))
+    request = Request(chat(picture(200, 30, 40)), Sampling(max_tokens=4), auto)
     own = steering.Engine(model, slots=4, threads=1, self_check=False)
     begun: list[Any] = []
     with apart().engine.turn() as turn:
-        found = turn.decide(request, auto, begun.append)
+        found = turn.decide(request, begun.append)
         assert turn.submit(found).result().choices[0].applied is not None
-    expected = steering.decide(own, request, auto)
+    expected = steering.decide(own, request)
     (there,), (here,) = ([one for way in found.asked.values() for one in way.steers] for found in (found, expected))
     assert (there.scale, there.layers, there.tokens) == (here.scale, here.layers, here.tokens)
     assert there.auto is not None
@@ -220,8 +220,7 @@ def test_looking_for_the_way_can_be_given_up(model: steering.MLLM, apart: Make) 
     running = ask(there.engine, Request([{"role": "user", "content": "Hi!"}], LONG))
     with there.engine.turn() as turn, pytest.raises(Fault):
         turn.decide(
-            Request(chat(picture(1, 2, 3)), Sampling(max_tokens=4)),
-            auto,
+            Request(chat(picture(1, 2, 3)), Sampling(max_tokens=4), auto),
             lambda completion: threading.Timer(0.3, completion.cancel).start(),
         )
     running.cancel()

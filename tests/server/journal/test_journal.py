@@ -15,6 +15,7 @@ import steering
 from server.app import create_app
 from server.journal.entry import steered_toward
 from server.settings import Settings, SettingsError
+from steering.protocol.intervention import REGISTRY
 from tests.server.api.test_operations import samples
 from tests.server.api.test_streams import Live, events, post_and_hold
 from tests.server.conftest import ask, data_uri, user
@@ -23,7 +24,7 @@ from tests.server.journal.journals import NOTHING_SAID
 from tests.server.journal.rows import Serve, journal_of, rows_of
 from tests.waiting import wait_for
 
-NOTHING = dict.fromkeys(("steering", "sage", "contrast", "refusal_prompt", "diagnostics")) | {"baseline": False}
+NOTHING = dict.fromkeys(kind.path[0] for kind, _ in REGISTRY.values()) | {"diagnostics": None, "baseline": False}
 
 
 def test_a_plain_answer_leaves_one_row(serve: Serve) -> None:

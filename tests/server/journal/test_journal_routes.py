@@ -74,7 +74,7 @@ def test_streams_that_are_left_give_their_place_back(
         ("toward=left", "toward", "vision, text"),
         ("sage=all", "sage", "see, think, generate, none"),
         ("contrast=dola", "contrast", "vcd, icd, pai, none"),
-        ("intervention=sage", "intervention", "sage.see, sage.think, steering, sage.generate, contrast.vcd"),
+        ("intervention=sage", "intervention", "sage.see, sage.think, steering, project_out, sage.generate"),
         ("flag=red", "flag", "perceptual_blindness, dissociation"),
         ("finish_reason=done", "finish_reason", "cancelled"),
         ("format=xml", "format", "json, jsonl, csv"),

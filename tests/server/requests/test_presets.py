@@ -28,7 +28,7 @@ from tests.toys.nudge import Nudge, NudgeSlots
 
 DEMO = "helmsight-demo"
 WAYS = ["vision", "text", "auto"]
-OF_REGISTRY = ["sage", "sage.see", "sage.think", "sage.generate", "vcd", "icd", "pai"]
+OF_REGISTRY = ["look_at", "sage", "sage.see", "sage.think", "project_out", "sage.generate", "vcd", "icd", "pai", "dola"]
 
 
 def written(**presets: Mapping[str, Any]) -> Settings:
@@ -66,7 +66,7 @@ def test_they_follow_from_the_registry_and_the_vectors(client: FlaskClient, fake
     assert found["pai"]["fields"] == {"contrast": {"kind": "pai"}}
     assert {one["origin"] for one in found.values()} == {"built-in"}
     assert client.get(f"/v1/models/{DEMO}@vcd").json == found["vcd"]
-    assert {*listed(served(fake))} == {*found} - {*WAYS}, "a model without a vector"
+    assert {*listed(served(fake))} == {*found} - {*WAYS, "project_out"}, "a model without a vector"
     fake.can(interventions=frozenset({"sage.think", "contrast.icd"}))
     assert [*listed(served(fake))] == ["sage", "sage.think", "icd"]
 

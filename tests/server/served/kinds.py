@@ -14,8 +14,8 @@ from steering.protocol.asked import LAYERS
 from steering.protocol.forms import KIND, example
 from steering.protocol.forms import forms as intervention_forms
 from steering.protocol.intervention import REGISTRY as INTERVENTIONS
-from steering.protocol.readout import DRIFT_ROWS, RESIDUAL_ROWS, SPANS
 from steering.protocol.readout import REGISTRY as READOUTS
+from steering.protocol.readout import readout_options
 
 Body = dict[str, Any]
 TOKENS_ASKED = 8
@@ -194,9 +194,9 @@ def _readouts(layers: int) -> Iterator[tuple[str, Body]]:
     yield "causal maps", {"include": every, "causal": True}
     yield "sinks discounted", {"include": every, "discount_sinks": True, "target_image": 2}
     yield "some layers", {"include": every, "layers": {"last": 1}}
-    for option, values in (("spans", SPANS), ("residual_rows", RESIDUAL_ROWS), ("drift_rows", DRIFT_ROWS)):
-        for value in values:
-            yield f"{option} {value}", {"include": every, option: value}
+    for name, option in readout_options().items():
+        for value in option.schema.get("enum", ()):
+            yield f"{name} {value}", {"include": every, name: value}
 
 
 def _together(layers: int) -> Iterator[Kind]:

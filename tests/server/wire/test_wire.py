@@ -203,8 +203,8 @@ def test_messages_say_what_is_allowed() -> None:
         ({"steering": {"toward": "left"}}, "'steering.toward' must be 'vision', 'text' or 'auto'; got 'left'."),
         (
             {"diagnostics": {"x": 1}},
-            "'diagnostics.x' is unknown; allowed: include, layers, heatmaps, causal, discount_sinks, target_image, spans, "
-            "residual_rows, drift_rows, compare_to.",
+            "'diagnostics.x' is unknown; allowed: include, compare_to, target_image, spans, residual_rows, layers, "
+            "discount_sinks, causal, heatmaps, drift_rows.",
         ),
         ({"temperature": "hot"}, "'temperature' must be a number; got 'hot'."),
         ({"messages": []}, "'messages' must have at least 1 item."),

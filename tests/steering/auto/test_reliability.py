@@ -129,8 +129,8 @@ def _vector(engine: Engine) -> SteeringVector:
 def test_a_request_is_steered_that_way_and_says_so(make_engine: MakeEngine) -> None:
     engine = make_engine("qwen2_vl")
     vector = _vector(engine)
-    request = Request(chats()[0], Sampling(max_tokens=3, ignore_eos=True))
-    decided = decide(engine, request, Auto(vector, 0.5, tokens="prompt"))
+    auto = Auto(vector, 0.5, tokens="prompt")
+    decided = decide(engine, Request(chats()[0], Sampling(max_tokens=3, ignore_eos=True), auto))
     (found,) = measure(engine, [chats()[0]])
     (steer,) = decided.asked["steering"].steers
     assert not found.undecided

@@ -257,7 +257,7 @@ def test_a_request_is_steered_by_surprise_and_says_so(make_engine: MakeEngine, l
     request = Request(chat, Sampling(max_tokens=3, ignore_eos=True))
     for bound, one_degraded, scale in ((value - 1, False, -0.5), (value + 1, False, 0.0), (value + 1, True, 0.5)):
         auto = Auto(vector, 0.5, criterion=Criterion("surprise", bound, one_degraded))
-        decided = decide(engine, request, auto)
+        decided = decide(engine, replace(request, interventions=auto))
         assert decided.asked["steering"].steers[0].scale == scale
         (choice,) = engine.generate([decided])[0].choices
         assert choice.applied is not None
@@ -336,8 +336,7 @@ def test_what_is_measured_can_be_cancelled(make_engine: MakeEngine) -> None:
         with pytest.raises(Fault, match="cancelled"):
             decide(
                 engine,
-                Request(cases()[0][0]),
-                Auto(vector, criterion=criterion),
+                Request(cases()[0][0], interventions=Auto(vector, criterion=criterion)),
                 lambda completion: completion.cancel(),
             )
         assert engine.stats()["generated_tokens"] == before

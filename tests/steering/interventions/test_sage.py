@@ -15,7 +15,7 @@ from transformers.masking_utils import eager_mask
 
 import steering
 from steering import Diagnose, Engine, Request, RequestError, Sampling, load
-from steering.interventions.sage import Sage
+from steering.interventions.generate import Sage
 from steering.interventions.see import See, SeeSlots
 from steering.interventions.think import Think
 from steering.prompt.layout import build_prompt

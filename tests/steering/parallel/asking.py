@@ -15,6 +15,9 @@ from PIL import Image
 
 import steering
 from steering import Diagnose, Generate, Grammar, Icd, Pai, Request, Sage, Sampling, See, Steer, Think, Vcd
+from steering.interventions.dola import Dola
+from steering.interventions.look_at import LookAt
+from steering.interventions.project_out import ProjectOut
 from steering.model.alarm import Alarm
 from steering.model.calibration import FILE, Calibration
 from steering.model.checkpoint import embedded
@@ -97,6 +100,9 @@ def requests(mllm: steering.MLLM) -> dict[str, Request]:
         "vcd": ask(one, Vcd()),
         "icd": ask(one, Icd(), diagnose=True),
         "pai": ask(two, Pai()),
+        "dola": ask(one, Dola(premature=[0, 2, 5], normalise=True)),
+        "looking": ask(two, LookAt(bias=4.0, image=2, heads=[0, 3]), diagnose=["patches"]),
+        "projected out": ask(two, ProjectOut(vector=vector, layers=[0, 3]), diagnose=["residual"]),
         "told that it may refuse": ask(one, steering.RefusalPrompt(place="system"), diagnose=["focus"]),
         "sampled": ask(one, sampling={"temperature": 1.5, "top_p": 0.9, "repetition_penalty": 1.2}, n=2),
         "forced, with states": ask(one, forced="The star is red.", states=True, diagnose=["decay", "alarm", "drift"]),

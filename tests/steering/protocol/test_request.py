@@ -44,7 +44,7 @@ def test_interventions_come_alone_or_together(given: Any, asked: list[Any]) -> N
         (["focus"], Diagnose(frozenset({"focus"}))),
         (("focus", "decay"), Diagnose(frozenset({"focus", "decay"}))),
         ([], Diagnose(frozenset())),
-        (Diagnose(["focus"], layers=[1, 2]), Diagnose(frozenset({"focus"}), (1, 2))),  # type: ignore[arg-type]
+        (Diagnose(["focus"], layers=[1, 2]), Diagnose(frozenset({"focus"}), layers=(1, 2))),
     ],
 )
 def test_readouts_are_asked_for_by_name_or_all_at_once(given: Any, readouts: Diagnose | None) -> None:

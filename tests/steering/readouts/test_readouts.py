@@ -15,6 +15,7 @@ from steering import Choice, Diagnose, Generate, Request, RequestError, Sage, Sa
 from steering.prompt.layout import Layout, build_prompt
 from steering.prompt.spans import CONTEXT, QUESTION, USER
 from steering.prompt.tiles import Tiling, tiling_of
+from steering.readouts.patches import chosen_layers
 from steering.recorders.interference import EarlierTokens, without_interference
 from steering.recorders.residual import NAMES
 from tests import families
@@ -159,7 +160,7 @@ def check(choice: Choice, whole: Whole, diagnose: Diagnose, focus_layers: int) -
     for image, told in zip(layout.images, whole.tilings, strict=True):
         columns.append(image.columns[slice(None) if told is None else told.order].tolist())
         overviews.append([] if told is None else image.columns[told.overview].tolist())
-    layers = list(diagnose.chosen_layers(len(whole.attention)))
+    layers = list(chosen_layers(diagnose, len(whole.attention)))
     for number, (patches, own) in enumerate(zip(got["patches"], columns, strict=True), start=1):
         assert (patches["image"], patches["layers"]) == (number, layers)
         expected = [[whole.rho(layer, column) for column in own] for layer in layers]

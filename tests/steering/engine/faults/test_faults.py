@@ -31,6 +31,8 @@ from steering import (
     Think,
     Vcd,
 )  # fmt: skip
+from steering.interventions.dola import Dola
+from steering.interventions.look_at import LookAt
 from steering.runner import choice
 from tests import families
 from tests.steering.conftest import MakeEngine
@@ -46,6 +48,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "vcd": {"interventions": [Vcd()]},
     "icd": {"interventions": [Icd()]},
     "pai": {"interventions": [Pai()]},
+    "dola": {"interventions": [Dola(premature=[0, 1])]},
+    "dola contrasted": {"interventions": [Dola(premature=[0, 1]), Vcd()]},
+    "looking": {"interventions": [LookAt(bias=2.0)]},
     "three": {"n": 3, "sampling": replace(SAMPLING, temperature=1.5, seed=3)},
     "three contrasted": {"n": 2, "interventions": CONTRASTED},
     "baseline": {"baseline": True, "interventions": [Vcd()]},
@@ -72,6 +77,7 @@ STAGES_OF = {
     "vcd": ALWAYS | TWINS,
     "icd": ALWAYS | TWINS,
     "pai": ALWAYS | TWINS,
+    "dola contrasted": ALWAYS | TWINS,
     "three": ALWAYS | {"fork"},
     "three contrasted": ALWAYS | TWINS | {"mask", "fork"},
     "baseline": ALWAYS | TWINS,
@@ -221,17 +227,17 @@ def test_a_fault_while_the_way_is_found_is_that_request_s(
 ) -> None:
     engine = make_engine(FAMILY, slots=4)
     chat = families.example_messages(FAMILY, 1, text="Text context: it is closed.\nIs it open?")
-    request = Request(chat, SAMPLING)
-    expected = answers(engine, [steering.decide(engine, request, Auto(vector(engine)))])
+    request = Request(chat, SAMPLING, Auto(vector(engine)))
+    expected = answers(engine, [steering.decide(engine, request)])
     for at in (1, 2, 4):
         with monkeypatch.context() as patch:
             patch.setattr(engine._runner, "prefill", Once(engine._runner.prefill, at, behind=False))
             try:
-                assert answers(engine, [steering.decide(engine, request, Auto(vector(engine)))]) == expected
+                assert answers(engine, [steering.decide(engine, request)]) == expected
             except Fault:
                 engine.step()
         assert engine.stats()["running"] == engine.stats()["waiting"] == 0
-    assert answers(engine, [steering.decide(engine, request, Auto(vector(engine)))]) == expected
+    assert answers(engine, [steering.decide(engine, request)]) == expected
 
 
 def test_a_prompt_that_always_fails_ends_alone(

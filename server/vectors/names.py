@@ -1,0 +1,50 @@
+"""Names of steering vectors become vectors: the one place of the server where options that name one are resolved."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from steering import SteeringVector, VectorError, VectorStore
+from steering.protocol.asked import vector_fields
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def resolved(model: Model, place: str, store: VectorStore) -> Model:
+    """Return options with vectors in the place of names, of their own fields; raises VectorError, which names the field.
+    place: where the options stand in a request."""
+    values = {name: getattr(model, name) for name in vector_fields(type(model))}
+    vectors = {
+        name: lookup(value, f"{place}.{type(model).model_fields[name].alias or name}", store)
+        for name, value in values.items()
+        if value is not None
+    }
+    return model.model_copy(update=vectors) if vectors else model
+
+
+def known(model: type[BaseModel], store: VectorStore, fingerprint: str) -> bool:
+    """Return whether the store has, for a model with this fingerprint, each vector that options name by default."""
+    defaults = [model.model_fields[name].default for name in vector_fields(model)]
+    return all(name is None or has(store, name, fingerprint) for name in defaults)
+
+
+def has(store: VectorStore, name: str, fingerprint: str, preference: bool = False) -> bool:
+    """Return whether a vector of that name is there, for a model with this fingerprint; as a `preference`, only one that
+    leads from one modality to the other."""
+    try:
+        vector = store.get(name)
+    except (VectorError, OSError):
+        return False
+    return vector.fingerprint == fingerprint and (vector.positive is not None or not preference)
+
+
+def lookup(value: SteeringVector | str, param: str, store: VectorStore) -> SteeringVector:
+    """Return the vector of that name; raises VectorError, which names the field."""
+    if isinstance(value, SteeringVector):
+        return value
+    try:
+        return store.get(value)
+    except VectorError as error:
+        raise VectorError(str(error), param=param, code=error.code) from error

@@ -1,0 +1,238 @@
+"""DoLa: the last layer's distribution is contrasted with an early layer's (Chuang et al. 2024, "DoLa: Decoding by
+Contrasting Layers Improves Factuality in Large Language Models", arXiv 2309.03883, sections 2.1 to 2.3).
+
+At every step the candidate layer whose distribution q diverges most from the last layer's p is chosen; tokens less likely
+than `relative_top` times the likeliest one by p are impossible, and the others' logits are log p - log q.
+
+What the paper leaves open is as in the authors' code (github.com/voidism/DoLa, dola.py and its generation/utils.py), which
+transformers' own former implementation shares:
+- the head is applied to early states as they are, without the final norm (`normalise` applies it);
+- the divergence is the mean of KL(m || p) and KL(m || q), m = (p + q) / 2; the paper's is that of KL(p || m) and
+  KL(q || m), which `divergence` "paper" has. Both choose by the largest;
+- states are numbered as there: 0 is the embeddings, l what l layers have made of them.
+The candidates of a `bucket` are transformers': every other state of the lower or of the upper half, of models with more
+than 40 layers of the first or the last 20, from the second layer on where the head is the embedding matrix.
+Unlike there each row chooses its own layer, where a batch chose one together.
+
+A grammar's mask and a twin's contrast come first: p is made of the logits that they leave, and q of the same tokens.
+Penalties, bias, temperature, log-probabilities and forced tokens come behind, as the authors' logits processors do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+
+from steering.decoder.hooks import Hook, LayerHook
+from steering.decoder.updates import Updates
+from steering.devices import fill, sent
+from steering.errors import RequestError
+from steering.model.mllm import MLLM
+from steering.prompt.layout import Prompt
+from steering.protocol.asked import LAYERS, Options
+from steering.protocol.sequence import Sequence
+from steering.protocol.slots import Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.wording import shown
+
+NAME = "dola"
+WIDE, MOST = 40, 20
+"""Layers above which a bucket has no more than the second number of them."""
+
+State = Annotated[int, Field(ge=0, json_schema_extra={LAYERS: -1})]
+
+
+class Dola(Options):
+    """Logits are contrasted with those of an early layer. `premature` are the candidates, 0 for the embeddings and l for
+    what l layers have made of them; where they are not given, those of the `low` or `high` `bucket`. At each step the one
+    whose distribution diverges most from the last layer's counts. Tokens less likely than `relative_top` times the likeliest
+    one are impossible. `normalise` puts the final norm before the head, `divergence` is the released code's or the
+    paper's. Chuang et al. 2024, sections 2.1 to 2.3. Raises RequestError for what is out of range."""
+
+    path = (NAME,)
+
+    bucket: Literal["low", "high"] = "low"
+    premature: list[State] | None = Field(None, max_length=1024)
+    relative_top: float = Field(0.1, ge=0, le=1)
+    normalise: bool = False
+    divergence: Literal["released", "paper"] = "released"
+
+    def check(self, mllm: MLLM, prompt: Prompt) -> None:
+        count = mllm.num_layers
+        if self.premature is not None and (not self.premature or not {*self.premature} <= {*range(count)}):
+            raise RequestError(
+                f"'dola.premature' must be numbers from 0, the embeddings, to {count - 1}, one layer before the last; got "
+                f"{shown(self.premature)}.",
+                param="dola.premature",
+            )
+        if self.normalise and mllm.final_norm is None:
+            raise RequestError(
+                f"'dola.normalise' needs the final norm, which is not known of {mllm.name}.", param="dola.normalise"
+            )
+
+    def candidates(self, mllm: MLLM) -> list[int]:
+        """The states that it chooses from, in order."""
+        if self.premature is not None:
+            return sorted({*self.premature})
+        return bucket(self.bucket, mllm.num_layers, bool(getattr(mllm.model.config, "tie_word_embeddings", False)))
+
+    def report(self, taken: Any) -> dict[str, Any]:
+        """Report the candidates and their choice. taken: by state, the number of tokens for which it was chosen."""
+        return {
+            **self.settings(),
+            "premature": sorted(taken),
+            "chosen": {str(state): taken[state] for state in sorted(taken)},
+        }
+
+    def brief(self, report: dict[str, Any]) -> dict[str, Any]:
+        return report | {"chosen": {state: count for state, count in report["chosen"].items() if count}}
+
+
+def bucket(name: str, layers: int, tied: bool) -> list[int]:
+    """The candidates of a model with so many layers, whose head may be tied to its embeddings."""
+    if name == "high":
+        return list(range(layers // 2 if layers <= WIDE else layers - MOST, layers, 2))
+    first = 0 if not tied else min(2, max(layers - 1, 0))
+    end = layers // 2 if layers <= WIDE else MOST
+    return list(range(first, end, 2)) or [first]
+
+
+def divergences(last: torch.Tensor, early: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
+    """(rows, candidates), in nats, how far early layers' distributions are from the last one's.
+
+    last: (rows, 1, vocabulary), early: (rows, candidates, vocabulary), log-probabilities, -inf where a token is impossible.
+    released: (rows, 1) bool, for KL(m || .) in the place of KL(. || m).
+    """
+    middle = torch.logaddexp(last, early) - math.log(2)
+    possible = last > -torch.inf
+
+    def mean(of: torch.Tensor) -> torch.Tensor:
+        far = of - middle  # log of the ratio of one of the distributions to their mean
+        weight = torch.where(released[..., None], -middle.exp(), of.exp())
+        return torch.where(possible, weight * far, 0.0).sum(-1)
+
+    return (mean(last) + mean(early)) / 2
+
+
+class DolaRows(LayerHook):
+    """Gathers the states of early layers in one forward pass. states: those that some row needs, sorted. last: (rows,) the
+    place of each row's last token. `early` is (rows, states, d) then."""
+
+    def __init__(self, states: list[int], last: torch.Tensor | None):
+        self.states = states
+        self._last = last
+        self._gathered: list[torch.Tensor] = []
+
+    def after(
+        self, layer: int, before: torch.Tensor, plain: torch.Tensor, hidden: torch.Tensor, updates: Updates
+    ) -> torch.Tensor:
+        if layer == 0 and 0 in self.states:
+            self._gathered.append(self._at_last(before))
+        if layer + 1 in self.states:
+            self._gathered.append(self._at_last(hidden))
+        return hidden
+
+    def _at_last(self, states: torch.Tensor) -> torch.Tensor:
+        if self._last is None:
+            return states[:, -1]
+        last = self._last.to(states.device)
+        return states[torch.arange(len(last), device=states.device), last]
+
+    def early(self, device: torch.device) -> torch.Tensor:
+        """Return the gathered states, (rows, states, d)."""
+        return torch.stack([states.to(device) for states in self._gathered], 1)
+
+
+class DolaSlots(Slots):
+    """The early states of every slot's last token, and what was chosen.
+
+    candidates: (slots, layers) bool. early: (slots, layers, d), by the number of the state. top: (slots, 1), the logarithm
+    of `relative_top`. released: (slots, 1) bool, which divergence. chosen: (slots, length), the state by token of the
+    answer.
+    """
+
+    measured = ("early",)
+
+    def __init__(self, name: str, pool: Pool):
+        super().__init__(name, pool)
+        mllm, slots, device = pool.mllm, pool.slots, pool.device
+        self.candidates = torch.zeros(slots, pool.layers, dtype=torch.bool, device=device)
+        self.early = torch.zeros(slots, pool.layers, mllm.hidden_size, dtype=mllm.dtype, device=device)
+        self.top = torch.zeros(slots, 1, device=device)
+        self.released = torch.zeros(slots, 1, dtype=torch.bool, device=device)
+        self.chosen = torch.zeros(slots, pool.length, dtype=torch.int64, device=device)
+
+    def place(self, sequence: Sequence) -> None:
+        dola, slot = _asked(sequence), sequence.slot
+        if dola is None:
+            return  # no other row reads what is left here
+        own = torch.zeros(self.pool.layers, dtype=torch.bool)
+        own[dola.candidates(self.pool.mllm)] = True
+        self.candidates[slot] = sent(own, self.candidates)
+        fill(self.top, slot, math.log(dola.relative_top) if dola.relative_top else -math.inf)
+        fill(self.released, slot, dola.divergence == "released")
+
+    def prefill(self, chunk: PrefillChunk) -> DolaRows | None:
+        return self._rows(chunk.sequences, sent(chunk.last, self.early.device)) if chunk.complete else None
+
+    def reuse(self, sequence: Sequence) -> Reuse:
+        return Reuse(sequence.prompt.length)  # nothing is done to the prompt
+
+    def decode(self, batch: DecodeBatch) -> DolaRows | None:
+        return self._rows(batch.sequences, None)
+
+    def prepare_logits(self, batch: PrefillChunk | DecodeBatch, hook: Hook | None, computed: Computed) -> None:
+        if not isinstance(hook, DolaRows):
+            return
+        index = sent(torch.tensor(hook.states), self.early.device)
+        kept = self.early[batch.rows]
+        kept[:, index] = batch.latest(hook.early(kept.device), kept[:, index])
+
+    def logits(self, sequences: list[Sequence], slots: slice | torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        rows = [(row, sequence) for row, sequence in enumerate(sequences) if _asked(sequence) is not None]
+        if not rows:
+            return logits
+        places = torch.tensor([[row, sequence.slot, len(sequence.tokens)] for row, sequence in rows])
+        at, slot, token = sent(places, logits.device).unbind(1)
+        states = sent(torch.tensor(self._states([sequence for _, sequence in rows])), logits.device)
+        last, early = logits[at].log_softmax(-1), self._early(rows, self.early[slot][:, states])
+        early = early.masked_fill((last == -torch.inf)[:, None], -torch.inf).log_softmax(-1)
+        far = divergences(last[:, None], early, self.released[slot])
+        best = far.masked_fill(~self.candidates[slot][:, states], -torch.inf).argmax(-1)  # (rows,) of `states`
+        self.chosen[slot, token] = states[best]
+        contrasted = last - early[torch.arange(len(best), device=best.device), best]
+        least = last.amax(-1, keepdim=True) + self.top[slot]
+        return logits.index_copy(0, at, contrasted.masked_fill((last < least) | (last == -torch.inf), -torch.inf))
+
+    def take(self, sequence: Sequence) -> dict[int, int] | None:
+        dola = _asked(sequence)
+        if dola is None:
+            return None
+        counts = Counter(self.chosen[sequence.slot, : len(sequence.tokens)].tolist())
+        return {state: counts[state] for state in dola.candidates(self.pool.mllm)}
+
+    def _early(self, rows: list[tuple[int, Sequence]], hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits (rows, states, vocabulary) of early states (rows, states, d)."""
+        mllm = self.pool.mllm
+        normalise = [(dola := _asked(sequence)) is not None and dola.normalise for _, sequence in rows]
+        if any(normalise):
+            which = sent(torch.tensor(normalise), hidden.device)[:, None, None]
+            hidden = torch.where(which, mllm.normalised(hidden), hidden)
+        return mllm.head(hidden)
+
+    def _states(self, sequences: list[Sequence]) -> list[int]:
+        mllm = self.pool.mllm
+        dolas = [dola for sequence in sequences if (dola := _asked(sequence)) is not None]
+        return sorted({state for dola in dolas for state in dola.candidates(mllm)})
+
+    def _rows(self, sequences: list[Sequence], last: torch.Tensor | None) -> DolaRows | None:
+        states = self._states(sequences)
+        return DolaRows(states, last) if states else None
+
+
+def _asked(sequence: Sequence) -> Dola | None:
+    dola = sequence.spec.asked.get(NAME)
+    return dola if isinstance(dola, Dola) else None

@@ -1,0 +1,223 @@
+"""Looking at a place: a bias is added to the attention scores of an image's patches, or of those in a box.
+
+s <- s + bias, before the softmax, in the columns of the patches, at chosen layers and heads. A softmax of shifted scores is
+the plain weights w, times e^bias on the patches, normalised again: so a prefill's output follows from products of the plain
+weights, as (R + e^bias P) / (r + e^bias p) with P and R the weighted values of the patches and of the rest, p and r their
+shares of attention. Both are sums of what is positive, so that nothing cancels, however large the bias.
+
+Queries are biased that stand behind the image's last patch: tokens of the prompt, and every generated one; with `queries`
+"all" also those of the patches themselves, which changes what patches hand on to each other.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+
+from steering.decoder.hooks import AttentionHook, Product
+from steering.devices import fill, sent
+from steering.errors import Inapplicable, RequestError
+from steering.model.mllm import MLLM
+from steering.prompt.layout import ImageSpan, Prompt
+from steering.protocol.asked import LayerList, Options, check_layers
+from steering.protocol.sequence import Sequence
+from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Reuse, Slots
+from steering.protocol.wording import counted, shown
+
+NAME = "look_at"
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class LookAt(Options):
+    """Attention is drawn to a picture, or to a box in it. `bias` is added to the scores of its patches before the softmax,
+    below 0 to look away; `image` counts from 1; `box` is [x0, y0, x1, y1] in shares of the picture's width and height from
+    its upper left corner, every patch that it overlaps counts; `layers` are the model's middle third and `heads` all where
+    they are not given; `queries` are the tokens `behind` the picture, generated ones included, or `all`. Raises
+    RequestError for what is out of range."""
+
+    path = (NAME,)
+    needs_image = True
+
+    image: int = Field(1, ge=1, le=1024)
+    box: list[Share] | None = Field(None, min_length=4, max_length=4)
+    bias: float = Field(1.0, ge=-20, le=20)
+    layers: LayerList | None = None
+    heads: list[Annotated[int, Field(ge=0)]] | None = Field(None, max_length=1024)
+    queries: Literal["behind", "all"] = "behind"
+
+    def check(self, mllm: MLLM, prompt: Prompt) -> None:
+        check_layers(self.layers, mllm.num_layers, "look_at.layers")
+        heads = mllm.text_config.num_attention_heads
+        if self.heads is not None and (not self.heads or not {*self.heads} <= {*range(heads)}):
+            raise RequestError(
+                f"'look_at.heads' must be numbers of heads from 0 to {heads - 1}; got {shown(self.heads)}.",
+                param="look_at.heads",
+            )
+        images = prompt.layout.images
+        if self.image > len(images):
+            raise Inapplicable(
+                f"'look_at.image' is {self.image}, but the request holds {counted(len(images), 'image')}.",
+                param="look_at.image",
+            )
+        if self.box is None:
+            return
+        x0, y0, x1, y1 = self.box
+        if x0 >= x1 or y0 >= y1:
+            raise RequestError(
+                f"'look_at.box' must be [x0, y0, x1, y1] with x0 < x1 and y0 < y1; got {shown(self.box)}.",
+                param="look_at.box",
+            )
+        if images[self.image - 1].grid is None:
+            raise Inapplicable(
+                f"'look_at.box' needs patches that are one grid, and {mllm.name} cuts this picture into tiles; leave the "
+                "box out to look at all of it.",
+                param="look_at.box",
+            )
+
+    def columns(self, prompt: Prompt) -> torch.Tensor:
+        """(patches,) the prompt's columns that are looked at; none where it lacks the image, as a twin's may."""
+        images = prompt.layout.images
+        if self.image > len(images):
+            return torch.zeros(0, dtype=torch.int64)
+        image = images[self.image - 1]
+        return image.columns if self.box is None else image.columns[inside(self.box, image)]
+
+    def chosen_layers(self, count: int) -> list[int]:
+        """The layers where scores are biased, of so many: the middle third where none are given."""
+        first = count // 3
+        return list(range(first, max(first + 1, 2 * count // 3))) if self.layers is None else self.layers
+
+    def first_query(self, prompt: Prompt) -> int:
+        """The first token of the prompt that is a query whose scores are biased."""
+        images = prompt.layout.images
+        behind = self.queries == "behind" and self.image <= len(images)
+        return int(images[self.image - 1].columns.max()) + 1 if behind else 0
+
+    def report(self, taken: Any) -> dict[str, Any]:
+        """Report where it looked. taken: the number of patches, the layers, and the heads."""
+        patches, layers, heads = taken
+        return {**self.settings(), "layers": layers, "heads": heads, "patches": patches}
+
+
+def inside(box: list[float], image: ImageSpan) -> torch.Tensor:
+    """(tokens,) bool: the patches of an image, row by row of its grid, that a box in shares of its sides overlaps."""
+    assert image.grid is not None
+    (rows, columns), (x0, y0, x1, y1) = image.grid, box
+    down, right = torch.arange(rows)[:, None], torch.arange(columns)[None]
+    overlaps = (down < y1 * rows) & (down + 1 > y0 * rows) & (right < x1 * columns) & (right + 1 > x0 * columns)
+    return overlaps.flatten()
+
+
+class LookAtRows(AttentionHook):
+    """The bias of one forward pass. asked: (rows,) bool. bias: (rows, layers, heads), 0 where nothing is added. patches:
+    (rows, length), 1 on the columns that are looked at. layers: those where some row is biased. places: (rows, n), of a
+    prefill, the column of each query; first: (rows, 1), from which on queries are biased."""
+
+    def __init__(
+        self,
+        asked: torch.Tensor,
+        bias: torch.Tensor,
+        patches: torch.Tensor,
+        layers: frozenset[int],
+        places: torch.Tensor | None = None,
+        first: torch.Tensor | None = None,
+    ):
+        self.asked = asked[:, None, None, None]
+        self._bias, self._patches, self._layers = bias, patches, layers
+        self._biased = None if places is None or first is None else (places >= first).float()  # (rows, n)
+
+    def scores(self, layer: int, scores: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
+        if layer not in self._layers:
+            return scores
+        bias = self._bias[:, layer, :, None, None] * self._patches[:, None, None, : scores.shape[-1]]
+        if queries is not None and self._biased is not None:
+            bias = bias * self._biased.gather(1, queries)[:, None, :, None]
+        return scores + bias.to(scores.device)
+
+    def changes(self, layer: int) -> bool:
+        return self._biased is not None and layer in self._layers
+
+    def product(self, layer: int, value: torch.Tensor, exact: Product) -> Any:
+        if self._biased is None or layer not in self._layers:
+            return None
+        device = value.device
+        patches = self._patches[:, None, : value.shape[2], None].to(device)  # (rows, 1, columns, 1)
+        bias = self._bias[:, layer, :, None, None] * self._biased[:, None, :, None]  # (rows, heads, n, 1)
+        factor = bias.exp().to(device)
+        value = value.float()
+        plain = exact(value)
+        at, rest = exact(value * patches), exact(value * (1 - patches))
+        shares = torch.zeros_like(value)
+        shares[..., :1], shares[..., 1:2] = patches, 1 - patches
+        share, left = exact(shares)[..., :2].split(1, -1)
+        biased = (rest + factor * at) / (left + factor * share)
+        return torch.where(factor != 1, biased, plain)
+
+
+class LookAtSlots(Slots):
+    """The bias of every slot. asked: (slots,) bool. bias: (slots, layers, heads), of this rank's heads, 0 where nothing was
+    asked for. patches: (slots, length), 1 on the columns that are looked at. first: (slots, 1), the first query."""
+
+    def __init__(self, name: str, pool: Pool):
+        super().__init__(name, pool)
+        slots, device, ranks = pool.slots, pool.device, pool.mllm.ranks
+        self._heads = pool.mllm.text_config.num_attention_heads
+        own = self._heads // ranks.size
+        self._own = slice(ranks.rank * own, (ranks.rank + 1) * own)
+        self.asked = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.bias = torch.zeros(slots, pool.layers, own, device=device)
+        self.patches = torch.zeros(slots, pool.length, device=device)
+        self.first = torch.zeros(slots, 1, dtype=torch.int64, device=device)
+
+    def place(self, sequence: Sequence) -> None:
+        slot, look, prompt = sequence.slot, _asked(sequence), sequence.prompt
+        fill(self.asked, slot, look is not None and look.bias != 0)  # else it changes nothing, to the bit
+        bias, patches = torch.zeros(self.pool.layers, self._heads), torch.zeros(self.pool.length)
+        if look is not None:
+            layers = torch.tensor(look.chosen_layers(self.pool.layers))
+            heads = torch.arange(self._heads) if look.heads is None else torch.tensor(look.heads)
+            bias[layers[:, None], heads] = look.bias
+            patches[look.columns(prompt)] = 1
+        self.bias[slot] = sent(bias[:, self._own], self.bias)
+        self.patches[slot] = sent(patches, self.patches)
+        fill(self.first, slot, 0 if look is None else look.first_query(prompt))
+
+    def prefill(self, chunk: PrefillChunk) -> LookAtRows | None:
+        starts = sent(torch.tensor(chunk.starts), self.first.device)
+        places = starts[:, None] + torch.arange(chunk.width, device=starts.device)
+        return self._rows(chunk.rows, chunk.sequences, places)
+
+    def reuse(self, sequence: Sequence) -> Reuse:
+        look = _asked(sequence)
+        if look is None or not look.bias:
+            return Reuse(sequence.prompt.length)
+        key = (look.bias, look.image, look.box and tuple(look.box), look.queries)
+        heads = None if look.heads is None else tuple(sorted(look.heads))
+        return Reuse(sequence.prompt.length, (*key, tuple(look.chosen_layers(self.pool.layers)), heads))
+
+    def acts(self, sequences: list[Sequence]) -> bool:
+        return any(_asked(sequence) is not None for sequence in sequences)
+
+    def decode(self, batch: DecodeBatch) -> LookAtRows | None:
+        return self._rows(batch.rows, batch.sequences, None)
+
+    def take(self, sequence: Sequence) -> tuple[int, list[int], list[int]] | None:
+        look = _asked(sequence)
+        if look is None:
+            return None
+        heads = list(range(self._heads)) if look.heads is None else look.heads
+        return len(look.columns(sequence.prompt)), look.chosen_layers(self.pool.layers), heads
+
+    def _rows(self, rows: slice, sequences: list[Sequence], places: torch.Tensor | None) -> LookAtRows | None:
+        looks = [look for sequence in sequences if (look := _asked(sequence)) is not None and look.bias]
+        if not looks:
+            return None
+        layers = frozenset().union(*(look.chosen_layers(self.pool.layers) for look in looks))
+        return LookAtRows(self.asked[rows], self.bias[rows], self.patches[rows], layers, places, self.first[rows])
+
+
+def _asked(sequence: Sequence) -> LookAt | None:
+    look = sequence.spec.asked.get(NAME)
+    return look if isinstance(look, LookAt) else None

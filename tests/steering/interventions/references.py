@@ -1,0 +1,132 @@
+"""Plain transformers with one thing changed by hand: states behind layers, attention scores. Nothing of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessorList
+from transformers.masking_utils import eager_mask
+
+import steering
+from tests.steering.plain import Force, Messages, Plain
+
+STEPS = 4
+SAMPLING = steering.Sampling(max_tokens=STEPS, logprobs=20, ignore_eos=True)
+Change = Callable[[int, torch.Tensor, int], torch.Tensor]
+"""Gives, of a layer's number and its states (1, n, d) or scores (heads, n, columns), what they are to be. The last number is
+that of the first token in a row, or query, counted from the prompt's first."""
+
+
+@contextmanager
+def states_changed(plain: Plain, change: Change) -> Iterator[None]:
+    """Within, what each layer hands on is changed, in one answer."""
+
+    def hook(layer: int) -> Callable[..., torch.Tensor]:
+        seen = 0
+
+        def after(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+            nonlocal seen
+            start, seen = seen, seen + output.shape[1]
+            return change(layer, output, start)
+
+        return after
+
+    with ExitStack() as stack:
+        for number, layer in enumerate(plain.layers):
+            stack.enter_context(layer.register_forward_hook(hook(number)))
+        yield
+
+
+@contextmanager
+def scores_changed(plain: Plain, change: Change) -> Iterator[None]:
+    """Within, scores before the mask and the softmax are changed, in eager attention, in one answer."""
+    seen = [0] * len(plain.layers)
+
+    def attend(
+        module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        scores = (query @ key.transpose(-1, -2) * scaling).float()
+        if kwargs.get("softcap") is not None:
+            scores = torch.tanh(scores / kwargs["softcap"]) * kwargs["softcap"]
+        start = seen[module.layer_idx]
+        seen[module.layer_idx] += scores.shape[2]
+        scores = change(module.layer_idx, scores[0], start)[None]
+        if mask is not None:
+            scores = scores + mask[:, :, :, : key.shape[2]]
+        return (scores.softmax(-1).to(value.dtype) @ value).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("changed", attend)
+    AttentionMaskInterface.register("changed", eager_mask)
+    plain.model.set_attn_implementation({"text_config": "changed"})
+    try:
+        yield
+    finally:
+        plain.model.set_attn_implementation({"text_config": "eager"})
+
+
+@torch.inference_mode()
+def states_along(plain: Plain, messages: Messages, tokens: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The plain model's logits (tokens, vocabulary) before each of an answer's tokens, and the states that they are made of:
+    (tokens, layers + 1, d), the embeddings first, the last one normalised."""
+    inputs = plain.inputs(messages)
+    force = LogitsProcessorList([Force(inputs["input_ids"].shape[1], tokens)])
+    out = plain.model.generate(
+        **inputs,
+        max_new_tokens=len(tokens),
+        do_sample=False,
+        logits_processor=force,
+        output_logits=True,
+        output_hidden_states=True,
+        return_dict_in_generate=True,
+    )
+    states = torch.stack([torch.stack([layer[0, -1] for layer in step]) for step in out.hidden_states])
+    return torch.cat(out.logits).float(), states
+
+
+def logprobs_along(plain: Plain, messages: Messages, tokens: Sequence[int]) -> torch.Tensor:
+    """(tokens, vocabulary): the plain model's log-probabilities before each of an answer's tokens."""
+    return states_along(plain, messages, tokens)[0].log_softmax(-1)
+
+
+def assert_chosen_by(choice: steering.Choice, logprobs: torch.Tensor, atol: float = 1e-4) -> None:
+    """The choice took the likeliest tokens by log-probabilities (steps, vocabulary), or as good as these where numbers are
+    rounded, and reports them."""
+    assert choice.logprobs is not None
+    assert len(choice.logprobs) == len(logprobs)
+    for row, step in zip(logprobs, choice.logprobs, strict=True):
+        assert float(row[step.token_id]) >= float(row.max()) - atol
+        ids = [step.token_id, *(one.token_id for one in step.top)]
+        reported = torch.tensor([step.logprob, *(one.logprob for one in step.top)])
+        torch.testing.assert_close(reported, row[ids], rtol=0, atol=atol)
+
+
+def assert_as_near_as_plain(
+    choice: steering.Choice, exact: torch.Tensor, rounded: torch.Tensor, factor: float = 2.0
+) -> None:
+    """Log-probabilities in half precision are no further from float32 than twice as far as plain transformers' are. exact,
+    rounded: (steps, vocabulary), of plain transformers in float32 and in that precision."""
+    own, others = [], []
+    for row, plain, step in zip(exact, rounded, choice.logprobs or (), strict=True):
+        ids = [one.token_id for one in step.top]
+        own.append(torch.tensor([one.logprob for one in step.top]) - row[ids])
+        others.append(plain[ids] - row[ids])
+    assert 0 < float(torch.cat(own).norm()) <= factor * float(torch.cat(others).norm())
+
+
+def rounding(folder: Path, dtype: str) -> tuple[steering.Engine, Plain]:
+    """An engine and plain transformers in half precision."""
+    plain = Plain(folder)
+    plain.model.to(getattr(torch, dtype))
+    return steering.Engine(steering.load(folder, dtype=dtype, device="cpu"), slots=2, self_check=False), plain
+
+
+def only(engine: steering.Engine, messages: Messages, *asked: Any, **more: Any) -> steering.Choice:
+    """The one answer to a request, and nothing beside it."""
+    return engine.generate([steering.Request(messages, SAMPLING, asked, **more)])[0].choices[0]
