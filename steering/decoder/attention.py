@@ -18,14 +18,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from steering.accel.attended import DecodeKernel
+from steering.accel.cpu.kernels.attention import decode_attention, decode_sums
+from steering.accel.cpu.kernels.looks import enhanced_attention, read_attention
+from steering.accel.triton.attended import DecodeKernel
 from steering.decoder import kernels
 from steering.decoder.hooks import NO_HOOKS, Hooks
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Placed, Prefill
-from steering.loops.attention import decode_attention, decode_sums
-from steering.loops.looks import enhanced_attention, read_attention
 
 NAME = "helmsight"
 

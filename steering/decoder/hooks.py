@@ -65,7 +65,7 @@ class AttentionHook(Hook):
 
     def shift(self, layer: int, columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """For loops that do it in one, of a hook that changes weights: masks, settings and transfer, as
-        `loops.looks.enhanced` takes them, of which prompts have the fixed alpha alone; None where it does something else."""
+        `looks.enhanced` takes them, of which prompts have the fixed alpha alone; None where it does something else."""
         return None
 
     def shifted(self, told: torch.Tensor) -> None:

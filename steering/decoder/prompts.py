@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from steering.accel.cpu.kernels.prompts import WITHIN, PromptLoops
 from steering.decoder import kernels
 from steering.decoder.hooks import NO_HOOKS, AttentionHook, Hooks, Product, Weights
 from steering.decoder.kernels import Heads
 from steering.decoder.kv import KVPool
 from steering.devices import sent
-from steering.loops.prompts import WITHIN, PromptLoops
 
 Grouped = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """What `Weights.grouped` is, of queries and groups."""

@@ -1,6 +1,6 @@
 """How an engine's steps come to be compiled.
 
-On a CPU another process compiles them beside what is served, and they are kept for the next start (`steering.compiled`);
+On a CPU another process compiles them beside what is served, and they are kept for the next start (`steering.accel.cpu`);
 until they are ready, and where they cannot be, steps run as they are. On a GPU decode steps are captured as CUDA graphs at
 their first use, the smallest before the engine is there.
 """
@@ -13,10 +13,10 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from steering.compiled.compiling import Compiling
-from steering.compiled.graphs import DecodeGraphs
-from steering.compiled.step import Variant
-from steering.compiled.steps import CompiledSteps
+from steering.accel.cpu.compiling import Compiling
+from steering.accel.cpu.step import Variant
+from steering.accel.cpu.steps import CompiledSteps
+from steering.accel.cuda_graphs import DecodeGraphs
 from steering.errors import Fault, UnsupportedModel
 from steering.model.mllm import MLLM
 from steering.model.pixels import picture

@@ -21,12 +21,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import torch
 from pydantic import Field
 
+from steering.accel.cpu.kernels.counts import note_enhancement
+from steering.accel.cpu.kernels.looks import LEAST
 from steering.decoder.hooks import AttentionHook, Hook, Product
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill, sent
 from steering.errors import RequestError
-from steering.loops.counts import note_enhancement
-from steering.loops.looks import LEAST
 from steering.measures import spread
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from pydantic import Field
 
+from steering.accel.cpu.kernels.counts import NEVER, count_damping
+from steering.accel.cpu.kernels.stream import damping
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill, sent
 from steering.errors import RequestError
-from steering.loops.counts import NEVER, count_damping
-from steering.loops.stream import damping
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.protocol.asked import Options
@@ -74,7 +74,7 @@ class Think(Options):
 
 
 class ThinkCounts(NamedTuple):
-    """What a decode's damping is counted in, as `loops.counts.count_damping` takes it."""
+    """What a decode's damping is counted in, as `kernels.counts.count_damping` takes it."""
 
     active: torch.Tensor
     counted: torch.Tensor

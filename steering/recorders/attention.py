@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from steering.accel.cpu.kernels.counts import NEVER, AttentionCounts, add_attention, count_attention, source_shares
 from steering.decoder.hooks import Hook, Observer, Weights
 from steering.decoder.ranks import ALONE, Ranks
 from steering.devices import fill, sent
-from steering.loops.counts import NEVER, AttentionCounts, add_attention, count_attention, source_shares
 from steering.prompt.spans import CONTEXT, FIRST_IMAGE, SYSTEM
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal

@@ -12,11 +12,18 @@ from typing import ClassVar
 
 import torch
 
+from steering.accel.cpu.kernels.counts import NEVER
+from steering.accel.cpu.kernels.stream import (
+    StreamCounts,
+    add_stream,
+    count_stream,
+    measures_of,
+    share_above,
+    stream_looks,
+)
 from steering.decoder.hooks import Hook, LayerHook
 from steering.decoder.updates import Updates
 from steering.devices import fill, sent
-from steering.loops.counts import NEVER
-from steering.loops.stream import StreamCounts, add_stream, count_stream, measures_of, share_above, stream_looks
 from steering.protocol.sequence import Sequence
 from steering.protocol.signals import Signal
 from steering.protocol.slots import Compiled, Computed, DecodeBatch, Pool, PrefillChunk, Reuse, Slots

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from steering.compiled.steps import CompiledSteps
+from steering.accel.cpu.steps import CompiledSteps
 from steering.model.images import ImageCache, Picture
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence

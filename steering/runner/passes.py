@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from steering.compiled.graphs import DecodeGraphs
-from steering.compiled.steps import CompiledSteps
-from steering.compiled.tensors import Bound
+from steering.accel.cpu.kernels.prompts import PromptLoops
+from steering.accel.cpu.steps import CompiledSteps
+from steering.accel.cuda_graphs import DecodeGraphs
+from steering.accel.tensors import Bound
 from steering.decoder.attention import Decode
 from steering.decoder.hooks import Hook, Hooks
 from steering.decoder.kv import KVPool
 from steering.decoder.prompts import Prefill, Ragged
 from steering.devices import sent
-from steering.loops.prompts import PromptLoops
 from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
 from steering.protocol.sequence import Sequence

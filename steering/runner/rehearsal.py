@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from steering.compiled.package import Package
-from steering.compiled.step import Variant
-from steering.compiled.steps import CompiledSteps, WantedStep
+from steering.accel.cpu.package import Package
+from steering.accel.cpu.step import Variant
+from steering.accel.cpu.steps import CompiledSteps, WantedStep
 from steering.errors import UnsupportedModel
 from steering.form import TensorForm
 from steering.model.embedded import Embedded

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 import torch.fx.experimental._config
 
-from steering.compiled.graphs import DecodeGraphs
-from steering.compiled.steps import CompiledSteps
+from steering.accel.cpu.steps import CompiledSteps
+from steering.accel.cuda_graphs import DecodeGraphs
 from steering.decoder.hooks import Hook
 from steering.devices import fill, sent
 from steering.model.embedded import Embedded

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import logging as transformers_logging
 
-from steering.accel.modules import own_forwards
-from steering.compiled.graphs import DecodeGraphs
+from steering.accel.cuda_graphs import DecodeGraphs
+from steering.accel.triton.modules import own_forwards
 from steering.decoder import attention
 from steering.decoder.hooks import AttentionHook
 from steering.errors import RequestError, UnsupportedModel
