@@ -12,17 +12,19 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from steering.accel.cpu.kernels.native import Loops
-from steering.accel.cpu.step import DecodeStep
+from steering.accel.backend import Ran, RunnerState
+from steering.accel.step import DecodeStep
 from steering.accel.tensors import Bound, Foreign, Mould, Pattern, taken_apart
+from steering.accel.traced import KnownHooks, traced_of
 from steering.decoder.kv import KVPool
+from steering.model.embedded import Embedded
 from steering.model.mllm import MLLM
-from steering.protocol.slots import Computed, PrefillChunk
+from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
 
 LEAST = 256
 """Columns that a graph reads at least."""
@@ -97,7 +99,7 @@ class _Form:
 
 
 class DecodeGraphs:
-    """What a runner asks for its decode steps on a GPU, as `steps.CompiledSteps`.
+    """The backend of decode steps on a GPU.
 
     Graphs are captured for 1, 2, 4 and so on rows, each for hooks of one pattern, by what `captures` makes; where they are
     too many, all are dropped with it. With a kernel that reads each row's own length a graph serves any number of columns;
@@ -107,7 +109,7 @@ class DecodeGraphs:
     """
 
     axes: int | None = None
-    loops: Loops | None = None
+    spare_column = True
 
     def __init__(
         self,
@@ -135,13 +137,12 @@ class DecodeGraphs:
             size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
         return min(size, pool.length)
 
-    def may_run(self, chunk: PrefillChunk, pool: KVPool) -> bool:
-        """No prompt's: their sizes are too many."""
-        return False
+    def on(self, runner: RunnerState) -> GraphPasses:
+        """Return the passes of one runner."""
+        return GraphPasses(self, runner)
 
-    def prefill(self, *args: object) -> Computed | None:
-        """None."""
-        return None
+    def features(self, pictures: Mapping[str, torch.Tensor]) -> None:
+        """None: sizes of pictures are too many."""
 
     def decode(
         self,
@@ -153,8 +154,8 @@ class DecodeGraphs:
         columns: int,
         pool: KVPool,
     ) -> Computed | None:
-        """As `compiled.package.Package`; None for hooks that hold what cannot be copied, before keys and values are made,
-        and where no graph is captured yet."""
+        """A decode under bound hooks; None for hooks that hold what cannot be copied, before keys and values are made, and
+        where no graph is captured yet."""
         rows = len(tokens)
         if pool.layers < self._mllm.num_layers:
             return None
@@ -264,7 +265,7 @@ class DecodeGraphs:
     def _made(self, form: _Form, rows: int, pool: KVPool) -> _Graph:
         """Capture a step."""
         device = self._mllm.device
-        step = DecodeStep(self._mllm, form.pattern, form.axes, None)
+        step = DecodeStep(self._mllm, form.pattern, form.axes)
         fed = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)]
         fed[1].fill_(pool.length - 1)  # what is run before the graph must write where nobody reads
         own = [torch.zeros(rows, *shape, dtype=dtype, device=place) for shape, dtype, place in form.tensors]
@@ -276,3 +277,37 @@ class DecodeGraphs:
 def _full(rows: int, pool: KVPool) -> int:
     """Return the rows of the graph in which so many run."""
     return min(1 << (rows - 1).bit_length(), pool.slots)
+
+
+class GraphPasses:
+    """The passes of one runner as graphs. A graph has the hooks of what acts, and no others: even a neutral one costs a
+    kernel launch."""
+
+    def __init__(self, graphs: DecodeGraphs, runner: RunnerState):
+        self._graphs, self._pool = graphs, runner.pool
+        self._hooks = KnownHooks()
+
+    def columns(self, needed: int) -> int:
+        """How many columns a decode reads that needs so many."""
+        return self._graphs.columns(needed, self._pool)
+
+    def decode(
+        self, batch: DecodeBatch, acting: Sequence[Slots], tokens: torch.Tensor, rope: torch.Tensor, axes: int | None
+    ) -> Ran | None:
+        """A decode; None where a hook cannot be captured, and where there is no graph."""
+        traced = traced_of(acting)
+        if traced is None:
+            return None
+        names = [one.name for one in traced]
+        hooks, bound = self._hooks.of(batch, names, lambda: {one.name: one.decode(batch) for one in traced})
+        computed = self._graphs.decode(bound, axes, tokens, batch.positions, rope, batch.columns, self._pool)
+        return None if computed is None else Ran(hooks, computed)
+
+    def prompts(
+        self, chunk: PrefillChunk, concerned: Sequence[Slots], inputs: Embedded, axes: int | None
+    ) -> Ran | None:
+        """None: sizes of prompts are too many."""
+        return None
+
+    def prompt_kernel(self) -> None:
+        """None."""

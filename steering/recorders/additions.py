@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import torch
 
-from steering.accel.cpu.kernels.stream import divergence
 from steering.decoder.hooks import LayerHook
 from steering.decoder.updates import Updates
+from steering.measures import divergence
 from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, Slots
 
 TOLERANCE = 1e-3

@@ -18,7 +18,8 @@ from torch.utils.cpp_extension import include_paths
 from steering.accel.cpu.examples import EXAMPLES, example_step
 from steering.accel.cpu.kernels.operators import SHIMS, sources
 from steering.accel.cpu.packing import PackedWeights
-from steering.accel.cpu.step import StepSizes, Variant
+from steering.accel.cpu.step import Variant
+from steering.accel.step import StepSizes
 from steering.accel.tensors import as_json
 from steering.model.mllm import MLLM
 

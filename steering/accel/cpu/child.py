@@ -22,9 +22,9 @@ from torch._inductor import sizevars
 
 from steering.accel.cpu.building import build, build_loops
 from steering.accel.cpu.examples import example_step, manifest
+from steering.accel.cpu.packages.store import Store
 from steering.accel.cpu.packing import PackedWeights
 from steering.accel.cpu.step import Variant, constants
-from steering.accel.cpu.store import Store
 from steering.model.loading import load
 from steering.model.mllm import MLLM
 

@@ -19,9 +19,9 @@ from typing import Literal
 
 import torch
 
-from steering.accel.cpu.package import Package
+from steering.accel.cpu.packages.package import Package
+from steering.accel.cpu.packages.store import Store, default_folder
 from steering.accel.cpu.steps import CompiledSteps, WantedStep
-from steering.accel.cpu.store import Store, default_folder
 from steering.model.mllm import MLLM
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,10 @@ import hashlib
 
 import torch
 
+from steering.accel.cpu.forms.registry import forms_of
 from steering.accel.cpu.packing import PackedWeights
-from steering.accel.cpu.step import STEPS, Step, StepSizes, Variant, constants
+from steering.accel.cpu.step import STEPS, PackedStep, Variant, constants
+from steering.accel.step import Step, StepSizes
 from steering.accel.tensors import Sizes, fixed_sizes, taken_apart
 from steering.decoder.hooks import Hook
 from steering.model.mllm import MLLM
@@ -15,7 +17,7 @@ from steering.model.pixels import picture
 from steering.prompt.layout import build_prompt
 from steering.protocol import intervention, recorder
 from steering.protocol.sequence import Sequence, Spec, State
-from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk, of_scope
+from steering.protocol.slots import DecodeBatch, Pool, PrefillChunk
 from steering.protocol.text import TextStream
 from steering.recorders.attention import span_count
 
@@ -40,7 +42,7 @@ def manifest(step: Step) -> str:
 
 def example_step(
     mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, sizes: StepSizes = EXAMPLES[0]
-) -> tuple[Step, list[torch.Tensor]]:
+) -> tuple[PackedStep, list[torch.Tensor]]:
     """The step that is asked for, and the tensors of its hooks in an example of these sizes."""
     shape, given = taken_apart([] if variant.kind == "pictures" else _hooks(mllm, variant, sizes))
     return STEPS[variant.kind](mllm, shape, axes, weights), given
@@ -64,14 +66,14 @@ def _hooks(mllm: MLLM, variant: Variant, sizes: StepSizes) -> list[Hook]:
         Sequence(spec, TextStream(mllm.tokenizer, ()), notify=lambda *_: None, slot=slot, state=State.RUNNING)
         for slot in range(sizes.rows)
     ]
-    parts, uniform = of_scope(parts, variant.scope), variant.scope != "plain"
+    forms = forms_of(parts, variant.kind, variant.scope)
     if variant.kind == "prefill":
         lengths = [sizes.width] * sizes.rows
-        chunk = PrefillChunk(sequences, [0] * sizes.rows, lengths, complete=True, uniform=uniform)
-        hooks = [part.prefill(chunk) for part in parts]
+        chunk = PrefillChunk(sequences, [0] * sizes.rows, lengths, complete=True)
+        hooks = [form.prefill(chunk) for form in forms]
     else:
         positions = torch.zeros(sizes.rows, dtype=torch.int64, device=mllm.device)
         active = torch.ones(sizes.rows, 1, 1, device=mllm.device)
-        batch = DecodeBatch(sequences, positions, sizes.columns, active, uniform)
-        hooks = [part.decode(batch) for part in parts]
+        batch = DecodeBatch(sequences, positions, sizes.columns, active)
+        hooks = [form.decode(batch) for form in forms]
     return [hook for hook in hooks if hook is not None]

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
-import platform
-import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
 import torch
-import transformers
 
+from steering.accel.backend import Ran, RunnerState
+from steering.accel.cpu.attention import CpuPrompts
 from steering.accel.cpu.examples import example_sizes, example_step, manifest, small
+from steering.accel.cpu.forms.registry import COMPILED, SCOPES, CompiledForm, Scope, forms_of
 from steering.accel.cpu.kernels.native import Loops
-from steering.accel.cpu.package import Package
+from steering.accel.cpu.kernels.prompts import PromptLoops
+from steering.accel.cpu.keys import surroundings
+from steering.accel.cpu.packages.package import Package
+from steering.accel.cpu.packages.store import StoredStep
 from steering.accel.cpu.packing import PackedWeights, reordered
 from steering.accel.cpu.step import STEPS, Kind, Variant, constants
-from steering.accel.cpu.store import StoredStep
 from steering.accel.tensors import Bound, Pattern, Sizes
+from steering.accel.traced import KnownHooks, bound_of
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
+from steering.decoder.prompts import PromptKernel
+from steering.model.embedded import Embedded
 from steering.model.images import PIXELS, Features
 from steering.model.mllm import MLLM
-from steering.protocol.slots import Computed, PrefillChunk, Scope
+from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
 from steering.team import Team
 
-FORMAT = 5
-CODE = ("accel", "decoder", "interventions", "measures.py", "model", "recorders", "tower")
-"""Of this package, what a step's computations are written in."""
-SOURCES = (".py", ".cpp", ".h")
+KINDS: tuple[Kind, ...] = ("decode", "prefill")
+"""Those that have hooks."""
 LONGEST = 512
 """Columns that a compiled prefill reads at most: where there are more, arithmetic is all that takes time, and a plain one
 needs no mask. A single prompt may have more, known ones, where its new tokens are as many times fewer."""
@@ -58,8 +59,10 @@ class WantedStep(NamedTuple):
 
 
 class CompiledSteps:
-    """What a runner asks for its steps. Any thread may `add`, one `run`s. `threads` are those of one product, `axes`
-    those of rotary positions."""
+    """The backend of steps that are compiled ahead. Any thread may `add`, one runs. `threads` are those of one product,
+    `axes` those of rotary positions."""
+
+    spare_column = False
 
     def __init__(self, mllm: MLLM, threads: int, axes: int | None = None):
         self._mllm, self._threads, self.axes = mllm, threads, axes
@@ -85,6 +88,10 @@ class CompiledSteps:
     def weights(self) -> PackedWeights:
         """What its steps read."""
         return PackedWeights(self._mllm)
+
+    def on(self, runner: RunnerState) -> CompiledPasses:
+        """Return the passes of one runner."""
+        return CompiledPasses(self, runner)
 
     def __len__(self) -> int:
         return sum(map(len, self._ready.values()))
@@ -143,10 +150,6 @@ class CompiledSteps:
             shares = [slice(0, len(tokens))]
         return Computed(*package.decode(own, given, tokens, positions, rope, columns, pool, shares))
 
-    def columns(self, needed: int, pool: KVPool) -> int:
-        """How many columns a step reads that needs so many."""
-        return needed
-
     def may_run(self, chunk: PrefillChunk, pool: KVPool) -> bool:
         """Whether a part of some prompts is one that compiled steps are for."""
         columns = _columns(chunk)
@@ -204,31 +207,81 @@ def _columns(chunk: PrefillChunk) -> int:
     return max(chunk.starts) + chunk.width
 
 
-@functools.cache
-def surroundings() -> dict[str, str]:
-    """What compiled code depends on beside the model: versions, this project's code, the processor."""
-    root = Path(__file__).parents[2]
-    code = hashlib.sha256()
-    for path in sorted(
-        path for one in CODE for path in (root / one, *(root / one).rglob("*")) if path.suffix in SOURCES
-    ):
-        code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return {
-        "format": str(FORMAT),
-        "torch": f"{torch.__version__} {torch.version.git_version}",
-        "transformers": transformers.__version__,
-        "python": sys.version,
-        "code": code.hexdigest(),
-        "processor": f"{platform.machine()} {_features()}",
-    }
+class CompiledPasses:
+    """The passes of one runner by compiled steps. Of those that have the hooks of all that acts, the step with fewest
+    others runs."""
 
+    def __init__(self, steps: CompiledSteps, runner: RunnerState):
+        self._steps, self._pool = steps, runner.pool
+        self._forms = {(kind, scope): forms_of(runner.parts, kind, scope) for kind in KINDS for scope in SCOPES}
+        self._names = {place: [form.name for form in forms] for place, forms in self._forms.items()}
+        self._by_name = {form.name: form for forms in self._forms.values() for form in forms}
+        self._hooks = KnownHooks()
 
-def _features() -> str:
-    """What the processor is able to, which code is compiled for."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = ("flags", "Features", "model name", "vendor_id", "cpu family", "model", "stepping")
-    told = {line.split(":")[0].strip(): line for line in reversed(lines) if line.split(":")[0].strip() in names}
-    return " ".join(told[name] for name in sorted(told))
+    def forms(self, kind: Kind, scope: Scope) -> list[CompiledForm]:
+        """Return the forms of the slots whose hooks such steps have."""
+        return self._forms.get((kind, scope), [])
+
+    def columns(self, needed: int) -> int:
+        """How many columns a decode reads that needs so many."""
+        return needed
+
+    def decode(
+        self, batch: DecodeBatch, acting: Sequence[Slots], tokens: torch.Tensor, rope: torch.Tensor, axes: int | None
+    ) -> Ran | None:
+        """A decode; None where no step that is ready has the hooks of all that acts."""
+        needed = [form.decodes if (form := COMPILED.get(type(part))) else None for part in acting]
+        for scope in self._scopes("decode", needed):
+            if (ran := self.decode_of(scope, batch, tokens, rope, axes)) is not None:
+                return ran
+        return None
+
+    def decode_of(
+        self, scope: Scope, batch: DecodeBatch, tokens: torch.Tensor, rope: torch.Tensor, axes: int | None
+    ) -> Ran | None:
+        """The same by the step of a scope."""
+        place: tuple[Kind, Scope] = ("decode", scope)
+        hooks, bound = self._hooks.of(
+            batch, self._names[place], lambda: {form.name: form.decode(batch) for form in self._forms[place]}
+        )
+        computed = self._steps.decode(bound, axes, tokens, batch.positions, rope, batch.columns, self._pool)
+        return None if computed is None else Ran(hooks, computed)
+
+    def prompts(
+        self, chunk: PrefillChunk, concerned: Sequence[Slots], inputs: Embedded, axes: int | None
+    ) -> Ran | None:
+        """A part of some prompts; None likewise, and where it is none that steps are for."""
+        if not inputs.plain or not self._steps.may_run(chunk, self._pool):
+            return None
+        needed: list[Scope | None] = []
+        for part in concerned:
+            if type(part).prefill is not Slots.prefill and any(map(part.holds, chunk.sequences)):
+                form = self._by_name.get(part.name)
+                needed.append(None if form is None else form.scope(chunk.sequences))
+        for scope in self._scopes("prefill", needed):
+            if (chunk.complete or scope == "plain") and (
+                ran := self.prompts_of(scope, chunk, inputs, axes)
+            ) is not None:
+                return ran
+        return None
+
+    def prompts_of(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded, axes: int | None) -> Ran | None:
+        """The same by the step of a scope."""
+        hooks = {form.name: form.prefill(chunk) for form in self._forms["prefill", scope]}
+        computed = self._steps.prefill(bound_of(hooks), axes, inputs.embeds, inputs.positions, chunk, self._pool)
+        return None if computed is None else Ran(hooks, computed)
+
+    def prompt_kernel(self) -> PromptKernel | None:
+        """Our own kernels, of a step that was linked with them, unless torch has more threads than these."""
+        loops = self._steps.loops
+        if loops is None or loops.threads < torch.get_num_threads():
+            return None
+        return CpuPrompts(PromptLoops.of(loops))
+
+    def _scopes(self, kind: Kind, needed: Sequence[Scope | None]) -> list[Scope]:
+        """The scopes of steps that are ready and have the hooks of all that acts, the smallest first. needed: by each."""
+        if None in needed:
+            return []
+        least = max((SCOPES.index(one) for one in needed if one is not None), default=0)
+        ready = self._steps.scopes.get(kind, frozenset())
+        return [scope for scope in SCOPES[least:] if scope in ready]

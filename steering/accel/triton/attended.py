@@ -21,5 +21,5 @@ class Attended(NamedTuple):
     effect: torch.Tensor | None
 
 
-DecodeKernel = Callable[..., Attended]
+DecodeFunction = Callable[..., Attended]
 """`steering.accel.triton.triton_attention.decode_attention`."""

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from steering.accel.triton.attended import DecodeKernel
+from steering.accel.triton.attended import DecodeFunction
 
 WITHIN = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """The kernel's greatest relative error at load beside float64, by dtype of the model."""
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 @functools.lru_cache(maxsize=16)
 def decode_kernel(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int
-) -> DecodeKernel | None:
+) -> DecodeFunction | None:
     """Return the kernel for heads of this width, None where there is none or it is wrong; the log says why."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None or dtype not in WITHIN:
         return None
@@ -39,7 +39,7 @@ def decode_kernel(
 
 @torch.inference_mode()
 def error_of(
-    kernel: DecodeKernel, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int
+    kernel: DecodeFunction, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int
 ) -> float:
     """Return the relative error of a kernel's output and mean weights beside float64, on three random rows of different
     lengths, the last of which pads the batch."""

@@ -25,9 +25,9 @@ import steering
 from server.app import create_app
 from server.settings import Settings
 from steering.accel.cpu import compiling
+from steering.accel.cpu.packages.store import _digest, default_folder
+from steering.accel.cpu.start import VARIANTS
 from steering.accel.cpu.steps import CompiledSteps
-from steering.accel.cpu.store import _digest, default_folder
-from steering.engine.compilation import VARIANTS
 from tests.server.process.servers import Server
 from tests.server.served.answers import Answer
 from tests.server.served.kinds import Kind, Pictures

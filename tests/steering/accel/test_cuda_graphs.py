@@ -14,12 +14,11 @@ from PIL import Image
 
 import steering
 from steering import Diagnose, Fault, Generate, Request, Sage, Sampling, See, Think
-from steering.accel import cuda_graphs as compiled_graphs
+from steering.accel import cuda_graphs
 from steering.accel.cuda_graphs import LEAST, Captured, DecodeGraphs
 from steering.accel.tensors import Bound
 from steering.decoder.kv import KVPool
 from steering.protocol.readout import REGISTRY
-from steering.protocol.slots import Pool
 from steering.vectors.vector import SteeringVector
 from tests.steering.accel.cpu.test_compiled import numbers
 from tests.steering.conftest import LoadMLLM, MakeEngine
@@ -55,7 +54,8 @@ def test_answers_are_those_of_steps_that_run_as_they_are(
     """All that can be asked, beside each other, while rows come and go."""
     plain, ours = (make_engine(family, slots=8, max_length=512) for _ in range(2))
     mllm = ours.mllm
-    ours._runner.passes.steps = graphs = DecodeGraphs(mllm, captures=lambda: again)
+    graphs = DecodeGraphs(mllm, captures=lambda: again)
+    ours._runner.passes.use(graphs)
     ones = torch.ones(mllm.num_layers)
     direction = torch.randn(mllm.num_layers, mllm.hidden_size, generator=torch.Generator().manual_seed(0))
     steer = steering.Steer(
@@ -80,7 +80,6 @@ def test_answers_are_those_of_steps_that_run_as_they_are(
     ]
     batches = (several[:1], several, several[1:3])
     expected = [plain.generate(requests) for requests in batches]
-    monkeypatch.setattr(Pool, "counts_within", False)  # as on a GPU
     for requests, answers in zip(batches, expected, strict=True):
         check_alike(answers, ours.generate(requests))
     assert graphs.taken >= 20
@@ -135,11 +134,11 @@ def answered(engine: steering.Engine, tokens: int, **options: Any) -> tuple[int,
 def test_one_is_captured_for_each_number_of_columns_although_hooks_leave_something(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_graphs, "LEAST", 32)
+    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
     engine = make_engine("qwen2_vl", slots=2, max_length=96)
-    monkeypatch.setattr(Pool, "counts_within", False)
     monkeypatch.setattr(Counted, "made", [])
-    engine._runner.passes.steps = graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    engine._runner.passes.use(graphs)
     answered(engine, 60, diagnose=Diagnose())
     assert Counted.made == [4], "of 32, 48, 64 and 96 columns"
     assert len(graphs) == 4
@@ -148,11 +147,12 @@ def test_one_is_captured_for_each_number_of_columns_although_hooks_leave_somethi
 def test_when_there_are_too_many_all_are_forgotten_with_their_memory(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_graphs, "LEAST", 32)
+    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
     plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
     monkeypatch.setattr(Counted, "made", [])
-    monkeypatch.setattr(compiled_graphs, "MOST", 2)
-    engine._runner.passes.steps = graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    monkeypatch.setattr(cuda_graphs, "MOST", 2)
+    graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    engine._runner.passes.use(graphs)
     assert answered(engine, 60) == answered(plain, 60)
     assert (Counted.made, len(graphs)) == ([2, 2], 2)
 
@@ -160,10 +160,11 @@ def test_when_there_are_too_many_all_are_forgotten_with_their_memory(
 def test_steps_that_cannot_be_captured_while_answers_run_run_as_they_are(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiled_graphs, "LEAST", 32)
+    monkeypatch.setattr(cuda_graphs, "LEAST", 32)
     plain, engine = (make_engine("qwen2_vl", slots=2, max_length=96) for _ in range(2))
     monkeypatch.setattr(Counted, "made", [])
-    engine._runner.passes.steps = graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    graphs = DecodeGraphs(engine.mllm, captures=Counted)
+    engine._runner.passes.use(graphs)
     Counted.made[-1] = 7
     with pytest.raises(Fault, match="out of memory"):
         answered(engine, 60)  # two, and no third one before it was tried whether there are any

@@ -1,46 +1,17 @@
 """What a decode measured, counted in what slots hold (`counts.cpp`).
 
 All: positions (rows,), the columns that a decode writes. active: (rows, 1, 1), 0 for rows whose step is for nothing.
-counted: (rows,) int64, the last column of each that was counted, `NEVER` where none is to be: a step may run again, and is
-counted once.
+counted: (rows,) int64, as `recorders.counting` has it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from steering.accel.cpu.kernels.operators import operator
-
-NEVER = torch.iinfo(torch.int64).max
-"""Stands for the last column of a slot of which nothing is counted."""
-
-
-class AttentionCounts(NamedTuple):
-    """What a decode's attention is counted in, as `count_attention` takes it."""
-
-    sources: torch.Tensor
-    active: torch.Tensor
-    counted: torch.Tensor
-    sums: torch.Tensor
-    decay: torch.Tensor
-    patches: torch.Tensor
-
-
-def newly(positions: torch.Tensor, active: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
-    """(rows,) bool, whether a row is to be counted, which from now on it is."""
-    new = (positions > counted) & (active[:, 0, 0] > 0)
-    counted.copy_(torch.where(new, positions, counted))
-    return new
-
-
-def source_shares(sums: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-    """(..., layers, 3): shares of vision, system and user text, normalised over the three; NaN where a layer's window holds
-    none. sums: (..., layers, spans). sources: (..., spans, 3). Attention by span and step (SPD-Faith Bench paper, section
-    4.2)."""
-    parts = (sums[..., None] * sources[..., None, :, :]).sum(-2)  # of so few, a product takes longer than its terms
-    return parts / parts.sum(-1, keepdim=True)
+from steering.interventions.see import measured_of
+from steering.interventions.think import ThinkCounts, add_damping
+from steering.recorders.attention import AttentionCounts, add_attention
 
 
 @operator(
@@ -69,35 +40,22 @@ def count_attention(
     return stacked
 
 
-def add_attention(means: torch.Tensor, spans: torch.Tensor, positions: torch.Tensor, counts: AttentionCounts) -> None:
-    """Count what was read of all layers, (rows, layers, columns), as `count_attention` does."""
-    rows, columns = torch.arange(len(positions), device=positions.device), means.shape[2]
-    new = newly(positions, counts.active, counts.counted)[:, None, None]
-    by_span = means @ spans[:, :columns]
-    counts.sums.add_(torch.where(new, by_span, 0.0))
-    shares = source_shares(by_span, counts.sources)
-    counts.decay[rows, positions] = torch.where(new, shares, counts.decay[rows, positions])
-    counts.patches[:, :, :columns].add_(torch.where(new, means, 0.0))
-
-
 @operator(lambda *_: None, changes=("counted", "sums"))
 def count_damping(
-    told: list[torch.Tensor],
+    damped: list[torch.Tensor],
     positions: torch.Tensor,
     active: torch.Tensor,
     counted: torch.Tensor,
     sums: torch.Tensor,
 ) -> None:
-    """Count in sums (rows, layers, 2) how many updates were damped, and D. told: of each layer (rows, 1, 3), what
-    `stream.damping` says."""
-    new = newly(positions, active, counted)[:, None, None]
-    sums.add_(torch.where(new, torch.cat(told, 1)[..., 1:], 0.0))
+    """Count in sums (rows, layers, 2) how many updates were damped, and D. damped: of each layer (rows, 1, 3), as
+    `stream.damping` gives it."""
+    add_damping(torch.cat(damped, 1)[..., 1:], positions, ThinkCounts(active, counted, sums))
 
 
 @operator(lambda *_: None, changes=("steps",))
-def note_enhancement(told: list[torch.Tensor], positions: torch.Tensor, steps: torch.Tensor) -> None:
+def note_enhancement(effects: list[torch.Tensor], positions: torch.Tensor, steps: torch.Tensor) -> None:
     """Write to steps (rows, length, 4), where each row writes, alpha, its mean and greatest over layers, and the mass on
-    images before and after, means over layers. told: of each layer (rows, 3), what `looks.enhanced` says."""
-    alpha, seen, after = torch.stack(told, 1).unbind(-1)  # (rows, layers)
+    images before and after, means over layers. effects: of each layer (rows, 3), as `looks.enhanced` gives them."""
     rows = torch.arange(len(positions), device=positions.device)
-    steps[rows, positions] = torch.stack([alpha.mean(1), alpha.amax(1), seen.mean(1), after.mean(1)], -1)
+    steps[rows, positions] = measured_of(*torch.stack(effects, 1).unbind(-1))  # of (rows, layers) each

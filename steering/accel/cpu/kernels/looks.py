@@ -9,9 +9,7 @@ import torch
 
 from steering.accel.cpu.kernels.attention import decode_sums, decode_weights
 from steering.accel.cpu.kernels.operators import operator
-
-LEAST = torch.finfo(torch.float32).tiny
-"""Less attention to images than this cannot be divided by, and is none."""
+from steering.interventions.see import factors
 
 
 def _outputs(query: torch.Tensor, value: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,18 +64,14 @@ def enhanced(
     weights: (rows, heads, 1, columns). masks: (rows, length, 2), 1 on the columns of images, and of the rest of the prompt.
     settings: (rows, layers, 4), float32 and contiguous: alpha is the first, plus second + third * mass on images, kept
     between 0 and the fourth. transfer: (rows,) bool, whether the mass is taken from the text, where images have at least
-    `LEAST` of it, or all are scaled.
+    `see.LEAST` of it, or all are scaled.
     """
     masses = weights[:, :, 0] @ masks[:, : weights.shape[3]]  # (rows, heads, 2)
     seen, read = masses.unbind(-1)
     fixed, start, fall, most = settings[:, layer].unbind(-1)
     decay = seen.mean(1)
     alpha = fixed + (start + decay * fall).clamp(min=0).minimum(most)
-    moving, by_head = transfer[:, None], alpha[:, None]
-    moved = by_head * (seen >= LEAST)
-    up = torch.where(moving, moved * read / seen.clamp(min=LEAST), by_head)
-    down = moved * moving
-    total = torch.where(moving, 1.0, 1 + by_head * seen)
+    up, down, total = factors(alpha[:, None], seen, read, transfer[:, None])
     visual, text = masks[:, None, : weights.shape[3]].unbind(-1)  # (rows, 1, columns)
     gain = (1 + up[..., None] * visual - down[..., None] * text) / total[..., None]
     after = (seen * (1 + up) / total).mean(1)

@@ -17,11 +17,10 @@ from PIL import Image
 
 import steering
 from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, Vcd, team
-from steering.accel.cpu import compiling
+from steering.accel.cpu import compiling, start
+from steering.accel.cpu.keys import surroundings
+from steering.accel.cpu.packages.store import default_folder
 from steering.accel.cpu.step import Variant
-from steering.accel.cpu.steps import surroundings
-from steering.accel.cpu.store import default_folder
-from steering.engine import compilation
 from steering.vectors.vector import SteeringVector
 from tests.families import build
 
@@ -46,7 +45,7 @@ def few() -> Iterator[None]:
     """One step of each kind, the least and the most that one has hooks for (`test_graphs` has those between); made beside
     other tests as soon as they are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "VARIANTS", VARIANTS)
+        patch.setattr(start, "VARIANTS", VARIANTS)
         patch.setattr(compiling, "_CHILD", compiling._CHILD.replace("os.nice(19)", "os.nice(0)"))
         patch.setenv("MKL_NUM_THREADS", "2")  # which forks would wait for
         patch.setattr(team, "LATE", math.inf)  # passes are shared, whatever runs beside

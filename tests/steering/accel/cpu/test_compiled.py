@@ -19,7 +19,7 @@ from PIL import Image
 import steering
 from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, See, Think
 from steering.accel.cpu import compiling
-from steering.accel.cpu.package import Package
+from steering.accel.cpu.packages.package import Package
 from steering.accel.cpu.steps import SHARED_ROWS
 from steering.accel.tensors import Bound
 from steering.model.images import joined
@@ -93,8 +93,8 @@ def test_prompts_are_those_of_the_plain_step(compiled: steering.Engine) -> None:
     mllm = compiled.mllm
     options = {"slots": 4, "max_length": 512, "self_check": False, "prefill_budget": 40, "prefix_cache_bytes": 2**24}
     ours, plain = (steering.Engine(mllm, **options) for _ in range(2))  # type: ignore[arg-type]
-    ours._runner.passes.steps = steps = compiled.compilation.steps
-    assert steps is not None
+    steps: Any = compiled.compilation.steps
+    ours._runner.passes.use(steps)
     picture = Image.linear_gradient("L").resize((112, 84)).convert("RGB")
     words = [[{"type": "text", "text": "what is this " * n}] for n in (1, 2, 3, 25)]
     asked = [
@@ -125,7 +125,7 @@ def test_passes_of_many_rows_that_threads_share_are_those_of_the_plain_step(
     assert steps is not None
     options = {"slots": 26, "max_length": 512, "self_check": False}
     plain, ours = (steering.Engine(mllm, **options) for _ in range(2))  # type: ignore[arg-type]
-    ours._runner.passes.steps = steps
+    ours._runner.passes.use(steps)
     shared: list[tuple[str, int]] = []
     found = Team.shares
 
@@ -198,7 +198,7 @@ def test_all_columns_of_a_slot_can_be_read(compiled: steering.Engine) -> None:
     longest = build_prompt(mllm, asked.messages).length + 40
     plain = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
     compiled_too = steering.Engine(mllm, slots=1, max_length=longest, self_check=False)
-    compiled_too._runner.passes.steps = compiled.compilation.steps
+    compiled_too._runner.passes.use(compiled.compilation.steps)
     (one,), (other,) = plain.generate([asked]), compiled_too.generate([asked])
     assert one.choices[0].token_ids == other.choices[0].token_ids
 
@@ -248,7 +248,7 @@ def test_what_is_new_behind_a_long_prompt_is_compiled(
     monkeypatch.setattr("steering.accel.cpu.steps.LONGEST", 100)
     options = {"slots": 3, "max_length": 512, "self_check": False, "prefix_cache_bytes": 2**24}
     plain, ours = (steering.Engine(compiled.mllm, **options) for _ in range(2))  # type: ignore[arg-type]
-    ours._runner.passes.steps, ours._runner.embedder.rope_axes = steps, steps.axes
+    ours._runner.passes.use(steps)
     widths: list[int] = []
     prefill = Package.prefill
 
@@ -388,8 +388,8 @@ def test_where_nothing_compiles_steps_run_as_they_are(mllm: MLLM, caplog: pytest
 
 def test_an_engine_that_stops_ends_what_is_being_compiled(mllm: MLLM, tmp_path: Path) -> None:
     made = engine(mllm, tmp_path)
-    assert made.compilation._compiling is not None
-    while (process := made.compilation._compiling._process) is None:
+    assert made.compilation._ahead is not None
+    while (process := made.compilation._ahead.compiling._process) is None:
         time.sleep(0.01)
     time.sleep(3)  # it imports
     begun = time.monotonic()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.cpp_extension import include_paths
 
-from steering.accel.cpu.library import Library
+from steering.accel.cpu.packages.library import Library
 
 FAILS = """
 #include <stddef.h>

@@ -12,9 +12,10 @@ import torch
 
 import steering
 from steering.accel.cpu.examples import EXAMPLES, INLINED, _hooks, example_sizes, example_step, manifest
+from steering.accel.cpu.keys import CODE
 from steering.accel.cpu.packing import PackedWeights
 from steering.accel.cpu.step import Variant, constants
-from steering.accel.cpu.steps import CODE, CompiledSteps
+from steering.accel.cpu.steps import CompiledSteps
 from steering.accel.tensors import Mould, taken_apart
 from steering.interventions.steer_rows import SteerRows
 from tests.steering.conftest import LoadMLLM

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from steering.accel.cpu import store
-from steering.accel.cpu.store import Store, Unsafe, default_folder
+from steering.accel.cpu.packages import store
+from steering.accel.cpu.packages.store import Store, Unsafe, default_folder
 
 
 @pytest.fixture

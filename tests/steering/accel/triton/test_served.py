@@ -15,13 +15,12 @@ from PIL import Image
 
 import steering
 from steering import Diagnose, Generate, Request, Sage, Sampling, See, Think
-from steering.accel import cuda_graphs as compiled_graphs
+from steering.accel import cuda_graphs
 from steering.accel.cuda_graphs import DecodeGraphs
 from steering.accel.triton import fusing, modules
 from steering.decoder import packed
 from steering.model import loading
 from steering.protocol.readout import REGISTRY
-from steering.protocol.slots import Pool
 from steering.runner import selfcheck
 from tests import families
 from tests.steering.accel.test_cuda_graphs import again, check_alike
@@ -46,7 +45,8 @@ class Served:
     def engines(self, **options: Any) -> tuple[steering.Engine, steering.Engine, DecodeGraphs]:
         settings: dict[str, Any] = {"slots": 8, "max_length": 512, "self_check": False} | options
         plain, ours = (steering.Engine(mllm, **settings) for mllm in (self.plain, self.fused))
-        ours._runner.passes.steps = graphs = DecodeGraphs(self.fused, captures=lambda: again)
+        graphs = DecodeGraphs(self.fused, captures=lambda: again)
+        ours._runner.passes.use(graphs)
         return plain, ours, graphs
 
 
@@ -85,7 +85,6 @@ def test_answers_are_those_of_the_plain_model(served: Served, monkeypatch: pytes
     requests = asked(served.plain)
     batches = [requests, *([request] for request in requests)]
     expected = [plain.generate(batch) for batch in batches]
-    monkeypatch.setattr(Pool, "counts_within", False)  # as on a GPU
     for batch, answers in zip(batches, expected, strict=True):
         check_alike(answers, ours.generate(batch))
     assert graphs.taken >= 20
@@ -117,7 +116,7 @@ def test_the_self_check_compares_with_modules_as_they_were(
     graphs = functools.partial(DecodeGraphs, captures=lambda: again)
     monkeypatch.setattr(selfcheck, "DecodeGraphs", graphs)
     monkeypatch.setattr(packed, "pack", lambda *_: None)
-    selfcheck.check_model(served.fused, compiled=True)
+    selfcheck.check_model(served.fused, fast=True)
     assert min(served.kernel.calls, served.ops.calls["add_rms_norm"]) > 10
     served.ops.calls.update(dict.fromkeys(served.ops.calls, 0))
     with selfcheck.plain(served.fused) as model, torch.inference_mode():
@@ -125,7 +124,7 @@ def test_the_self_check_compares_with_modules_as_they_were(
     assert not any(served.ops.calls.values())
     served.ops._wrong = 0.3  # behind what was tried at load
     with pytest.raises(steering.UnsupportedModel, match="served exactly"):
-        selfcheck.check_model(served.fused, compiled=True)
+        selfcheck.check_model(served.fused, fast=True)
 
 
 def test_what_differs_from_a_modules_own_forward_is_not_taken(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +159,7 @@ def test_a_step_without_a_graph_runs_in_a_larger_one_and_is_captured_while_nothi
 def test_a_step_that_is_wanted_often_is_captured_although_answers_run(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_graphs, "PATIENCE", 3)
+    monkeypatch.setattr(cuda_graphs, "PATIENCE", 3)
     _, ours, graphs = Served(families.checkpoint("qwen2_vl", root), monkeypatch).engines()
     graphs.tried = True
     ours.generate([Request([{"role": "user", "content": "what?"}], Sampling(max_tokens=9, ignore_eos=True))])

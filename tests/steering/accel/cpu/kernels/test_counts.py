@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from steering.accel.cpu.kernels import counts, stream
+from steering.recorders.counting import NEVER
 from tests.steering.accel.cpu.kernels.conftest import BUILT, COMPILER, PROCESSORS, Loops
 
 pytestmark = [
@@ -17,7 +18,7 @@ pytestmark = [
 ]
 POSITIONS = torch.tensor([9, 4, 0, 7, 10])
 ACTIVE = torch.tensor([1.0, 1.0, 1.0, 0.0, 1.0])[:, None, None]
-COUNTED = torch.tensor([8, 4, -1, 3, counts.NEVER])
+COUNTED = torch.tensor([8, 4, -1, 3, NEVER])
 """The second row was counted, the fourth is not active, of the last nothing is asked."""
 NEW = [True, False, True, False, False]
 
@@ -59,7 +60,7 @@ def test_attention(loops: Loops, layers: int, columns: int, spans: int) -> None:
         loops, "count_attention", given, [COUNTED, sums, decay, patches]
     ):
         close(stacked, torch.stack(means, 1))
-        assert counted.tolist() == [9, 4, 0, 3, counts.NEVER]
+        assert counted.tolist() == [9, 4, 0, 3, NEVER]
         expected, noted, read = sums.double(), decay.double(), patches.double()
         for row in (0, 2):
             for layer in range(layers):
@@ -97,7 +98,7 @@ def test_the_residual_stream(loops: Loops, dtype: torch.dtype) -> None:
     for _, (counted, sums, neurons, totals) in both(
         loops, "count_stream", (*lists, POSITIONS, decoded, ACTIVE), [COUNTED, *held]
     ):
-        assert counted.tolist() == [9, 4, 0, 3, counts.NEVER]
+        assert counted.tolist() == [9, 4, 0, 3, NEVER]
         expected = [one.double() for one in held]
         expected[0][0] += measured[0]
         for row in (0, 2):
@@ -112,7 +113,7 @@ def test_damping(loops: Loops) -> None:
     told = [torch.rand(len(NEW), 1, 3) for _ in range(4)]
     held = torch.rand(len(NEW), 4, 2)
     for _, (counted, sums) in both(loops, "count_damping", (told, POSITIONS, ACTIVE), [COUNTED, held]):
-        assert counted.tolist() == [9, 4, 0, 3, counts.NEVER]
+        assert counted.tolist() == [9, 4, 0, 3, NEVER]
         expected = held.clone()
         for row in (0, 2):
             expected[row] += torch.stack([one[row, 0, 1:] for one in told])

@@ -42,7 +42,8 @@ def test_answers_are_those_without(
     """Alone and beside one another, in parts and whole, behind what is known."""
     options = {"prefill_budget": budget, "prefix_cache_bytes": 2**24}
     plain, ours = make_engine(family, **options), make_engine(family, **options)
-    ours._runner.passes.steps = steps = CompiledSteps(ours.mllm, 1)
+    steps = CompiledSteps(ours.mllm, 1)
+    ours._runner.passes.use(steps)
     steps.loops = loops
     called: Counter[str] = Counter()
     call = native.Loops.__call__
@@ -68,7 +69,8 @@ def test_fewer_threads_than_torch_has_do_not_compute_for_it(
     make_engine: MakeEngine, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine("qwen2_vl")
-    engine._runner.passes.steps = steps = CompiledSteps(engine.mllm, 1)
+    steps = CompiledSteps(engine.mllm, 1)
+    engine._runner.passes.use(steps)
 
     class Refusing(native.Loops):
         def __init__(self) -> None:

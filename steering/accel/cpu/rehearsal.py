@@ -5,48 +5,82 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from steering.accel.cpu.package import Package
+from steering.accel.backend import Ran, RunnerState
+from steering.accel.cpu.forms.registry import Scope, forms_of
+from steering.accel.cpu.packages.package import Package
 from steering.accel.cpu.step import Variant
-from steering.accel.cpu.steps import CompiledSteps, WantedStep
+from steering.accel.cpu.steps import CompiledPasses, CompiledSteps, WantedStep
 from steering.errors import UnsupportedModel
 from steering.form import TensorForm
 from steering.model.embedded import Embedded
-from steering.model.images import PIXELS, Encode, Features, PictureFeatures, joined
+from steering.model.images import PIXELS, Encode, PictureFeatures, joined
 from steering.model.mllm import MLLM
 from steering.prompt.layout import Prompt
 from steering.protocol.sequence import Sequence
-from steering.protocol.slots import Computed, PrefillChunk, Scope, Slots
+from steering.protocol.slots import DecodeBatch, PrefillChunk
+from steering.runner.columns import Columns
 from steering.runner.runner import Runner
 from steering.runner.selfcheck import HALF_TOLERANCE, STEPS, TOLERANCE, checked_prompts, checked_sequence
 from steering.tower.geometry import GRID
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 Told = list[tuple[torch.Tensor, ...]]
 """By pass: logits (rows, vocabulary), then, of a decode, all that its parts hold, and of a prefill the keys and values that
 it left behind."""
 
 
-class _Sole(CompiledSteps):
-    """Steps that are the only ones: a plain one would run the model's modules, which another thread may be at."""
+class Runs(Protocol):
+    """Runs passes under the hooks of a scope."""
 
-    def decode(self, *args: Any) -> Computed:
-        return _there(super().decode(*args))
+    def prompts(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded) -> Ran:
+        """A part of some prompts."""
 
-    def prefill(self, *args: Any) -> Computed:
-        return _there(super().prefill(*args))
+    def decode(
+        self, scope: Scope, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
+    ) -> Ran:
+        """A token of each row."""
 
-    def features(self, pictures: Mapping[str, torch.Tensor]) -> Features:
-        return _there(super().features(pictures))
+
+class _Plain:
+    """Runs them as the model is."""
+
+    def __init__(self, runner: Runner):
+        self._passes, self._parts = runner.passes, runner.concerns.every
+
+    def prompts(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded) -> Ran:
+        hooks = {form.name: form.prefill(chunk) for form in forms_of(self._parts, "prefill", scope)}
+        return Ran(hooks, self._passes.prompts_under(hooks, chunk, inputs))
+
+    def decode(
+        self, scope: Scope, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
+    ) -> Ran:
+        hooks = {form.name: form.plain(batch) for form in forms_of(self._parts, "decode", scope)}
+        return Ran(hooks, self._passes.decode_under(hooks, batch, columns, tokens, rope))
 
 
-def _there(computed: Made | None) -> Made:
-    if computed is None:
+class _Compiled:
+    """Runs them by compiled steps alone: a plain one would run the model's modules, which another thread may be at."""
+
+    def __init__(self, passes: CompiledPasses, axes: int | None):
+        self._passes, self._axes = passes, axes
+
+    def prompts(self, scope: Scope, chunk: PrefillChunk, inputs: Embedded) -> Ran:
+        return _there(self._passes.prompts_of(scope, chunk, inputs, self._axes))
+
+    def decode(
+        self, scope: Scope, batch: DecodeBatch, columns: Columns, tokens: torch.Tensor, rope: torch.Tensor
+    ) -> Ran:
+        return _there(self._passes.decode_of(scope, batch, tokens, rope, self._axes))
+
+
+def _there(made: T | None) -> T:
+    if made is None:
         raise UnsupportedModel("The compiled step is of other hooks than it is for.")
-    return computed
+    return made
 
 
 def _pictures(prompt: Prompt) -> list[Mapping[str, torch.Tensor]]:
@@ -92,6 +126,8 @@ class Rehearsal:
             assert logits is not None
             self._first.append(int(self._runner.next_tokens([sequence], logits).tokens[0]))
         self._left = [one.clone() for one in self._runner.pool.tensors]
+        self._parts = self._runner.concerns.every
+        self._forms = forms_of(self._parts, "decode", "every")
         self._neutral = [one.clone() for one in self._state()]
         self._expected: dict[Variant, list[Told]] = {}
         self.pictures = [one for one in _pictures(prompts[0]) if mllm.alike(one) is not None]
@@ -104,19 +140,17 @@ class Rehearsal:
 
     def rehearse(self, wanted: WantedStep) -> None:
         """Run what a compiled step will be compared with."""
-        self._expected[wanted.variant] = self._said(wanted.variant, self._runner.mllm.image_features)
+        self._expected[wanted.variant] = self._said(
+            wanted.variant, _Plain(self._runner), self._runner.mllm.image_features
+        )
 
     def check(self, steps: CompiledSteps, wanted: WantedStep, package: Package) -> None:
         """Raise UnsupportedModel where a package's steps are not the plain ones. One thread at a time."""
-        self._runner.passes.steps = sole = _Sole.of(steps, wanted, package)
-        try:
-            told_of = self._said(wanted.variant, sole.features)
-            for expected, told in zip(self._expected[wanted.variant], told_of, strict=True):
-                self._compare(expected, told)
-            if not sole.taken:
-                raise UnsupportedModel("The compiled step was not run.")
-        finally:
-            self._runner.passes.steps = None
+        sole = CompiledSteps.of(steps, wanted, package)
+        runs = _Compiled(sole.on(RunnerState(self._runner.pool, self._parts)), self.axes)
+        told_of = self._said(wanted.variant, runs, lambda pictures: _there(sole.features(pictures)))
+        for expected, told in zip(self._expected[wanted.variant], told_of, strict=True):
+            self._compare(expected, told)
 
     def _compare(self, expected: Told, told: Told) -> None:
         for step, (one, other) in enumerate(zip(expected, told, strict=True)):
@@ -130,20 +164,17 @@ class Rehearsal:
                     raise UnsupportedModel(f"Compiled, pass {step} is {off:.1e} of its range off.")
 
     @torch.inference_mode()
-    def _said(self, variant: Variant, encode: Encode) -> list[Told]:
+    def _said(self, variant: Variant, runs: Runs, encode: Encode) -> list[Told]:
         if variant.kind == "pictures":
             return [[_features(encode(pictures), len(pictures[GRID]))] for pictures in self.pictures]
         if variant.kind == "prefill":
-            return [self._prefilled(variant.scope)]
-        return [self._decoded(rows, variant.scope) for rows in (1, len(self._sequences))]
-
-    @property
-    def _parts(self) -> list[Slots]:
-        return self._runner.concerns.of_steps["every"]
+            return [self._prefilled(variant.scope, runs)]
+        return [self._decoded(rows, variant.scope, runs) for rows in (1, len(self._sequences))]
 
     def _state(self) -> list[torch.Tensor]:
         """All that the parts of a decode hold."""
-        return [one for part in self._parts for one in vars(part).values() if isinstance(one, torch.Tensor)]
+        parts = [form.slots for form in self._forms]
+        return [one for part in parts for one in vars(part).values() if isinstance(one, torch.Tensor)]
 
     def _set(self, something: bool) -> None:
         """Have every part hold what it holds where nothing is asked for, or `something` of everything."""
@@ -153,10 +184,10 @@ class Rehearsal:
         for one, neutral in zip(self._state(), self._neutral, strict=True):
             one.copy_(torch.rand(one.shape, generator=random) / 2 if something else neutral)
         if something:
-            for part in self._parts:
-                part.drawn()
+            for form in self._forms:
+                form.draw()
 
-    def _prefilled(self, scope: Scope) -> Told:
+    def _prefilled(self, scope: Scope, runs: Runs) -> Told:
         """One prompt whole, then both in parts, the second of which begin at different columns."""
         first, both = self._sequences[:1], self._sequences
         length = both[0].prompt.length
@@ -165,11 +196,11 @@ class Rehearsal:
             (both, [0, 0], [length // 2, length // 3]),
             (both, [length // 2, length // 3], [length - length // 2, both[1].prompt.length - length // 3]),
         )
-        return [self._chunk(PrefillChunk(*part, complete=True, uniform=scope != "plain"), scope) for part in parts]
+        return [self._chunk(PrefillChunk(*part, complete=True), scope, runs) for part in parts]
 
-    def _chunk(self, chunk: PrefillChunk, scope: Scope) -> tuple[torch.Tensor, ...]:
+    def _chunk(self, chunk: PrefillChunk, scope: Scope, runs: Runs) -> tuple[torch.Tensor, ...]:
         sequences, starts, lengths = chunk.sequences, chunk.starts, chunk.lengths
-        self._set(something=chunk.uniform)
+        self._set(something=scope != "plain")
         for sequence in sequences:
             sequence.captured = {}
         inputs = Embedded.join(
@@ -178,7 +209,11 @@ class Rehearsal:
         for pooled in self._runner.pool.tensors:
             for row, (start, n) in enumerate(zip(starts, lengths, strict=True)):
                 pooled[row, :, start : start + n] = 0
-        computed = self._runner.run_chunk(chunk, inputs, scope)
+        with self._runner.threads.taken(len(sequences) * chunk.width):
+            ran = runs.prompts(scope, chunk, inputs)
+        for form in forms_of(self._parts, "prefill", scope):
+            form.slots.keep(chunk, ran.hooks[form.name], ran.computed)
+        computed = ran.computed
         assert computed.logits is not None
         filled = [
             pooled[row, :, : start + n].flatten()
@@ -194,7 +229,7 @@ class Rehearsal:
         states = computed.hidden[0, : lengths[0]]
         return (computed.logits, states, torch.cat(filled), *captured, *[one.float() for one in self._state()])
 
-    def _decoded(self, rows: int, scope: Scope) -> Told:
+    def _decoded(self, rows: int, scope: Scope, runs: Runs) -> Told:
         runner, told = self._runner, Told()
         sequences = self._sequences[:rows]
         self._set(something=scope != "plain")
@@ -203,9 +238,15 @@ class Rehearsal:
             runner.token[sequence.slot] = first
             runner.position[sequence.slot] = sequence.prompt.length
         for _ in range(STEPS - 1):
-            logits = runner.decode_logits(sequences, scope)
-            told.append((logits, *[one.float() for one in self._state()]))
-            self._feed(sequences, logits)
+            positions = runner.position[:rows].clone()
+            batch, columns = runner.passes.batch(sequences, positions)
+            ran = runs.decode(scope, batch, columns, runner.token[:rows], positions + runner.rope_delta[:rows])
+            for form in forms_of(self._parts, "decode", scope):
+                form.slots.record(batch, ran.hooks[form.name], ran.computed)
+            runner.position[:rows] += 1
+            assert ran.computed.logits is not None
+            told.append((ran.computed.logits, *[one.float() for one in self._state()]))
+            self._feed(sequences, ran.computed.logits)
         return told
 
     def _feed(self, sequences: list[Sequence], logits: torch.Tensor) -> None:

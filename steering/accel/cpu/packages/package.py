@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from steering.accel.cpu.library import Library
-from steering.accel.cpu.store import StoredStep
+from steering.accel.cpu.packages.library import Library
+from steering.accel.cpu.packages.store import StoredStep
 from steering.accel.tensors import Bound, Mould, Pattern, Sizes, kinds_of, of_json
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
