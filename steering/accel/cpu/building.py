@@ -1,4 +1,4 @@
-"""Compile a step for every number of rows, tokens and columns, in the child process (`steering.accel.cpu.child`)."""
+"""TracedStep and compile a step for every number of rows, tokens and columns, in a child process (`steering.accel.cpu.child`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 import torch
@@ -15,8 +15,9 @@ from torch.export.graph_signature import OutputKind
 from torch.utils._pytree import tree_map
 from torch.utils.cpp_extension import include_paths
 
-from steering.accel.cpu.examples import EXAMPLES, example_step
+from steering.accel.cpu.examples import EXAMPLES, example_step, manifest
 from steering.accel.cpu.kernels.operators import SHIMS, sources
+from steering.accel.cpu.keys import graph_key
 from steering.accel.cpu.packing import PackedWeights
 from steering.accel.cpu.step import Variant
 from steering.accel.step import StepSizes
@@ -31,13 +32,16 @@ class Uncompilable(Exception):
     """A step is not one that can be compiled before it is used."""
 
 
-def build(
-    mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, threads: int, room: Path
-) -> tuple[Path, Any]:
-    """Compile a step of this model; its library, a file in a folder, and what is to be noted of it.
+class TracedStep(NamedTuple):
+    """A step that was traced. about: what is noted of its library. key: what the library depends on."""
 
-    `build_loops` comes first. Raises Uncompilable, and whatever torch raises where it cannot trace or compile.
-    """
+    program: ExportedProgram
+    about: dict[str, Any]
+    key: str
+
+
+def trace(mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, threads: int) -> TracedStep:
+    """TracedStep a step of this model. Raises Uncompilable, and whatever torch raises where it cannot."""
     (step, given), (other, more) = (example_step(mllm, variant, axes, weights, sizes) for sizes in EXAMPLES)
     if step.shape != other.shape:
         raise Uncompilable("its hooks depend on how many rows there are")
@@ -49,22 +53,35 @@ def build(
     ]
     if any(not str(name).startswith("pooled") for name in changed):
         raise Uncompilable(f"{', '.join(map(str, changed))}: a hook writes into what it was given")
+    about = {"left": as_json(step.left), "shape": step.shape.text(), "rows": _rows(program)}
+    depends = {"manifest": manifest(step), "settings": SETTINGS, "threads": threads}
+    return TracedStep(program, about, graph_key(program, depends))
+
+
+SETTINGS = {
+    "aot_inductor.package_constants_in_so": False,  # the weights stay where they are
+    "aot_inductor.custom_op_libs": [LOOPS],
+}
+"""How steps are compiled."""
+
+
+def build(traced: TracedStep, threads: int, room: Path) -> Path:
+    """Compile a step that was traced; its library, a file in a folder. `build_loops` comes first. Raises Uncompilable, and
+    whatever torch raises where it cannot compile."""
     path = torch._inductor.aoti_compile_and_package(
-        program,
+        traced.program,
         package_path=str(room / "built.pt2"),
-        inductor_configs={
-            "aot_inductor.package_constants_in_so": False,  # the weights stay where they are
-            "aot_inductor.custom_ops_to_c_shims": SHIMS,
-            "aot_inductor.custom_op_libs": [LOOPS],
-            "cpp.threads": threads,
-        },
+        inductor_configs={**SETTINGS, "aot_inductor.custom_ops_to_c_shims": SHIMS, "cpp.threads": threads},
     )
-    return _library(Path(path), room), {"left": as_json(step.left), "shape": step.shape.text(), "rows": _rows(program)}
+    return _library(Path(path), room)
 
 
 def build_loops(threads: int, room: Path) -> None:
-    """Compile our own loops into an archive in a folder, which becomes a part of each library that this process builds."""
+    """Compile our own loops into an archive in a folder, which becomes a part of each library that this process builds; not
+    again where it is there."""
     os.environ["LIBRARY_PATH"] = os.pathsep.join([str(room), *filter(None, [os.environ.get("LIBRARY_PATH")])])
+    if (room / f"lib{LOOPS}.a").exists():
+        return
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     flags = ["-std=c++20", "-O3", "-march=native", "-fPIC", f"-DTHREADS={threads}"]
     flags += [] if threads == 1 else ["-fopenmp"]

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TextIO
 import torch
 from torch._inductor import sizevars
 
-from steering.accel.cpu.building import build, build_loops
+from steering.accel.cpu.building import TracedStep, build, build_loops, trace
 from steering.accel.cpu.examples import example_step, manifest
-from steering.accel.cpu.packages.store import Store
+from steering.accel.cpu.packages.store import Store, StoredStep
 from steering.accel.cpu.packing import PackedWeights
 from steering.accel.cpu.step import Variant, constants
 from steering.model.loading import load
@@ -57,15 +57,27 @@ class Making(NamedTuple):
             print(json.dumps([number, fault]), file=self.said, flush=True)  # in one piece, as it is short
 
     def make(self, wanted: dict[str, Any]) -> None:
-        """Make one, if none has been made meanwhile."""
-        with self.store.turn(wanted["key"]), tempfile.TemporaryDirectory() as room:
-            if self.store.find(wanted["key"]) is None:
-                asked = Variant(*wanted["variant"]), wanted["axes"], self.weights
-                step, _ = example_step(self.mllm, *asked)
-                _fill(constants(step), wanted["small"])
-                if [step.shape.text(), manifest(step)] != [wanted["shape"], wanted["manifest"]]:
-                    raise RuntimeError("the model, or its hooks, are others than those that are served")
-                self.store.keep(wanted["key"], *build(self.mllm, *asked, self.threads, Path(room)))
+        """Make one, if none has been made meanwhile, nor of the same graph by other code."""
+        with self.store.turn(wanted["key"]):
+            if self.store.find(wanted["key"]) is not None:
+                return
+            asked = Variant(*wanted["variant"]), wanted["axes"], self.weights
+            step, _ = example_step(self.mllm, *asked)
+            _fill(constants(step), wanted["small"])
+            if [step.shape.text(), manifest(step)] != [wanted["shape"], wanted["manifest"]]:
+                raise RuntimeError("the model, or its hooks, are others than those that are served")
+            traced = trace(self.mllm, *asked, self.threads)
+            with self.store.turn(traced.key):
+                entry = self.store.find(traced.key) or self.build(traced)
+            self.store.share(wanted["key"], entry, traced.about)
+
+    def build(self, traced: TracedStep) -> StoredStep:
+        """Compile a step that was traced, over our own kernels, which the first one builds."""
+        kernels = Path(tempfile.gettempdir())
+        with self.store.turn(f"kernels in {kernels}"):
+            build_loops(self.threads, kernels)
+        with tempfile.TemporaryDirectory() as room:
+            return self.store.keep(traced.key, build(traced, self.threads, Path(room)), {})
 
 
 def main() -> int:
@@ -80,8 +92,6 @@ def main() -> int:
         mllm = load(**job["source"], device="cpu", unread=job["fingerprint"])
         mllm.settle(compiled=True)
         making = Making(Store(Path(job["folder"])), mllm, PackedWeights(mllm, job["dtypes"]), job["threads"], said)
-        _end_if_alone()
-        build_loops(job["threads"], Path(tempfile.gettempdir()))
         _end_if_alone()
     except Exception as error:
         traceback.print_exc()

@@ -115,6 +115,8 @@ class Compiling:
         except Exception as error:
             log.warning("a compiled step is not used, and made anew: %s", error)
             self._store.drop(wanted.key)
+            if "of" in entry.about:  # what it was found as by other code
+                self._store.drop(entry.about["of"])
             return False
         self._steps.add(wanted, package)
         return True

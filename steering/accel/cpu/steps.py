@@ -15,7 +15,7 @@ from steering.accel.cpu.examples import example_sizes, example_step, manifest, s
 from steering.accel.cpu.forms.registry import COMPILED, SCOPES, CompiledForm, Scope, forms_of
 from steering.accel.cpu.kernels.native import Loops
 from steering.accel.cpu.kernels.prompts import PromptLoops
-from steering.accel.cpu.keys import surroundings
+from steering.accel.cpu.keys import code_digest, surroundings
 from steering.accel.cpu.packages.package import Package
 from steering.accel.cpu.packages.store import StoredStep
 from steering.accel.cpu.packing import PackedWeights, reordered
@@ -108,6 +108,7 @@ class CompiledSteps:
             "config": {**self._mllm.model.config.to_dict(), "_name_or_path": None},
             "dtype": str(self._mllm.dtype),
             "threads": self._threads,
+            "code": code_digest(),
             **surroundings(),
         }
         key = json.dumps(about, sort_keys=True, default=str)

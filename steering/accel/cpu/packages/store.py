@@ -13,14 +13,14 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 log = logging.getLogger(__name__)
 
-KEPT = 64
-"""Entries; of more, those that were not used for longest go."""
+KEPT = 128
+"""Entries, two for each step; of more, those that were not used for longest go."""
 STALE = 86_400.0
 """Seconds after which what was left unfinished goes."""
 _PACKAGE, _ABOUT, _BUILDING = "step.so", "about.json", ".building-"
@@ -65,6 +65,9 @@ class Store:
             if about["key"] != key or about["digest"] != _digest((place / _PACKAGE).read_bytes()):
                 raise ValueError("it is not what was written")
             os.utime(place)
+            if "of" in about:
+                with suppress(FileNotFoundError):
+                    os.utime(self.folder / _digest(about["of"]))
         except FileNotFoundError:
             if place.exists():
                 self._remove(place)
@@ -109,6 +112,15 @@ class Store:
         except OSError:  # another process was as fast
             shutil.rmtree(made, ignore_errors=True)
         return StoredStep(place / _PACKAGE, noted)
+
+    def share(self, key: str, entry: StoredStep, about: Mapping[str, Any]) -> StoredStep:
+        """Keep the package of an entry under another key, too, which notes that of the first as `of`."""
+        with self.room() as room:
+            try:
+                os.link(entry.package, room / _PACKAGE)
+            except OSError:  # there are no links here
+                shutil.copy(entry.package, room / _PACKAGE)
+            return self.keep(key, room / _PACKAGE, {**about, "of": entry.about["key"]})
 
     def drop(self, key: str) -> None:
         """Remove an entry that turned out wrong."""
