@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
@@ -144,6 +145,51 @@ def test_the_engine_names_no_intervention_and_no_readout() -> None:
                 if other.startswith(("steering.interventions", "steering.readouts", "steering.recorders"))
             }
             assert rooms <= known, f"{name} imports {sorted(rooms - known)}"
+
+
+def words_of(path: Path) -> set[str]:
+    """The names in a file, and the words of its docstrings; error messages and module names are not among them."""
+    words: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name | ast.Attribute | ast.arg | ast.keyword):
+            words.add(next(getattr(node, name) for name in ("id", "attr", "arg") if hasattr(node, name)) or "")
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            words |= {node.name, *re.findall(r"\w+", ast.get_docstring(node) or "")}
+        elif isinstance(node, ast.Module):
+            words |= {*re.findall(r"\w+", ast.get_docstring(node) or "")}
+    return words
+
+
+@pytest.mark.parametrize("floor", ["decoder", "protocol", "runner", "engine"])
+def test_the_trunk_has_no_word_of_compiling_and_names_no_method(floor: str) -> None:
+    """Where passes are made faster is in accel, methods of papers in interventions. The engine has the option `compiled`."""
+    forbidden = {
+        "Scope",
+        "scope",
+        "of_scope",
+        "compiled_of",
+        "counts_within",
+        "uniform",
+        "gains",
+        "shifted",
+        "enhanced",
+    }
+    forbidden |= {"looped", "Pai", "PAI", "SAGE", "SeeRows", "ThinkRows", "amplify", "damping"}
+    if floor != "engine":
+        forbidden |= {"compiled", "Compiled", "CompiledSteps", "precompiled", "compiles"}
+    for path in files(f"steering/{floor}"):
+        known = {"uniform"} if path.name == "sampler.py" else set()  # random numbers
+        found = words_of(path) & (forbidden - known)
+        assert not found, f"{path.relative_to(ROOT)} has {sorted(found)}"
+
+
+def test_accel_cpu_is_named_by_its_loader_alone() -> None:
+    named = {
+        name for name, others in graph().items() if any(f"{one}.".startswith("steering.accel.cpu.") for one in others)
+    }
+    assert {name for name in named if not name.startswith("steering.accel.cpu.")} == set()
+    loaders = {name for name, path in MODULES.items() if '"steering.accel.cpu"' in path.read_text()}
+    assert loaders == {"steering.accel.backend"}
 
 
 def test_files_and_folders_are_small() -> None:

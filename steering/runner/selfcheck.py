@@ -45,7 +45,7 @@ over eight prompts of the embedded model it was 0.83 (bfloat16) and 0.88 (float1
 @torch.inference_mode()
 def check_model(mllm: MLLM, fast: bool = False) -> None:
     """Compare prefill and several decoding steps of two ragged prompts with the plain model on eager attention, once as
-    plain requests run and once as observed and enhanced ones do.
+    plain requests run and once as those whose attention is read and changed.
 
     In half precision and in integers, both are compared with the same model computed in float32, and the engine may be at
     most `MARGIN` times as far from it as the plain model is; how well its tokens agree is logged. Integers are what the

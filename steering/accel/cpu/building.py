@@ -1,4 +1,4 @@
-"""TracedStep and compile a step for every number of rows, tokens and columns, in a child process (`steering.accel.cpu.child`)."""
+"""Trace and compile a step for every number of rows, tokens and columns, in a child process (`steering.accel.cpu.child`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TracedStep(NamedTuple):
 
 
 def trace(mllm: MLLM, variant: Variant, axes: int | None, weights: PackedWeights, threads: int) -> TracedStep:
-    """TracedStep a step of this model. Raises Uncompilable, and whatever torch raises where it cannot."""
+    """Trace a step of this model. Raises Uncompilable, and whatever torch raises where it cannot."""
     (step, given), (other, more) = (example_step(mllm, variant, axes, weights, sizes) for sizes in EXAMPLES)
     if step.shape != other.shape:
         raise Uncompilable("its hooks depend on how many rows there are")
