@@ -176,6 +176,10 @@ class Rehearsal:
         parts = [form.slots for form in self._forms]
         return [one for part in parts for one in vars(part).values() if isinstance(one, torch.Tensor)]
 
+    def _kept(self) -> list[torch.Tensor]:
+        """A copy of it, as the next pass writes to what there is."""
+        return [one.to(torch.float32, copy=True) for one in self._state()]
+
     def _set(self, something: bool) -> None:
         """Have every part hold what it holds where nothing is asked for, or `something` of everything."""
         for pooled, left in zip(self._runner.pool.tensors, self._left, strict=True):
@@ -227,7 +231,7 @@ class Rehearsal:
             if isinstance(one, torch.Tensor)
         ]
         states = computed.hidden[0, : lengths[0]]
-        return (computed.logits, states, torch.cat(filled), *captured, *[one.float() for one in self._state()])
+        return (computed.logits, states, torch.cat(filled), *captured, *self._kept())
 
     def _decoded(self, rows: int, scope: Scope, runs: Runs) -> Told:
         runner, told = self._runner, Told()
@@ -245,7 +249,7 @@ class Rehearsal:
                 form.slots.record(batch, ran.hooks[form.name], ran.computed)
             runner.position[:rows] += 1
             assert ran.computed.logits is not None
-            told.append((ran.computed.logits, *[one.float() for one in self._state()]))
+            told.append((ran.computed.logits, *self._kept()))
             self._feed(sequences, ran.computed.logits)
         return told
 
