@@ -177,8 +177,10 @@ class Rehearsal:
         return [one for part in parts for one in vars(part).values() if isinstance(one, torch.Tensor)]
 
     def _kept(self) -> list[torch.Tensor]:
-        """A copy of it, as the next pass writes to what there is."""
-        return [one.to(torch.float32, copy=True) for one in self._state()]
+        """A copy of it, as the next pass writes to what there is. Of a model that rounds without what is measured: an update
+        near a threshold is damped or is not."""
+        exact = not self._runner.mllm.rounds
+        return [one.to(torch.float32, copy=True) for one in self._state() if exact or not one.is_floating_point()]
 
     def _set(self, something: bool) -> None:
         """Have every part hold what it holds where nothing is asked for, or `something` of everything."""
