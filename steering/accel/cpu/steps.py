@@ -18,6 +18,7 @@ from steering.accel.cpu.kernels.prompts import PromptLoops
 from steering.accel.cpu.keys import code_digest, surroundings
 from steering.accel.cpu.packages.package import Package
 from steering.accel.cpu.packages.store import StoredStep
+from steering.accel.cpu.packages.team import Team
 from steering.accel.cpu.packing import PackedWeights, reordered
 from steering.accel.cpu.step import STEPS, Kind, Variant, constants
 from steering.accel.tensors import Bound, Pattern, Sizes
@@ -29,7 +30,6 @@ from steering.model.embedded import Embedded
 from steering.model.images import PIXELS, Features
 from steering.model.mllm import MLLM
 from steering.protocol.slots import Computed, DecodeBatch, PrefillChunk, Slots
-from steering.team import Team
 
 KINDS: tuple[Kind, ...] = ("decode", "prefill")
 """Those that have hooks."""

@@ -9,10 +9,10 @@ import torch
 
 from steering.accel.cpu.packages.library import Library
 from steering.accel.cpu.packages.store import StoredStep
+from steering.accel.cpu.packages.team import Team
 from steering.accel.tensors import Bound, Mould, Pattern, Sizes, kinds_of, of_json
 from steering.decoder.hooks import Hook
 from steering.decoder.kv import KVPool
-from steering.team import Team
 
 
 class Package:

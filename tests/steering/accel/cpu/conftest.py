@@ -16,9 +16,10 @@ import torch
 from PIL import Image
 
 import steering
-from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, Vcd, team
+from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, Vcd
 from steering.accel.cpu import compiling, start
 from steering.accel.cpu.keys import surroundings
+from steering.accel.cpu.packages import team
 from steering.accel.cpu.packages.store import default_folder
 from steering.accel.cpu.step import Variant
 from steering.vectors.vector import SteeringVector

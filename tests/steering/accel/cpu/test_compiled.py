@@ -20,12 +20,12 @@ import steering
 from steering import MLLM, Diagnose, Generate, Request, Sage, Sampling, See, Think
 from steering.accel.cpu import compiling
 from steering.accel.cpu.packages.package import Package
+from steering.accel.cpu.packages.team import Team
 from steering.accel.cpu.steps import SHARED_ROWS
 from steering.accel.tensors import Bound
 from steering.model.images import joined
 from steering.prompt.layout import build_prompt
 from steering.protocol.readout import REGISTRY
-from steering.team import Team
 from tests.steering.accel.cpu.conftest import VARIANTS, check_same_answers, engine, numbers, requests
 
 pytestmark = [

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from steering.team import TRIED, Team
+from steering.accel.cpu.packages.team import TRIED, Team
 
 
 @pytest.mark.parametrize(
