@@ -1,4 +1,4 @@
-"""Compiled steps compared with plain ones, before they are used and beside what is served: no module of the model runs, and
+"""Compare compiled steps with plain ones before they are used, beside what is served: no module of the model runs then, and
 no slot is any request's."""
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from steering.runner.selfcheck import HALF_TOLERANCE, STEPS, TOLERANCE, checked_
 from steering.tower.geometry import GRID
 
 T = TypeVar("T")
-Told = list[tuple[torch.Tensor, ...]]
-"""By pass: logits (rows, vocabulary), then, of a decode, all that its parts hold, and of a prefill the keys and values that
-it left behind."""
+Results = list[tuple[torch.Tensor, ...]]
+"""By pass: logits (rows, vocabulary), then, of a decode, all that slots hold, and of a prefill the keys and values that it
+left behind."""
 
 
 class Runs(Protocol):
@@ -129,7 +129,7 @@ class Rehearsal:
         self._parts = self._runner.concerns.every
         self._forms = forms_of(self._parts, "decode", "every")
         self._neutral = [one.clone() for one in self._state()]
-        self._expected: dict[Variant, list[Told]] = {}
+        self._expected: dict[Variant, list[Results]] = {}
         self.pictures = [one for one in _pictures(prompts[0]) if mllm.alike(one) is not None]
         """Inputs of one picture, and of several of its size; none where no step is made for such."""
 
@@ -140,7 +140,7 @@ class Rehearsal:
 
     def rehearse(self, wanted: WantedStep) -> None:
         """Run what a compiled step will be compared with."""
-        self._expected[wanted.variant] = self._said(
+        self._expected[wanted.variant] = self._results(
             wanted.variant, _Plain(self._runner), self._runner.mllm.image_features
         )
 
@@ -148,12 +148,12 @@ class Rehearsal:
         """Raise UnsupportedModel where a package's steps are not the plain ones. One thread at a time."""
         sole = CompiledSteps.of(steps, wanted, package)
         runs = _Compiled(sole.on(RunnerState(self._runner.pool, self._parts)), self.axes)
-        told_of = self._said(wanted.variant, runs, lambda pictures: _there(sole.features(pictures)))
-        for expected, told in zip(self._expected[wanted.variant], told_of, strict=True):
-            self._compare(expected, told)
+        results = self._results(wanted.variant, runs, lambda pictures: _there(sole.features(pictures)))
+        for expected, found in zip(self._expected[wanted.variant], results, strict=True):
+            self._compare(expected, found)
 
-    def _compare(self, expected: Told, told: Told) -> None:
-        for step, (one, other) in enumerate(zip(expected, told, strict=True)):
+    def _compare(self, expected: Results, found: Results) -> None:
+        for step, (one, other) in enumerate(zip(expected, found, strict=True)):
             for a, b in zip(one, other, strict=True):
                 own, other_form = TensorForm.of(a), TensorForm.of(b)
                 if own != other_form:  # what was kept before is used beside what is kept from now on
@@ -164,7 +164,7 @@ class Rehearsal:
                     raise UnsupportedModel(f"Compiled, pass {step} is {off:.1e} of its range off.")
 
     @torch.inference_mode()
-    def _said(self, variant: Variant, runs: Runs, encode: Encode) -> list[Told]:
+    def _results(self, variant: Variant, runs: Runs, encode: Encode) -> list[Results]:
         if variant.kind == "pictures":
             return [[_features(encode(pictures), len(pictures[GRID]))] for pictures in self.pictures]
         if variant.kind == "prefill":
@@ -193,7 +193,7 @@ class Rehearsal:
             for form in self._forms:
                 form.draw()
 
-    def _prefilled(self, scope: Scope, runs: Runs) -> Told:
+    def _prefilled(self, scope: Scope, runs: Runs) -> Results:
         """One prompt whole, then both in parts, the second of which begin at different columns."""
         first, both = self._sequences[:1], self._sequences
         length = both[0].prompt.length
@@ -235,8 +235,8 @@ class Rehearsal:
         states = computed.hidden[0, : lengths[0]]
         return (computed.logits, states, torch.cat(filled), *captured, *self._kept())
 
-    def _decoded(self, rows: int, scope: Scope, runs: Runs) -> Told:
-        runner, told = self._runner, Told()
+    def _decoded(self, rows: int, scope: Scope, runs: Runs) -> Results:
+        runner, results = self._runner, Results()
         sequences = self._sequences[:rows]
         self._set(something=scope != "plain")
         for sequence, first in zip(sequences, self._first, strict=False):
@@ -251,9 +251,9 @@ class Rehearsal:
                 form.slots.record(batch, ran.hooks[form.name], ran.computed)
             runner.position[:rows] += 1
             assert ran.computed.logits is not None
-            told.append((ran.computed.logits, *self._kept()))
+            results.append((ran.computed.logits, *self._kept()))
             self._feed(sequences, ran.computed.logits)
-        return told
+        return results
 
     def _feed(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
         """Let each say the same again each time, whatever its logits are."""

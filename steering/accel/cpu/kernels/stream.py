@@ -9,13 +9,7 @@ from steering.interventions import think
 from steering.recorders import residual
 from steering.recorders.residual import StreamCounts, add_stream
 
-
-@operator(lambda mha, *_: mha.new_empty(*mha.shape[:2], 3, dtype=torch.float32))
-def damping(
-    mha: torch.Tensor, ffn: torch.Tensor, gamma: torch.Tensor, threshold: torch.Tensor, layer: int, every: int
-) -> torch.Tensor:
-    """As `think.damping`."""
-    return think.damping(mha, ffn, gamma, threshold, layer, every)
+damping = operator(lambda mha, *_: mha.new_empty(*mha.shape[:2], 3, dtype=torch.float32))(think.damping)
 
 
 def _looks(
@@ -28,12 +22,7 @@ def _looks(
     )  # type: ignore[return-value]
 
 
-@operator(_looks)
-def stream_looks(
-    streams: list[torch.Tensor], states: list[torch.Tensor], gates: list[torch.Tensor], activations: list[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `residual.stream_looks`."""
-    return residual.stream_looks(streams, states, gates, activations)
+stream_looks = operator(_looks)(residual.stream_looks)
 
 
 @operator(lambda *_: None, changes=("counted", "sums", "neurons", "totals"))
