@@ -101,6 +101,7 @@ class Simulation:
         running = len(scheduler.running)
         waiting = list(scheduler.waiting)[: scheduler.slots - running] if scheduler.filling is None else []
         tokens = sum(one.prompt.length for one in waiting)
+        budget.refresh()
         held = bool(running and waiting) and budget.holds_back(running, len(waiting), tokens, self.now)
         self._take_in(Allowance() if held else budget.allowance(running))
         if scheduler.running:

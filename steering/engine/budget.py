@@ -177,6 +177,11 @@ class StepBudget:
         self._held: tuple[float, int] | None = None  # since when prompts wait for others, and how many did at first
         self._unheld = 0  # passes for which nobody waited, since it was found that it does not pay
 
+    def refresh(self) -> None:
+        """Take the last passes into account; the thread that steps calls it where prompts wait."""
+        for price in (self.prompt, self.picture, self.decode):
+            price.refresh()
+
     def bound(self, rows: int) -> float:
         """Return the seconds that a step of so many running answers may take."""
         stall = math.inf if self._max_stall is None else self._max_stall * self.decode.of(rows)
@@ -214,12 +219,12 @@ class StepBudget:
 
     def _encoding(self) -> tuple[float, float]:
         """Return the price of encoding pictures: while nothing is known one is encoded, and while those of one size alone
-        are known, about two are, to know more."""
+        are known, two cost twice as much."""
         picture = self.picture
         if not picture.count:
             return 0.0, math.inf
         if picture.blind:
-            return 0.0, picture.of(picture.usual) / picture.usual / 2
+            return 0.0, picture.spread * picture.of(picture.usual) / picture.usual
         return picture.spread * picture.fixed, picture.spread * picture.each
 
     def holds_back(self, rows: int, prompts: int, tokens: int, now: float) -> bool:

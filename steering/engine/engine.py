@@ -182,7 +182,7 @@ class Engine:
     def step(self) -> None:
         """Admit and prefill, decode, hand out tokens; sequences leave as they finish."""
         self._stepping_since = time.monotonic()
-        allowance = self._steps.next_allowance()
+        allowance = self._steps.next_allowance(bool(self._incoming()))
         if self._lockstep is not None:
             with self._changed:
                 news, joined = self._lockstep.taken()

@@ -18,6 +18,10 @@ STALE = 256
 """A pass counts no longer behind so many others."""
 BLIND = 64
 """Behind so many passes of one size another size is to be measured."""
+ENOUGH = 4
+"""So many new passes change the price where it is needed."""
+SELDOM = 64
+"""So many change it in any case: a fit takes as long as a tenth of a short step."""
 RECENT = 8
 """Passes that tell how fast the machine is now."""
 FLATTEST = 0.01
@@ -62,6 +66,7 @@ class Price:
         self._kept: dict[int, deque[_Sample]] = {}
         self._last: deque[_Sample] = deque(maxlen=RECENT)
         self._compared = 0
+        self._new = 0  # passes since it was fitted
 
     def learn(self, units: float, seconds: float) -> None:
         """Learn from one pass."""
@@ -72,7 +77,13 @@ class Price:
         sample = _Sample(self.count, units, max(seconds, SHORTEST))
         self._last.append(sample)
         self._kept.setdefault(_size(units), deque(maxlen=KEPT)).append(sample)
-        if self.count < 2 * RECENT or self.count % 4 == 0:
+        self._new += 1
+        if self.count < 2 * RECENT or self._new >= SELDOM:
+            self._fit()
+
+    def refresh(self) -> None:
+        """Fit the price to the last passes, where a few are new; the thread that learns calls it before it needs the price."""
+        if self._new >= ENOUGH:
             self._fit()
 
     def of(self, units: float) -> float:
@@ -90,6 +101,7 @@ class Price:
         return not self.measured or self.count - self._compared > BLIND
 
     def _fit(self) -> None:
+        self._new = 0
         self._forget()
         samples = [sample for kept in self._kept.values() for sample in kept]
         _, units, seconds = np.array(samples).T

@@ -76,10 +76,14 @@ class Steps:
         """Return what a step may take in."""
         return self.budget.allowance(len(self.scheduler.running))
 
-    def next_allowance(self) -> Allowance:
-        """Return what the next step may take in: nothing where prompts are to wait for others."""
-        waiting = list(self.scheduler.waiting) if self.scheduler.filling is None else []
+    def next_allowance(self, coming: bool) -> Allowance:
+        """Return what the next step may take in: nothing where prompts are to wait for others, or where there are none, nor
+        any `coming`."""
         running = len(self.scheduler.running)
+        if running and not (coming or self.scheduler.waiting or self.scheduler.filling):
+            return Allowance()  # without arithmetic: a decode may be as short as a millisecond
+        self.budget.refresh()
+        waiting = list(self.scheduler.waiting) if self.scheduler.filling is None else []
         if waiting and running:
             waiting = waiting[: self.scheduler.slots - running]
             tokens = sum(one.prompt.length for one in waiting)

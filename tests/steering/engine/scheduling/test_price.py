@@ -17,6 +17,7 @@ def learned(price: Price, sizes: list[int], fixed: float = FIXED, each: float = 
     draw = random.Random(0)
     for size in sizes:
         price.learn(size, (fixed + each * size) * (1 + draw.uniform(-noise, noise)))
+    price.refresh()
     return price
 
 
