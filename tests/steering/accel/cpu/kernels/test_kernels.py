@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from steering.accel.cpu.kernels import attention, linear, looks, stream
+from steering.interventions.see import LEAST
 from tests.steering.accel.cpu.kernels.conftest import COMPILER, Loops
 
 pytestmark = pytest.mark.skipif(shutil.which(COMPILER[0]) is None, reason="there is no compiler")
@@ -186,7 +187,7 @@ def test_see(loops: Loops) -> None:
             if not transfer[row]:
                 line[image] *= 1 + alpha
                 line /= 1 + alpha * seen[head]
-            elif seen[head] >= looks.LEAST:
+            elif seen[head] >= LEAST:
                 line[image] *= 1 + alpha * read[head] / seen[head]
                 line[text] *= 1 - alpha
             after[head] = line[image].sum()

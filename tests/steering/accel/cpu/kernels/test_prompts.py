@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from steering.accel.cpu.kernels import looks, prompts
+from steering.accel.cpu.kernels import prompts
+from steering.interventions.see import LEAST
 from tests.steering.accel.cpu.kernels.conftest import COMPILER, Loops
 from tests.steering.accel.cpu.kernels.test_kernels import close, pooled
 
@@ -105,8 +106,8 @@ def test_attention_of_prompts_that_see_enhances(loops: Loops, known: int, window
         seen, read = (weights @ image)[:, None], (weights @ text)[:, None]
         if not transfer[row]:
             return weights * (1 + alpha * image) / (1 + alpha * seen)
-        moved = torch.where(seen >= looks.LEAST, alpha, 0.0)
-        return weights * (1 + image * (moved * read / seen.clamp(min=looks.LEAST)) - text * moved)
+        moved = torch.where(seen >= LEAST, alpha, 0.0)
+        return weights * (1 + image * (moved * read / seen.clamp(min=LEAST)) - text * moved)
 
     def by_row(values: torch.Tensor) -> torch.Tensor:
         given = [(query[i], key[s], values[s], int(starts[i]), window, softcap) for i, s in enumerate(slots)]
