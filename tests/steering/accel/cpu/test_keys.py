@@ -11,7 +11,7 @@ import torch
 
 import steering
 from steering import MLLM
-from steering.accel.cpu import steps
+from steering.accel.cpu import start, steps
 from steering.accel.cpu.building import trace
 from steering.accel.cpu.keys import CODE, ROOT, code_digest
 from steering.accel.cpu.packing import PackedWeights
@@ -76,9 +76,10 @@ def test_other_code_finds_what_was_compiled_of_the_same_graphs(
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*"))
+    monkeypatch.setattr(start, "VARIANTS", VARIANTS[:2])
     monkeypatch.setattr(steps, "code_digest", lambda: "other code")
     monkeypatch.setenv("CXX", "nowhere-c++")
     made: steering.Engine = engine(mllm, copy)
     assert made.compilation.state == "compiling"
     assert made.compilation.wait(300)
-    assert made.stats()["compiled_in_use"] == len(VARIANTS)
+    assert made.stats()["compiled_in_use"] == 2
